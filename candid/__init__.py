@@ -1,0 +1,20 @@
+"""Generative image classifiers that can be trusted: exact p(image | class) from invertible networks."""
+
+from candid.classifier import GenerativeClassifier
+from candid.errors import CandidError, CheckpointError, NonFiniteError
+from candid.flow import FlowConfig
+from candid.loss import information_bottleneck_loss
+from candid.presets import PRESETS, ClassifierConfig
+
+from candid.version import __version__
+
+__all__ = [
+    "PRESETS",
+    "CandidError",
+    "CheckpointError",
+    "ClassifierConfig",
+    "FlowConfig",
+    "GenerativeClassifier",
+    "NonFiniteError",
+    "information_bottleneck_loss",
+]

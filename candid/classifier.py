@@ -1,0 +1,228 @@
+"""The generative classifier: pixels in, likelihoods out, samples back."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from candid.errors import CandidError, NonFiniteError
+from candid.flow.backbone import build_flow
+from candid.flow.invertible import Memory
+from candid.mixture import LatentMixture, log_standard_normal
+from candid.presets import ClassifierConfig, preset
+
+
+class Classifier(Protocol):
+    """What every classifier here can do, generative or not."""
+
+    def logits(self, x: Tensor) -> Tensor: ...
+    def posterior(self, x: Tensor) -> Tensor: ...
+    def predict(self, x: Tensor) -> Tensor: ...
+
+
+class Outputs(NamedTuple):
+    """One forward pass; everything else is a function of it."""
+
+    z: Tensor
+    """Latent, (B, D)."""
+    log_det: Tensor
+    """log |det dz/dv| in nats, of the normalised image v, (B,)."""
+    logits: Tensor
+    """z . mu_y - |mu_y|^2 / 2 + log p(y), (B, M)."""
+
+
+class GenerativeClassifier(nn.Module):
+    """Models p(image | class) exactly with an invertible network and a Gaussian mixture.
+
+    Images are float tensors in [0, 1], (B, C, H, W); an 8-bit pixel p stands for p / 255. Likelihoods
+    are densities over the 0..255 grid, widened by uniform noise r in [0, 1): the network sees
+    ``v = ((255 x + r) / 255 - mean) / std``. In training r is drawn anew at every call. In evaluation
+    it is one fixed pattern, kept with the weights, so that a result depends on the image alone, not on
+    its batch, the process or the machine, and :meth:`invert` can take it off again.
+
+    Args:
+        config: the layout; see :class:`~candid.ClassifierConfig`.
+        class_names: one name a class; the class numbers if None.
+        memory: ``"inverse"`` recomputes activations in the backward pass instead of storing them.
+        seed: of the initial weights, the mixing matrices and the evaluation noise.
+
+    >>> model = GenerativeClassifier.from_preset("digits").eval()
+    >>> x = torch.randint(0, 256, (2, 1, 8, 8)) / 255
+    >>> model.posterior(x).shape, model.log_likelihoods(x).shape, model.predict(x).shape
+    (torch.Size([2, 10]), torch.Size([2, 10]), torch.Size([2]))
+    >>> model.invert(model.latent(x)).allclose(x, atol=1e-4)
+    True
+    """
+
+    noise: Tensor
+    image_mean: Tensor
+    image_std: Tensor
+
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        class_names: Sequence[str] | None = None,
+        memory: Memory = "plain",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.class_names = _checked_names(class_names, config.classes)
+        flow = config.flow
+        self.image_shape = (flow.channels, flow.height, flow.width)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.flow = build_flow(flow)
+            self.mixture = LatentMixture(
+                config.classes, flow.constant_coefficients, flow.dimensions, config.rank, config.priors
+            )
+            self.register_buffer("noise", torch.rand(self.image_shape))
+        self.register_buffer("image_mean", torch.tensor(config.mean)[:, None, None])
+        self.register_buffer("image_std", torch.tensor(config.std)[:, None, None])
+        self.memory = memory
+
+    @classmethod
+    def from_preset(
+        cls,
+        name: str,
+        *,
+        class_names: Sequence[str] | None = None,
+        memory: Memory = "plain",
+        seed: int = 0,
+        **changes: Any,
+    ) -> "GenerativeClassifier":
+        """A new model with the layout ``name``; any key of the configuration can be changed.
+
+        >>> GenerativeClassifier.from_preset("digits", classes=3, mixing="permutation").config.classes
+        3
+        """
+        if class_names is not None:
+            changes.setdefault("classes", len(class_names))
+        return cls(preset(name, **changes), class_names, memory, seed)
+
+    @property
+    def memory(self) -> Memory:
+        """``"plain"`` autograd, or ``"inverse"``: activations recomputed from outputs."""
+        return self.flow.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self.flow.memory = memory
+
+    @property
+    def dimensions(self) -> int:
+        """D, the length of the latent."""
+        return self.config.flow.dimensions
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Outputs:
+        """One pass; ``generator`` draws the dequantisation noise in training mode."""
+        v = self._normalise(x, generator)
+        z, log_det = self.flow(v)
+        logits = self.mixture.logits(z)
+        # The sum is finite only if all its parts are: one small test on the normal path.
+        if not torch.compiler.is_compiling() and not torch.isfinite(logits.sum() + log_det.sum()):
+            raise self._nonfinite_error(x, v)
+        return Outputs(z, log_det, logits)
+
+    def latent(self, x: Tensor) -> Tensor:
+        """z, (B, D): first the C constant coefficients, then the rest."""
+        return self(x).z
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""
+        return self(x).logits
+
+    def posterior(self, x: Tensor) -> Tensor:
+        """p(y | x), (B, M); rows sum to one."""
+        return self.logits(x).softmax(dim=1)
+
+    @torch.inference_mode()
+    def predict(self, x: Tensor) -> Tensor:
+        """The most probable class, (B,)."""
+        return self.logits(x).argmax(dim=1)
+
+    def log_likelihoods(self, x: Tensor) -> Tensor:
+        """log p(x | y) of the 8-bit image in nats, (B, M), in float64.
+
+        Float64, because the numbers are so large that float32 would lose the differences of classes.
+        """
+        outputs = self(x)
+        return outputs.logits.double() - self.mixture.log_priors + self._log_base(outputs)[:, None]
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """log p(x) = log sum_y p(y) p(x | y) of the 8-bit image in nats, (B,), in float64.
+
+        Bits per dimension are ``-log_density / (D ln 2)``.
+        """
+        outputs = self(x)
+        return outputs.logits.double().logsumexp(1) + self._log_base(outputs)
+
+    def invert(self, z: Tensor) -> Tensor:
+        """The image of a latent, (B, C, H, W): undoes :meth:`latent` in evaluation mode."""
+        return self._denormalise(z) - self.noise / 255
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        y: int | Sequence[int] | Tensor,
+        n: int = 1,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``n`` images of each class in ``y``, on the 8-bit grid, (len(y) * n, C, H, W).
+
+        ``temperature`` scales the standard deviation in latent space. Call it in evaluation mode.
+        """
+        labels = torch.as_tensor(y, device=self.noise.device).reshape(-1)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.config.classes:
+            raise CandidError(f"Classes go from 0 to {self.config.classes - 1}: {labels.tolist()} don't all fit.")
+        z = self.mixture.sample(labels.repeat_interleave(n), temperature, generator)
+        return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
+
+    def _normalise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if tuple(x.shape[1:]) != self.image_shape:
+            expected, given = (" x ".join(map(str, s)) for s in (self.image_shape, x.shape[1:]))
+            raise CandidError(
+                f"The model takes a batch of {expected} images (channels x height x width), "
+                f"not {given}: resize or crop them first."
+            )
+        if not x.is_floating_point():
+            raise CandidError(f"Images must be floats in [0, 1], not {x.dtype}: divide 8-bit ones by 255.")
+        noise = self.noise
+        if self.training:
+            device = x.device if generator is None else generator.device
+            noise = torch.rand(x.shape, generator=generator, device=device, dtype=noise.dtype).to(x.device)
+        return (x.to(noise.dtype) + noise / 255 - self.image_mean) / self.image_std
+
+    def _denormalise(self, z: Tensor) -> Tensor:
+        """u / 255 of the widened grid, (B, C, H, W)."""
+        if z.dim() != 2 or z.shape[1] != self.dimensions:
+            raise CandidError(f"Latents have the shape (batch, {self.dimensions}), not {tuple(z.shape)}.")
+        v, log_det = self.flow.inverse(z)
+        if not torch.compiler.is_compiling() and not torch.isfinite(v.sum() + log_det.sum()):
+            raise self.flow.first_nonfinite(z, "inverse") or NonFiniteError("The inverse pass overflowed.")
+        return v * self.image_std + self.image_mean
+
+    def _log_base(self, outputs: Outputs) -> Tensor:
+        """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
+        std = self.config.std if len(self.config.std) > 1 else self.config.std * self.image_shape[0]
+        pixels = self.image_shape[1] * self.image_shape[2]
+        log_det_pixels = -pixels * sum(math.log(255 * s) for s in std)  # dv/du, u = 255 x + r
+        return log_standard_normal(outputs.z).double() + outputs.log_det.double() + log_det_pixels
+
+    def _nonfinite_error(self, x: Tensor, v: Tensor) -> CandidError:
+        bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        if bad:
+            return NonFiniteError(f"Image {bad[0]} of the batch has NaN or infinite pixels: remove or repair it.")
+        return self.flow.first_nonfinite(v, "forward") or NonFiniteError(
+            "The class logits became non-finite in the mixture: its means have NaN or huge values."
+        )
+
+
+def _checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    checked = tuple(map(str, range(classes) if names is None else names))
+    if len(checked) != classes:
+        raise CandidError(f"There are {classes} classes but {len(checked)} class names: give one a class.")
+    return checked

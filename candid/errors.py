@@ -1,0 +1,29 @@
+"""The errors a user can mend; their message is one sentence that says how."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CandidError(ValueError):
+    """Something the user gave is wrong: the message names it and what to do."""
+
+
+class CheckpointError(CandidError):
+    """A model file is missing, cut, foreign or of another version."""
+
+
+class NonFiniteError(CandidError, ArithmeticError):
+    """An activation or a log-determinant became infinite or NaN; the message names the layer."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """The hint that ends an error about an unknown word.
+
+    >>> did_you_mean("imagnet", ["imagenet", "cifar"])
+    "did you mean 'imagenet'?"
+    >>> did_you_mean("zebra", ["imagenet", "cifar"])
+    'choose one of cifar, imagenet.'
+    """
+    choices = sorted(choices)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"choose one of {', '.join(choices)}."

@@ -1,0 +1,151 @@
+"""The invertible network: an entry, Haar pooling, stages of coupling blocks, DCT pooling."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from candid.errors import CandidError
+from candid.flow.coupling import (
+    ActNorm,
+    AffineCoupling,
+    CoefficientScale,
+    DownsamplingCoupling,
+    OrthogonalMixing,
+    Permutation,
+)
+from candid.flow.invertible import Chain, Invertible
+from candid.flow.pooling import DCTPooling, HaarPooling
+from candid.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
+
+Mixing = Literal["orthogonal", "permutation"]
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """The layout of the invertible network. The defaults are those of the released ImageNet models."""
+
+    channels: int
+    """Channels of the image."""
+    height: int
+    width: int
+    blocks: tuple[int, ...]
+    """Coupling blocks a stage; each stage but the first begins with a downsampling block."""
+    widths: tuple[int, ...]
+    """Inner width of the bottleneck subnets, a number a stage."""
+    entry: Literal["3x3", "7x7", "none"] = "3x3"
+    """The first, downsampling coupling: two 3 x 3 convolutions (released), one of 7 x 7 (the paper's text)."""
+    entry_width: int = 64
+    pointwise_width: int = 48
+    """Inner width of the 1 x 1 coupling after the Haar pooling."""
+    mixing: Mixing = "orthogonal"
+    actnorm: Literal["paper", "released"] = "paper"
+    dct: Literal["orthonormal", "released"] = "orthonormal"
+    clamp: float = 0.7
+    """Largest absolute log-scale of a coupling."""
+
+    def __post_init__(self) -> None:
+        for key in ("channels", "height", "width", "entry_width", "pointwise_width"):
+            if getattr(self, key) < 1:
+                raise CandidError(f"'{key}' must be at least 1, not {getattr(self, key)}.")
+        if not self.blocks or len(self.blocks) != len(self.widths):
+            raise CandidError(
+                f"'blocks' and 'widths' need one entry a stage each, not {len(self.blocks)} and {len(self.widths)}."
+            )
+        if min(self.blocks) < 1 or min(self.widths) < 1:
+            raise CandidError("Every stage needs at least one block and a width of at least 1.")
+        if self.clamp <= 0:
+            raise CandidError(f"'clamp' must be positive, not {self.clamp}.")
+        if self.entry != "none" and self.channels < 2:
+            raise CandidError(
+                "A downsampling entry splits the channels and needs at least 2: "
+                "for one-channel images set entry = 'none'."
+            )
+        if self.height % self.downsampling or self.width % self.downsampling:
+            raise CandidError(
+                f"Images of {self.height} x {self.width} can't be halved {self.halvings} times: "
+                f"height and width must be multiples of {self.downsampling}, or use fewer stages."
+            )
+
+    @property
+    def halvings(self) -> int:
+        return (self.entry != "none") + 1 + (len(self.blocks) - 1)
+
+    @property
+    def downsampling(self) -> int:
+        return 2**self.halvings
+
+    @property
+    def dimensions(self) -> int:
+        """D, the length of the latent: as many numbers as the image has."""
+        return self.channels * self.height * self.width
+
+    @property
+    def constant_coefficients(self) -> int:
+        """C, the channels before the DCT: the first C latent numbers are the mean-pooled features."""
+        return self.channels * 4**self.halvings
+
+
+def build_flow(config: FlowConfig) -> Chain:
+    """The network of ``config``, initialised from torch's default generator.
+
+    >>> tiny = FlowConfig(channels=1, height=4, width=4, blocks=(1, 1), widths=(4, 4), entry="none")
+    >>> z, log_det = build_flow(tiny)(torch.rand(2, 1, 4, 4))
+    >>> z.shape
+    torch.Size([2, 16])
+    """
+    layers: dict[str, Invertible] = {}
+    channels = config.channels
+    if config.entry != "none":
+        strided = partial(strided_entry, width=config.entry_width, kernel=int(config.entry[0]))
+        low = partial(low_resolution_entry, width=config.entry_width)
+        layers["entry"] = _block(
+            config, DownsamplingCoupling(channels, strided, low, config.clamp), 4 * channels
+        )
+        channels *= 4
+    layers["haar"] = HaarPooling()
+    channels *= 4
+    subnet = partial(pointwise, width=config.pointwise_width)
+    layers["pointwise"] = _block(config, AffineCoupling(channels, subnet, config.clamp), channels)
+    for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
+        for block in range(1, blocks + 1):
+            subnet = partial(bottleneck, width=width)
+            coupling: Invertible
+            if stage > 1 and block == 1:
+                strided = partial(bottleneck, width=width, stride=2)
+                coupling = DownsamplingCoupling(channels, strided, subnet, config.clamp)
+                channels *= 4
+            else:
+                coupling = AffineCoupling(channels, subnet, config.clamp)
+            layers[f"stage{stage}_block{block}"] = _block(config, coupling, channels)
+    height, width = (side // config.downsampling for side in (config.height, config.width))
+    layers["dct"] = DCTPooling(channels, height, width)
+    if config.dct == "released":
+        layers["dct_scale"] = CoefficientScale(released_dct_scale(height, width))
+    return Chain(layers)
+
+
+def _block(config: FlowConfig, coupling: Invertible, channels: int) -> Chain:
+    mixing = OrthogonalMixing if config.mixing == "orthogonal" else Permutation
+    return Chain(
+        {
+            "coupling": coupling,
+            "actnorm": ActNorm(channels, config.actnorm),
+            "mixing": mixing(channels),
+        }
+    )
+
+
+def released_dct_scale(height: int, width: int) -> Tensor:
+    """The released models' cosine coefficients over orthonormal ones, (width * height,).
+
+    Their DCT has rows of squared norm 4 N (constant) and 2 N along each axis and is divided by
+    4 (N + 1): the constant is scaled by N / (N + 1), a factor 1 / sqrt 2 more for each non-constant axis.
+    """
+    if height != width:
+        raise CandidError(f"The released DCT scaling is for square maps, not {height} x {width}.")
+    axis = torch.full((height,), 0.5**0.5, dtype=torch.float64)
+    axis[0] = 1
+    return torch.outer(axis, axis).flatten() * height / (height + 1)

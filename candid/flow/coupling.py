@@ -1,0 +1,256 @@
+"""Affine couplings, ActNorm and channel mixing: the parts of a coupling block."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from candid.errors import CandidError
+from candid.flow.invertible import Invertible, full_precision
+
+SubnetBuilder = Callable[[int, int], nn.Module]
+
+
+def _halves(channels: int) -> tuple[int, int]:
+    """Channels of the half that conditions and of the half that changes."""
+    if channels < 2:
+        raise CandidError(f"A coupling splits its channels in two and needs at least 2, not {channels}.")
+    return channels - channels // 2, channels // 2
+
+
+class AffineCoupling(Invertible):
+    """Half of the channels scales and shifts the other half (Dinh et al., 2016).
+
+    With x = [x1, x2] split at ceil(C/2) and a = [a_s, a_t] = subnet(x1)::
+
+        log s = clamp * tanh(scale_gain * a_s),   z = [x1, x2 * s + shift_gain * a_t]
+        log |det| = sum log s
+
+    ``subnet(channels_in, channels_out)`` builds the network that predicts a.
+
+    >>> from candid.flow.subnets import pointwise
+    >>> coupling = AffineCoupling(5, lambda c_in, c_out: pointwise(c_in, c_out, width=8))
+    >>> z, log_det = coupling(torch.rand(2, 5, 4, 4))
+    >>> z.shape, log_det.shape
+    (torch.Size([2, 5, 4, 4]), torch.Size([2]))
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        subnet: SubnetBuilder,
+        clamp: float = 0.7,
+        scale_gain: float = 0.1,
+        shift_gain: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.split = _halves(channels)
+        self.subnet = subnet(self.split[0], 2 * self.split[1])
+        self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
+
+    def _affine(self, x1: Tensor) -> tuple[Tensor, Tensor]:
+        a = self.subnet(x1).to(x1.dtype)
+        return _log_scale_and_shift(a, self.clamp, self.scale_gain, self.shift_gain)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x1, x2 = x.split(self.split, dim=1)
+        log_s, t = self._affine(x1)
+        return torch.cat((x1, x2 * log_s.exp() + t), dim=1), log_s.flatten(1).sum(1)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        z1, z2 = z.split(self.split, dim=1)
+        log_s, t = self._affine(z1)
+        return torch.cat((z1, (z2 - t) * (-log_s).exp()), dim=1), -log_s.flatten(1).sum(1)
+
+
+class DownsamplingCoupling(Invertible):
+    """Space-to-depth inside one coupling: (B, C, H, W) -> (B, 4C, H/2, W/2).
+
+    With x = [x1, x2] split at ceil(C/2) and ``down`` turning 2 x 2 pixels into four channels::
+
+        z2 = down(x2) * s(a) + t(a),   a = strided(x1)        (sees the full resolution)
+        z1 = down(x1) * s(b) + t(b),   b = low_resolution(z2)
+        log |det| = sum log s(a) + sum log s(b)
+
+    s and t as in :class:`AffineCoupling`. H and W must be even.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        strided: SubnetBuilder,
+        low_resolution: SubnetBuilder,
+        clamp: float = 0.7,
+        scale_gain: float = 0.2,
+        shift_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.split = c1, c2 = _halves(channels)
+        self.strided = strided(c1, 2 * 4 * c2)
+        self.low_resolution = low_resolution(4 * c2, 2 * 4 * c1)
+        self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
+
+    def _affine(self, subnet: nn.Module, condition: Tensor) -> tuple[Tensor, Tensor]:
+        a = subnet(condition).to(condition.dtype)
+        return _log_scale_and_shift(a, self.clamp, self.scale_gain, self.shift_gain)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x1, x2 = x.split(self.split, dim=1)
+        log_s2, t2 = self._affine(self.strided, x1)
+        z2 = F.pixel_unshuffle(x2, 2) * log_s2.exp() + t2
+        log_s1, t1 = self._affine(self.low_resolution, z2)
+        z1 = F.pixel_unshuffle(x1, 2) * log_s1.exp() + t1
+        return torch.cat((z1, z2), dim=1), log_s1.flatten(1).sum(1) + log_s2.flatten(1).sum(1)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        c1, c2 = self.split
+        z1, z2 = z.split((4 * c1, 4 * c2), dim=1)
+        log_s1, t1 = self._affine(self.low_resolution, z2)
+        x1 = F.pixel_shuffle((z1 - t1) * (-log_s1).exp(), 2)
+        log_s2, t2 = self._affine(self.strided, x1)
+        x2 = F.pixel_shuffle((z2 - t2) * (-log_s2).exp(), 2)
+        return torch.cat((x1, x2), dim=1), -log_s1.flatten(1).sum(1) - log_s2.flatten(1).sum(1)
+
+
+def _log_scale_and_shift(
+    a: Tensor, clamp: float, scale_gain: float, shift_gain: float
+) -> tuple[Tensor, Tensor]:
+    a_scale, a_shift = a.chunk(2, dim=1)
+    return clamp * torch.tanh(scale_gain * a_scale), shift_gain * a_shift
+
+
+class ActNorm(Invertible):
+    """One scale and one offset a channel (Kingma & Dhariwal, 2018), positive by softplus.
+
+    ``z = g x + offset`` with ``g = 0.1 softplus_b(gamma)``, ``softplus_b(x) = log(1 + exp(b x)) / b``;
+    ``log |det| = H W sum log g``. The paper has b = 1 and starts at gamma = 10 (g = 1), the released
+    models have b = 0.5 and start at gamma = 7 (g = 0.71).
+    """
+
+    STYLES = {"paper": (1.0, 10.0), "released": (0.5, 7.0)}
+
+    def __init__(self, channels: int, style: Literal["paper", "released"] = "paper") -> None:
+        super().__init__()
+        self.sharpness, start = self.STYLES[style]
+        self.gamma = nn.Parameter(torch.full((channels,), start))
+        self.offset = nn.Parameter(torch.zeros(channels))
+
+    def _scale(self) -> Tensor:
+        return 0.1 * F.softplus(self.gamma, beta=self.sharpness)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self._scale()
+        z = torch.addcmul(_per_channel(self.offset), x, _per_channel(scale))
+        return z, self._log_det(scale, x)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self._scale()
+        return (z - _per_channel(self.offset)) / _per_channel(scale), -self._log_det(scale, z)
+
+    @staticmethod
+    def _log_det(scale: Tensor, x: Tensor) -> Tensor:
+        pixels = x.shape[2] * x.shape[3]
+        return (pixels * scale.log().sum()).expand(x.shape[0])
+
+
+def _per_channel(v: Tensor) -> Tensor:
+    return v[:, None, None]
+
+
+class Permutation(Invertible):
+    """A fixed shuffle of the channels, ``z[:, i] = x[:, index[i]]``; volume-preserving."""
+
+    index: Tensor
+    inverse_index: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        index = torch.randperm(channels)
+        self.register_buffer("index", index)
+        self.register_buffer("inverse_index", index.argsort())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.index_select(1, self.index), x.new_zeros(x.shape[0])
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z.index_select(1, self.inverse_index), z.new_zeros(z.shape[0])
+
+
+class OrthogonalMatrix(nn.Module):
+    """A fixed orthogonal matrix that stays orthogonal to the last digit of its dtype.
+
+    A matrix that was rounded to float32 is orthogonal to 1e-7 only; when the module is widened
+    (``model.double()``), Newton steps ``W <- W (3 I - W^T W) / 2`` square that error each.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.to(torch.get_default_dtype()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OrthogonalMatrix":
+        digits_before = torch.finfo(self.weight.dtype).bits
+        super()._apply(fn, recurse)
+        if torch.finfo(self.weight.dtype).bits > digits_before:
+            for _ in range(2):
+                self.weight = 1.5 * self.weight - 0.5 * self.weight @ (self.weight.T @ self.weight)
+        return self
+
+
+def random_orthogonal(n: int) -> Tensor:
+    """A matrix from the Haar measure on O(n), from torch's default generator, in float64.
+
+    The Q of a Gaussian matrix's QR decomposition, with the signs of R's diagonal moved into Q:
+    without that, Q is not uniformly distributed (Mezzadri, 2007).
+    """
+    q, r = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))
+    return q * r.diagonal().sign()
+
+
+class OrthogonalMixing(Invertible):
+    """A fixed random rotation of the channels, ``z = W x`` at every pixel; volume-preserving."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.matrix = OrthogonalMatrix(random_orthogonal(channels))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _mix(x, self.matrix.weight), x.new_zeros(x.shape[0])
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return _mix(z, self.matrix.weight.T), z.new_zeros(z.shape[0])
+
+
+def _mix(x: Tensor, matrix: Tensor) -> Tensor:
+    with full_precision(x):
+        return F.conv2d(x, matrix[:, :, None, None])
+
+
+class CoefficientScale(Invertible):
+    """A fixed positive factor for each pooled coefficient of a flat, coefficient-major latent.
+
+    The released models scale their cosine coefficients unevenly; this diagonal, beside the
+    orthonormal :class:`~candid.flow.DCTPooling`, reproduces it with the true log-determinant.
+    """
+
+    scale: Tensor
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale.to(torch.get_default_dtype()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._times(x, self.scale), self._log_det(x)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self._times(z, 1 / self.scale), -self._log_det(z)
+
+    def _times(self, z: Tensor, factor: Tensor) -> Tensor:
+        return (z.unflatten(1, (len(factor), -1)) * factor[:, None]).flatten(1)
+
+    def _log_det(self, z: Tensor) -> Tensor:
+        channels = z.shape[1] / len(self.scale)
+        return (channels * self.scale.log().sum()).expand(z.shape[0])

@@ -1,0 +1,117 @@
+"""Backpropagation by inversion: activations are recomputed from outputs instead of stored.
+
+Gomez et al., *The Reversible Residual Network* (2017), for any :class:`~candid.flow.Invertible`.
+The memory of a training step then holds one layer's activations instead of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from candid.flow.invertible import Invertible
+
+
+@contextmanager
+def frozen_statistics(*modules: nn.Module) -> Iterator[None]:
+    """Batch norm normalises as before but leaves its running statistics alone."""
+    norms = [
+        norm
+        for module in modules
+        for norm in module.modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.training and norm.track_running_stats
+    ]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+def run_reversibly(layers: Sequence[Invertible], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The chain of ``layers`` applied to ``x``, with backpropagation by inversion."""
+    parameters = _trainable(layers)
+    if not parameters and not x.requires_grad:
+        z, log_det = _run(layers, x)
+        return z, log_det
+    return _Reversible.apply(layers, x, *parameters)
+
+
+def _trainable(layers: Iterable[Invertible]) -> list[nn.Parameter]:
+    unique = {p: None for layer in layers for p in layer.parameters() if p.requires_grad}
+    return list(unique)
+
+
+def _run(layers: Sequence[Invertible], x: Tensor) -> tuple[Tensor, Tensor]:
+    log_det = x.new_zeros(x.shape[0])
+    for layer in layers:
+        x, term = layer(x)
+        log_det += term
+    return x, log_det
+
+
+def _same_autocast(device_type: str) -> torch.autocast:
+    # Uncached: a weight cast under no_grad must not be found again where its gradient is needed.
+    return torch.autocast(
+        device_type,
+        dtype=torch.get_autocast_dtype(device_type),
+        enabled=torch.is_autocast_enabled(device_type),
+        cache_enabled=False,
+    )
+
+
+class _Reversible(torch.autograd.Function):
+    """Parameters are inputs, so that their gradients take autograd's usual way (hooks, DDP)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, layers: Sequence[Invertible], x: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.layers = layers
+        ctx.autocast = _same_autocast(x.device.type)
+        with ctx.autocast:
+            z, log_det = _run(layers, x)
+        ctx.save_for_backward(z)
+        return z, log_det
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_z: Tensor, grad_log_det: Tensor) -> tuple[Tensor | None, ...]:
+        (z,) = ctx.saved_tensors
+        x_needs_grad: bool = ctx.needs_input_grad[1]
+        trainable = [_trainable([layer]) for layer in ctx.layers]
+        lowest = 0 if x_needs_grad else next(i for i, own in enumerate(trainable) if own)
+        gradients: dict[nn.Parameter, Tensor] = {}
+        with frozen_statistics(*ctx.layers), ctx.autocast:
+            for depth in reversed(range(lowest, len(ctx.layers))):
+                layer, own = ctx.layers[depth], trainable[depth]
+                goes_on = x_needs_grad or depth > lowest
+                with torch.no_grad():
+                    z, _ = layer.inverse(z)
+                with torch.enable_grad():
+                    x = z.detach().requires_grad_(goes_on)
+                    outputs = layer(x)
+                wanted = [x, *own] if goes_on else own
+                found = iter(_vector_jacobian(outputs, wanted, (grad_z, grad_log_det)))
+                if goes_on:
+                    grad_z = next(found)
+                for parameter, gradient in zip(own, found, strict=True):
+                    known = gradients.get(parameter)
+                    gradients[parameter] = gradient if known is None else known + gradient
+        return None, grad_z if x_needs_grad else None, *map(gradients.get, _trainable(ctx.layers))
+
+
+def _vector_jacobian(
+    outputs: tuple[Tensor, Tensor], inputs: Sequence[Tensor], vectors: tuple[Tensor, Tensor]
+) -> Sequence[Tensor]:
+    pairs = [(output, v) for output, v in zip(outputs, vectors, strict=True) if output.requires_grad]
+    heads, weights = zip(*pairs, strict=True)
+    return torch.autograd.grad(heads, inputs, weights)

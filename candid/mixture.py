@@ -1,0 +1,140 @@
+"""The Gaussian mixture in latent space: one unit-variance component a class."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from candid.errors import CandidError
+from candid.flow.invertible import full_precision
+
+
+class LatentMixture(nn.Module):
+    """``p(z) = sum_y p(y) N(z; mu_y, 1)`` with means that are cheap to hold.
+
+    mu_y has C free numbers for the constant coefficients of z and, for the D - C others, a
+    combination of ``rank`` prototypes::
+
+        mu_y = [mean_y, alpha_y @ prototypes]
+
+    The M x (D - C) matrix of the second part is never formed: products with it go through the
+    prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
+    its own (full rank, for few classes).
+
+    Args:
+        classes: M, the number of classes.
+        constant: C, the number of constant coefficients.
+        dimensions: D, the length of z.
+        rank: K, or None for full rank.
+        priors: class priors, M positive numbers that sum to one; None for uniform ones.
+
+    >>> mixture = LatentMixture(classes=10, constant=12, dimensions=48, rank=4)
+    >>> mixture.posterior(torch.randn(2, 48)).sum(1).allclose(torch.ones(2))
+    True
+    """
+
+    log_priors: Tensor
+
+    def __init__(
+        self,
+        classes: int,
+        constant: int,
+        dimensions: int,
+        rank: int | None = None,
+        priors: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise CandidError(f"'rank' must be at least 1, not {rank}.")
+        self.classes, self.constant, self.dimensions = classes, constant, dimensions
+        # Two classes start about three standard deviations apart, nearly all of it in the constant part.
+        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(4.5 / constant))
+        rest, rows = dimensions - constant, classes if rank is None else rank
+        self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
+        self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))
+        self.register_buffer("log_priors", _log_priors(classes, priors))
+
+    def logits(self, z: Tensor) -> Tensor:
+        """``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
+
+        Free of |z|^2, which is the same for every class and so large (1e5 at 224 x 224) that it
+        would drown the differences between classes in float32.
+        """
+        with full_precision(z):
+            products = z[:, : self.constant] @ self.mean.T
+            products = products + self._combine(z[:, self.constant :] @ self.prototypes.T)
+            return products - 0.5 * self.squared_norms() + self.log_priors
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """``log N(z; mu_y, 1)`` in nats, (B, M)."""
+        return self.logits(z) - self.log_priors + log_standard_normal(z)[:, None]
+
+    def posterior(self, z: Tensor) -> Tensor:
+        """``p(y | z)``, (B, M); rows sum to one."""
+        return self.logits(z).softmax(dim=1)
+
+    def squared_norms(self) -> Tensor:
+        """``|mu_y|^2``, (M,)."""
+        if self.alpha is None:
+            rest = self.prototypes.square().sum(1)
+        else:
+            gram: Tensor = _Gram.apply(self.prototypes)  # type: ignore[no-untyped-call]
+            rest = ((self.alpha @ gram) * self.alpha).sum(1)
+        return self.mean.square().sum(1) + rest
+
+    def means(self, y: Tensor) -> Tensor:
+        """The means of the classes ``y``, (len(y), D)."""
+        rows = self.prototypes[y] if self.alpha is None else self.alpha[y] @ self.prototypes
+        return torch.cat((self.mean[y], rows), dim=1)
+
+    def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """One z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
+        means = self.means(y)
+        noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
+        return means + temperature * noise.to(means.device)
+
+    @torch.no_grad()
+    def pairwise_distances(self) -> Tensor:
+        """``|mu_i - mu_j|`` in float64, (M, M); a unit is one standard deviation."""
+        mean, prototypes = self.mean.double(), self.prototypes.double()
+        gram = prototypes @ prototypes.T
+        products = mean @ mean.T + self._combine(self._combine(gram).T)
+        norms = products.diagonal()
+        squares = norms[:, None] + norms[None, :] - 2 * products
+        return squares.clamp(min=0).sqrt().fill_diagonal_(0)
+
+    def _combine(self, by_prototype: Tensor) -> Tensor:
+        """Products with the prototypes to products with the classes' rest means: (..., K) -> (..., M)."""
+        return by_prototype if self.alpha is None else by_prototype @ self.alpha.T.to(by_prototype.dtype)
+
+
+class _Gram(torch.autograd.Function):
+    """``P P^T``, whose gradient autograd would form twice, each as large as P."""
+
+    @staticmethod
+    def forward(ctx: Any, prototypes: Tensor) -> Tensor:
+        ctx.save_for_backward(prototypes)
+        return prototypes @ prototypes.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (prototypes,) = ctx.saved_tensors
+        return (gradient + gradient.T) @ prototypes
+
+
+def log_standard_normal(z: Tensor) -> Tensor:
+    """``log N(z; 0, 1)`` in nats, (B,)."""
+    return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def _log_priors(classes: int, priors: Sequence[float] | None) -> Tensor:
+    if priors is None:
+        return torch.full((classes,), -math.log(classes))
+    p = torch.tensor(priors, dtype=torch.float64)
+    if len(p) != classes:
+        raise CandidError(f"There are {classes} classes but {len(p)} class priors: give one a class.")
+    if not bool((p > 0).all()) or not math.isclose(float(p.sum()), 1.0, rel_tol=1e-6):
+        raise CandidError("Class priors must be positive and sum to one: divide the class counts by their sum.")
+    return p.log().to(torch.get_default_dtype())

@@ -1,0 +1,93 @@
+"""The configuration of a generative classifier, and the named ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from candid.config import convert
+from candid.errors import CandidError, did_you_mean
+from candid.flow.backbone import FlowConfig
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """Everything that rebuilds a classifier; it travels with the weights."""
+
+    flow: FlowConfig
+    classes: int
+    rank: int | None = None
+    """Prototypes of the means beyond the constant coefficients; None: one a class (full rank)."""
+    mean: tuple[float, ...] = (0.5,)
+    """Subtracted from the image in [0, 1], a number a channel or one for all."""
+    std: tuple[float, ...] = (0.25,)
+    """What the image is then divided by."""
+    priors: tuple[float, ...] | None = field(default=None)
+    """Class priors that sum to one; None: uniform."""
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise CandidError(f"'classes' must be at least 1, not {self.classes}.")
+        for key in ("mean", "std"):
+            if len(getattr(self, key)) not in (1, self.flow.channels):
+                raise CandidError(
+                    f"'{key}' needs one number or one a channel ({self.flow.channels}), "
+                    f"not {len(getattr(self, key))}."
+                )
+        if min(self.std) <= 0:
+            raise CandidError(f"'std' must be positive, not {min(self.std)}.")
+
+
+PRESETS: Mapping[str, ClassifierConfig] = {
+    "imagenet": ClassifierConfig(
+        FlowConfig(3, 224, 224, blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512)),
+        classes=1000,
+        rank=128,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    "tiny": ClassifierConfig(
+        FlowConfig(3, 64, 64, blocks=(2, 3, 3), widths=(48, 64, 96), entry_width=32),
+        classes=200,
+        rank=32,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    "cifar": ClassifierConfig(
+        FlowConfig(3, 32, 32, blocks=(3, 3, 3), widths=(64, 96, 128), entry="none"),
+        classes=10,
+        mean=(0.491, 0.482, 0.447),
+        std=(0.247, 0.243, 0.262),
+    ),
+    "digits": ClassifierConfig(
+        FlowConfig(1, 8, 8, blocks=(2, 3), widths=(16, 32), entry="none", pointwise_width=16),
+        classes=10,
+        mean=(0.3,),
+        std=(0.38,),
+    ),
+}
+
+
+def preset(name: str, **changes: Any) -> ClassifierConfig:
+    """The preset ``name`` with keys of its classifier or flow part changed.
+
+    >>> preset("cifar", classes=100, rank=16, mixing="permutation").flow.mixing
+    'permutation'
+    """
+    if name not in PRESETS:
+        raise CandidError(f"There is no preset '{name}': {did_you_mean(name, PRESETS)}")
+    config = PRESETS[name]
+    own, flow = _hints(ClassifierConfig), _hints(FlowConfig)
+    for key in changes:
+        if key not in own and key not in flow:
+            raise CandidError(f"Presets have no key '{key}': {did_you_mean(key, [*own, *flow])}")
+    inner = {k: convert(v, flow[k], k) for k, v in changes.items() if k in flow}
+    outer = {k: convert(v, own[k], k) for k, v in changes.items() if k in own}
+    return replace(config, flow=replace(config.flow, **inner), **outer)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    hints = dict(cls.__annotations__)
+    hints.pop("flow", None)
+    return hints
