@@ -1,11 +1,12 @@
 """Generative image classifiers that can be trusted: exact p(image | class) from invertible networks."""
 
+from candid.checkpoint import load, save
 from candid.classifier import GenerativeClassifier
 from candid.errors import CandidError, CheckpointError, NonFiniteError
 from candid.flow import FlowConfig
 from candid.loss import information_bottleneck_loss
 from candid.presets import PRESETS, ClassifierConfig
-
+from candid.released import import_released
 from candid.version import __version__
 
 __all__ = [
@@ -16,5 +17,9 @@ __all__ = [
     "FlowConfig",
     "GenerativeClassifier",
     "NonFiniteError",
+    "__version__",
+    "import_released",
     "information_bottleneck_loss",
+    "load",
+    "save",
 ]

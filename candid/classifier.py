@@ -1,6 +1,5 @@
 """The generative classifier: pixels in, likelihoods out, samples back."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -82,6 +81,8 @@ class GenerativeClassifier(nn.Module):
         self.register_buffer("image_mean", torch.tensor(config.mean)[:, None, None])
         self.register_buffer("image_std", torch.tensor(config.std)[:, None, None])
         self.memory = memory
+        self.metadata: dict[str, Any] = {}
+        """What else is saved with the model, as JSON: how it was trained, scores for p-values."""
 
     @classmethod
     def from_preset(
@@ -144,7 +145,7 @@ class GenerativeClassifier(nn.Module):
         return self.logits(x).argmax(dim=1)
 
     def log_likelihoods(self, x: Tensor) -> Tensor:
-        """log p(x | y) of the 8-bit image in nats, (B, M), in float64.
+        """Log p(x | y) of the 8-bit image in nats, (B, M), in float64.
 
         Float64, because the numbers are so large that float32 would lose the differences of classes.
         """
@@ -152,7 +153,7 @@ class GenerativeClassifier(nn.Module):
         return outputs.logits.double() - self.mixture.log_priors + self._log_base(outputs)[:, None]
 
     def log_density(self, x: Tensor) -> Tensor:
-        """log p(x) = log sum_y p(y) p(x | y) of the 8-bit image in nats, (B,), in float64.
+        """Log p(x) = log sum_y p(y) p(x | y) of the 8-bit image in nats, (B,), in float64.
 
         Bits per dimension are ``-log_density / (D ln 2)``.
         """
@@ -177,7 +178,9 @@ class GenerativeClassifier(nn.Module):
         """
         labels = torch.as_tensor(y, device=self.noise.device).reshape(-1)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.config.classes:
-            raise CandidError(f"Classes go from 0 to {self.config.classes - 1}: {labels.tolist()} don't all fit.")
+            raise CandidError(
+                f"Classes go from 0 to {self.config.classes - 1}: {labels.tolist()} don't all fit."
+            )
         z = self.mixture.sample(labels.repeat_interleave(n), temperature, generator)
         return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
 
@@ -197,7 +200,7 @@ class GenerativeClassifier(nn.Module):
         return (x.to(noise.dtype) + noise / 255 - self.image_mean) / self.image_std
 
     def _denormalise(self, z: Tensor) -> Tensor:
-        """u / 255 of the widened grid, (B, C, H, W)."""
+        """U / 255 of the widened grid, (B, C, H, W)."""
         if z.dim() != 2 or z.shape[1] != self.dimensions:
             raise CandidError(f"Latents have the shape (batch, {self.dimensions}), not {tuple(z.shape)}.")
         v, log_det = self.flow.inverse(z)
@@ -207,15 +210,15 @@ class GenerativeClassifier(nn.Module):
 
     def _log_base(self, outputs: Outputs) -> Tensor:
         """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
-        std = self.config.std if len(self.config.std) > 1 else self.config.std * self.image_shape[0]
-        pixels = self.image_shape[1] * self.image_shape[2]
-        log_det_pixels = -pixels * sum(math.log(255 * s) for s in std)  # dv/du, u = 255 x + r
-        return log_standard_normal(outputs.z).double() + outputs.log_det.double() + log_det_pixels
+        log_dv_du = -(255 * self.image_std.double()).log().expand(self.image_shape).sum()  # u = 255 x + r
+        return log_standard_normal(outputs.z).double() + outputs.log_det.double() + log_dv_du
 
     def _nonfinite_error(self, x: Tensor, v: Tensor) -> CandidError:
         bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
         if bad:
-            return NonFiniteError(f"Image {bad[0]} of the batch has NaN or infinite pixels: remove or repair it.")
+            return NonFiniteError(
+                f"Image {bad[0]} of the batch has NaN or infinite pixels: remove or repair it."
+            )
         return self.flow.first_nonfinite(v, "forward") or NonFiniteError(
             "The class logits became non-finite in the mixture: its means have NaN or huge values."
         )

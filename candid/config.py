@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The dataclass as nested dictionaries and lists, ready for JSON."""
-    return {
-        field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)
-    }
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def _plain(value: Any) -> Any:

@@ -80,7 +80,7 @@ class LatentMixture(nn.Module):
         if self.alpha is None:
             rest = self.prototypes.square().sum(1)
         else:
-            gram: Tensor = _Gram.apply(self.prototypes)  # type: ignore[no-untyped-call]
+            gram: Tensor = _Gram.apply(self.prototypes)
             rest = ((self.alpha @ gram) * self.alpha).sum(1)
         return self.mean.square().sum(1) + rest
 
@@ -136,5 +136,7 @@ def _log_priors(classes: int, priors: Sequence[float] | None) -> Tensor:
     if len(p) != classes:
         raise CandidError(f"There are {classes} classes but {len(p)} class priors: give one a class.")
     if not bool((p > 0).all()) or not math.isclose(float(p.sum()), 1.0, rel_tol=1e-6):
-        raise CandidError("Class priors must be positive and sum to one: divide the class counts by their sum.")
+        raise CandidError(
+            "Class priors must be positive and sum to one: divide the class counts by their sum."
+        )
     return p.log().to(torch.get_default_dtype())

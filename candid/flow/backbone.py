@@ -36,7 +36,7 @@ class FlowConfig:
     widths: tuple[int, ...]
     """Inner width of the bottleneck subnets, a number a stage."""
     entry: Literal["3x3", "7x7", "none"] = "3x3"
-    """The first, downsampling coupling: two 3 x 3 convolutions (released), one of 7 x 7 (the paper's text)."""
+    """The first, downsampling coupling: two 3 x 3 convolutions (released) or one of 7 x 7 (the text)."""
     entry_width: int = 64
     pointwise_width: int = 48
     """Inner width of the 1 x 1 coupling after the Haar pooling."""
@@ -52,7 +52,8 @@ class FlowConfig:
                 raise CandidError(f"'{key}' must be at least 1, not {getattr(self, key)}.")
         if not self.blocks or len(self.blocks) != len(self.widths):
             raise CandidError(
-                f"'blocks' and 'widths' need one entry a stage each, not {len(self.blocks)} and {len(self.widths)}."
+                "'blocks' and 'widths' need one entry a stage each, "
+                f"not {len(self.blocks)} and {len(self.widths)}."
             )
         if min(self.blocks) < 1 or min(self.widths) < 1:
             raise CandidError("Every stage needs at least one block and a width of at least 1.")
@@ -99,26 +100,27 @@ def build_flow(config: FlowConfig) -> Chain:
     layers: dict[str, Invertible] = {}
     channels = config.channels
     if config.entry != "none":
-        strided = partial(strided_entry, width=config.entry_width, kernel=int(config.entry[0]))
-        low = partial(low_resolution_entry, width=config.entry_width)
+        kernel = int(config.entry[0])
+        strided = partial(strided_entry, width=config.entry_width, kernel=kernel, output_gain=0.1)
+        low = partial(low_resolution_entry, width=config.entry_width, output_gain=0.1)
         layers["entry"] = _block(
             config, DownsamplingCoupling(channels, strided, low, config.clamp), 4 * channels
         )
         channels *= 4
     layers["haar"] = HaarPooling()
     channels *= 4
-    subnet = partial(pointwise, width=config.pointwise_width)
-    layers["pointwise"] = _block(config, AffineCoupling(channels, subnet, config.clamp), channels)
+    one_pixel = partial(pointwise, width=config.pointwise_width)
+    layers["pointwise"] = _block(config, AffineCoupling(channels, one_pixel, config.clamp), channels)
     for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
         for block in range(1, blocks + 1):
-            subnet = partial(bottleneck, width=width)
             coupling: Invertible
             if stage > 1 and block == 1:
-                strided = partial(bottleneck, width=width, stride=2)
-                coupling = DownsamplingCoupling(channels, strided, subnet, config.clamp)
+                strided = partial(bottleneck, width=width, stride=2, output_gain=0.1)
+                low = partial(bottleneck, width=width, output_gain=0.1)
+                coupling = DownsamplingCoupling(channels, strided, low, config.clamp)
                 channels *= 4
             else:
-                coupling = AffineCoupling(channels, subnet, config.clamp)
+                coupling = AffineCoupling(channels, partial(bottleneck, width=width), config.clamp)
             layers[f"stage{stage}_block{block}"] = _block(config, coupling, channels)
     height, width = (side // config.downsampling for side in (config.height, config.width))
     layers["dct"] = DCTPooling(channels, height, width)

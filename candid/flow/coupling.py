@@ -121,6 +121,10 @@ def _log_scale_and_shift(
     return clamp * torch.tanh(scale_gain * a_scale), shift_gain * a_shift
 
 
+ACTNORM_STYLES = {"paper": (1.0, 10.0), "released": (0.5, 7.0)}
+"""Sharpness b of the softplus and the initial gamma."""
+
+
 class ActNorm(Invertible):
     """One scale and one offset a channel (Kingma & Dhariwal, 2018), positive by softplus.
 
@@ -129,11 +133,9 @@ class ActNorm(Invertible):
     models have b = 0.5 and start at gamma = 7 (g = 0.71).
     """
 
-    STYLES = {"paper": (1.0, 10.0), "released": (0.5, 7.0)}
-
     def __init__(self, channels: int, style: Literal["paper", "released"] = "paper") -> None:
         super().__init__()
-        self.sharpness, start = self.STYLES[style]
+        self.sharpness, start = ACTNORM_STYLES[style]
         self.gamma = nn.Parameter(torch.full((channels,), start))
         self.offset = nn.Parameter(torch.zeros(channels))
 

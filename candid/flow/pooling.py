@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from candid.flow.coupling import OrthogonalMatrix
-from candid.flow.invertible import Invertible, full_precision, full_precision
+from candid.flow.invertible import Invertible, full_precision
 
 
 class HaarPooling(Invertible):

@@ -2,12 +2,19 @@
 
 Layouts of the released models: bottlenecks in pre-activation order with one more 1 x 1 projection
 than a ResNet's, because the flow has fewer channels than a ResNet at most resolutions.
+
+``output_gain`` scales the initial weights of the last convolution. The shift of a plain coupling is
+damped by its gain of 0.1, that of a downsampling coupling is not: its subnets start at 0.1 instead,
+or a new network would be so ill-conditioned that its inverse loses digits.
 """
 
+import torch
 from torch import nn
 
 
-def bottleneck(channels_in: int, channels_out: int, width: int, stride: int = 1) -> nn.Sequential:
+def bottleneck(
+    channels_in: int, channels_out: int, width: int, stride: int = 1, output_gain: float = 1.0
+) -> nn.Sequential:
     """BN-ReLU-conv four times: 1 x 1 to ``width``, 3 x 3, 1 x 1 to 4 ``width``, 1 x 1 to the output."""
     return _initialised(
         *_norm_relu(channels_in),
@@ -18,6 +25,7 @@ def bottleneck(channels_in: int, channels_out: int, width: int, stride: int = 1)
         _conv(width, 4 * width, 1),
         *_norm_relu(4 * width),
         _conv(4 * width, channels_out, 1, bias=True),
+        output_gain=output_gain,
     )
 
 
@@ -30,20 +38,24 @@ def pointwise(channels_in: int, channels_out: int, width: int) -> nn.Sequential:
     )
 
 
-def strided_entry(channels_in: int, channels_out: int, width: int, kernel: int = 3) -> nn.Sequential:
+def strided_entry(
+    channels_in: int, channels_out: int, width: int, kernel: int = 3, output_gain: float = 1.0
+) -> nn.Sequential:
     """The network's first look at the pixels: two 3 x 3 convolutions or one of 7 x 7, with stride 2."""
     if kernel == 3:
         look = [_conv(channels_in, width, 3), *_norm_relu(width), _conv(width, width, 3, stride=2)]
     else:
         look = [_conv(channels_in, width, kernel, stride=2)]
-    return _initialised(*look, *_norm_relu(width), _conv(width, channels_out, 1, bias=True))
+    out = _conv(width, channels_out, 1, bias=True)
+    return _initialised(*look, *_norm_relu(width), out, output_gain=output_gain)
 
 
-def low_resolution_entry(channels_in: int, channels_out: int, width: int) -> nn.Sequential:
+def low_resolution_entry(
+    channels_in: int, channels_out: int, width: int, output_gain: float = 1.0
+) -> nn.Sequential:
     """The entry's second subnet, after the downsampling."""
-    return _initialised(
-        _conv(channels_in, width, 3), *_norm_relu(width), _conv(width, channels_out, 1)
-    )
+    out = _conv(width, channels_out, 1)
+    return _initialised(_conv(channels_in, width, 3), *_norm_relu(width), out, output_gain=output_gain)
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Module:
@@ -54,10 +66,12 @@ def _norm_relu(channels: int) -> tuple[nn.Module, nn.Module]:
     return nn.BatchNorm2d(channels, momentum=0.05), nn.ReLU(inplace=True)
 
 
-def _initialised(*layers: nn.Module) -> nn.Sequential:
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+def _initialised(*layers: nn.Module, output_gain: float = 1.0) -> nn.Sequential:
+    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    for conv in convolutions:
+        nn.init.kaiming_normal_(conv.weight)
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
+    with torch.no_grad():
+        convolutions[-1].weight.mul_(output_gain)
     return nn.Sequential(*layers)

@@ -1,0 +1,34 @@
+# Every target makes its own .venv first; that is done again only when the dependencies change.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Candid needs Python 3.11 or newer: run 'make PYTHON=/path/to/python3.11'."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## What the presets are made of, and a photo to latent space and back (about 1 minute)
+	$(BIN)/candid demo
+
+lint: $(READY) ## Style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## Style, types, doctests and all tests (about 3 minutes)
+	$(BIN)/pytest --numprocesses 2
+
+bench: $(READY) ## Speed and memory beside peers (quiet machine; about 15 minutes)
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what the other targets made
+	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,127 @@
+"""The discriminative baseline: a ResNet with bottleneck blocks (He et al., 2016).
+
+Parameters are named as torchvision names them, so that its published ResNet-50 weights fit.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
+
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """The defaults are ResNet-50's."""
+
+    channels: int = 3
+    height: int = 224
+    width: int = 224
+    classes: int = 1000
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    stem: Literal["7x7", "3x3"] = "7x7"
+    """7 x 7 with stride 2 and max pooling, or for small images 3 x 3 with stride 2 alone."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    @classmethod
+    def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
+        """The ResNet with the same stages and widths; beside the imagenet preset, ResNet-50."""
+        flow = generative.flow
+        return cls(
+            channels=flow.channels,
+            height=flow.height,
+            width=flow.width,
+            classes=generative.classes,
+            blocks=flow.blocks,
+            widths=flow.widths,
+            stem="3x3" if flow.entry == "none" else "7x7",
+            mean=generative.mean,
+            std=generative.std,
+        )
+
+
+class ResNet(nn.Module):
+    """Images in [0, 1] to class posteriors; normalisation included.
+
+    >>> net = ResNet(ResNetConfig(height=32, width=32, classes=10, blocks=(1, 1), widths=(8, 16), stem="3x3"))
+    >>> net.posterior(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    image_mean: Tensor
+    image_std: Tensor
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        entry = config.widths[0]
+        kernel = int(config.stem[0])
+        self.conv1 = _conv(config.channels, entry, kernel, stride=2)
+        self.bn1 = nn.BatchNorm2d(entry)
+        channels = entry
+        for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
+            layer = nn.Sequential()
+            for block in range(blocks):
+                layer.append(_Bottleneck(channels, width, stride=2 if stage > 1 and block == 0 else 1))
+                channels = EXPANSION * width
+            self.add_module(f"layer{stage}", layer)
+        self.fc = nn.Linear(channels, config.classes)
+        self.register_buffer("image_mean", torch.tensor(config.mean)[:, None, None], persistent=False)
+        self.register_buffer("image_std", torch.tensor(config.std)[:, None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Mean-pooled features, (B, 4 x last width)."""
+        x = F.relu(self.bn1(self.conv1((x - self.image_mean) / self.image_std)))
+        if self.config.stem == "7x7":
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for stage in range(1, len(self.config.blocks) + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x.mean(dim=(2, 3))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Unnormalised log posterior, (B, M)."""
+        logits: Tensor = self(x)
+        return logits
+
+    def posterior(self, x: Tensor) -> Tensor:
+        """p(y | x), (B, M); rows sum to one."""
+        return self.logits(x).softmax(dim=1)
+
+    @torch.inference_mode()
+    def predict(self, x: Tensor) -> Tensor:
+        """The most probable class, (B,)."""
+        return self.logits(x).argmax(dim=1)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(channels, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _conv(width, EXPANSION * width, 1), nn.BatchNorm2d(EXPANSION * width)
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or channels != EXPANSION * width:
+            self.downsample = nn.Sequential(
+                _conv(channels, EXPANSION * width, 1, stride), nn.BatchNorm2d(EXPANSION * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out")
+    return conv

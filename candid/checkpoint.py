@@ -1,0 +1,176 @@
+"""A model on disk: a folder with ``model.json`` and the safetensors file that it names.
+
+``model.json`` is replaced last and atomically, so at any moment the folder holds one whole model.
+Loading reads numbers and text; it runs no code from the files.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from candid.classifier import GenerativeClassifier
+from candid.config import from_dict, to_dict
+from candid.errors import CandidError, CheckpointError
+from candid.flow.invertible import Memory
+from candid.presets import ClassifierConfig
+from candid.version import __version__
+
+FORMAT, FORMAT_VERSION = "candid-model", 1
+RECORD = "model.json"
+
+
+def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
+    """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole."""
+    folder = Path(path)
+    if folder.is_file():
+        raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
+        record = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "library_version": __version__,
+            "config": to_dict(model.config),
+            "class_names": list(model.class_names),
+            "metadata": model.metadata,
+            "weights": {"file": weights.name, "bytes": weights.stat().st_size},
+        }
+        _write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
+        ) from error
+    for old in folder.glob("weights-*.safetensors"):
+        if old != weights:
+            old.unlink(missing_ok=True)
+    return folder
+
+
+def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier:
+    """The model saved in the folder ``path``, in evaluation mode, on the CPU."""
+    folder = _model_folder(Path(path))
+    record = _read_record(folder)
+    with torch.device("meta"):
+        model = GenerativeClassifier(record["config"], record["class_names"], memory)
+    load_weights(model, _read_weights(folder, record["weights"]), source=str(folder))
+    model.metadata = record["metadata"]
+    return model.float().eval()
+
+
+def load_config(path: str | os.PathLike[str]) -> ClassifierConfig:
+    """The configuration of the model saved in the folder ``path``, without its weights."""
+    config: ClassifierConfig = _read_record(_model_folder(Path(path)))["config"]
+    return config
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Put ``state`` into ``model`` after every name and shape was found right."""
+    expected = model.state_dict()
+    for name in sorted(expected.keys() ^ state.keys()):
+        problem = "lacks" if name in expected else "has an unknown"
+        raise CheckpointError(f"'{source}' {problem} tensor '{name}': it was made for another network.")
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise CheckpointError(
+                f"Tensor '{name}' of '{source}' has the shape {tuple(tensor.shape)} where the network "
+                f"has {tuple(expected[name].shape)}: it was made for another network."
+            )
+    model.load_state_dict(state, assign=True)
+
+
+def _model_folder(path: Path) -> Path:
+    if path.is_dir():
+        if not (path / RECORD).is_file():
+            raise CheckpointError(f"The folder '{path}' has no {RECORD}: name the folder of a saved model.")
+        return path
+    if not path.exists():
+        raise CheckpointError(f"There is no model at '{path}': name the folder of a saved model.")
+    if path.name == RECORD:
+        return path.parent
+    raise CheckpointError(
+        f"'{path}' is a file, but a model is a folder with a {RECORD}: name that folder, or bring a released "
+        "checkpoint in with 'candid import'."
+    )
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CheckpointError(f"'{path}' was not written by candid: save a model with candid.save first.")
+    if record.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"'{path}' has format version {record.get('format_version')}, this candid {__version__} reads "
+            f"{FORMAT_VERSION}: use the candid that wrote it ({record.get('library_version')})."
+        )
+    types = {"config": dict, "class_names": list, "metadata": dict, "weights": dict}
+    for key, kind in types.items():
+        if not isinstance(record.get(key), kind):
+            raise CheckpointError(f"'{path}' lacks a proper '{key}': it was cut or edited; restore it.")
+    try:
+        record["config"] = from_dict(ClassifierConfig, record["config"])
+    except CandidError as error:
+        raise CheckpointError(f"'{path}' doesn't describe a model: {error}") from error
+    return record
+
+
+def _read_weights(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+    name = str(entry.get("file"))
+    path = folder / name
+    if Path(name).name != name or not path.is_file():
+        raise CheckpointError(f"The weights '{name}' are missing from '{folder}': copy the whole folder.")
+    if path.stat().st_size != entry.get("bytes"):
+        raise CheckpointError(
+            f"'{path}' has {path.stat().st_size} bytes instead of {entry.get('bytes')}: copy it again."
+        )
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
+
+
+def _write_weights(folder: Path, state: dict[str, Tensor]) -> Path:
+    """Under a name made from its content, so that it never overwrites what an older record names."""
+    with _temporary(folder) as temporary:
+        save_file(state, temporary)
+        with temporary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        return temporary.replace(folder / f"weights-{digest[:16]}.safetensors")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    with _temporary(path.parent) as temporary:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+class _temporary:  # noqa: N801 - used like a function
+    """A file beside its destination that is gone afterwards unless it was renamed."""
+
+    def __init__(self, folder: Path) -> None:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".writing-")
+        os.close(handle)
+        self.path = Path(name)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,164 @@
+"""The command line: it parses, calls one function and shows the result."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from candid.errors import CandidError, CheckpointError, did_you_mean
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Generative image classifiers that can be trusted.",
+)
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one line on standard error and exit code 2."""
+    try:
+        app()
+    except CandidError as error:
+        print(f"candid: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from candid.version import __version__
+
+        print(f"candid {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def info(
+    target: Annotated[
+        str, typer.Argument(metavar="PRESET|MODEL", help="A preset's name or a model's folder.")
+    ],
+    classes: Annotated[int | None, typer.Option(help="Number of classes, for a preset.")] = None,
+    mixing: Annotated[
+        Literal["orthogonal", "permutation"] | None, typer.Option(help="Channel mixing, for a preset.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Parameters, cost and sizes by stage, beside a ResNet of the same layout."""
+    from candid.info import describe
+
+    description = describe(_config(target, classes=classes, mixing=mixing))
+    if as_json:
+        print(json.dumps(description))
+    else:
+        _print_description(target, description)
+
+
+def _config(target: str, **changes: Any) -> Any:
+    from candid.checkpoint import load_config
+    from candid.presets import PRESETS, preset
+
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if target in PRESETS:
+        return preset(target, **changes)
+    if not Path(target).exists():
+        raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, PRESETS)}")
+    if changes:
+        raise CandidError(
+            f"'{target}' is a finished model: {' and '.join(changes)} can only change a preset."
+        )
+    return load_config(target)
+
+
+def _print_description(name: str, description: dict[str, Any]) -> None:
+    resnet = description["resnet"]
+    console = Console()
+    counts = Table(title=f"{name}: size and cost", title_justify="left")
+    counts.add_column("")
+    for column in ("generative", "ResNet"):
+        counts.add_column(column, justify="right")
+    for key, label in (
+        ("network_parameters", "network parameters"),
+        ("total_parameters", "all parameters (with means / linear layer)"),
+    ):
+        counts.add_row(label, f"{description[key]:,}", f"{resnet[key]:,}")
+    counts.add_row(
+        "10⁹ multiply-accumulates an image", f"{description['gmacs']:.4g}", f"{resnet['gmacs']:.4g}"
+    )
+    console.print(counts)
+
+    stages = Table(title=f"{name}: by stage, generative / ResNet", title_justify="left")
+    for column in ("layer", "blocks", "image size", "channels", "receptive field"):
+        stages.add_column(column, justify="left" if column == "layer" else "right")
+    for ours, theirs in zip(description["stages"], resnet["stages"], strict=True):
+        height, width = ours["size"]
+        fields = (
+            "∞" if row["receptive_field"] is None else str(row["receptive_field"]) for row in (ours, theirs)
+        )
+        stages.add_row(
+            " / ".join(dict.fromkeys((ours["layer"], theirs["layer"]))),
+            str(ours["blocks"] or ""),
+            f"{height} x {width}",
+            f"{ours['channels']:,} / {theirs['channels']:,}",
+            " / ".join(fields),
+        )
+    console.print(stages)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A released checkpoint, such as beta_1.avg.pt.")],
+    out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
+    class_names: Annotated[Path | None, typer.Option(help="A text file with one class name a line.")] = None,
+) -> None:
+    """Bring in a checkpoint that the paper's authors released for ImageNet."""
+    from candid import import_released, save
+
+    names = None
+    if class_names is not None:
+        try:
+            names = class_names.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"Can't read the class names: {error}") from error
+    model = import_released(file, names)
+    save(model, out)
+    channels, height, width = model.image_shape
+    print(f"{out}: {model.config.classes} classes, {channels} x {height} x {width} images")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for the figure.")] = Path("demo"),
+) -> None:
+    """What every preset is made of, and a photo sent to latent space and back."""
+    from candid import GenerativeClassifier, plots
+    from candid.demo import round_trip, spread_by_frequency
+    from candid.info import describe
+    from candid.presets import PRESETS
+
+    for name, config in PRESETS.items():
+        _print_description(name, describe(config))
+    console = Console()
+    with console.status("building the imagenet network (untrained) and sending a photo through it"):
+        model = GenerativeClassifier.from_preset("imagenet").eval()
+        trip = round_trip(model)
+        figure = plots.round_trip(trip.image, spread_by_frequency(model, trip.z), trip.restored)
+    console.print(
+        f"a photo of 3 x 224 x 224 pixels to {len(trip.z):,} latent numbers and back: "
+        f"largest error {trip.largest_error:.1e} where white is 1",
+        soft_wrap=True,
+    )
+    console.print(f"figure: {plots.save(figure, out / 'round_trip.png')}")

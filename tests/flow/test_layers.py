@@ -1,0 +1,161 @@
+"""One body holds every layer to the contract of candid.flow.Invertible; the truth comes from autograd."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from candid.errors import CandidError
+from candid.flow import (
+    ActNorm,
+    AffineCoupling,
+    Chain,
+    CoefficientScale,
+    DCTPooling,
+    DownsamplingCoupling,
+    HaarPooling,
+    Invertible,
+    OrthogonalMixing,
+    Permutation,
+    dct_matrix,
+    random_orthogonal,
+)
+from candid.flow.backbone import released_dct_scale
+from candid.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
+from tests.helpers import autograd_log_det, randomise
+
+narrow = partial(bottleneck, width=3)
+strided = partial(bottleneck, width=3, stride=2)
+
+LAYERS: dict[str, tuple[Callable[[], Invertible], tuple[int, ...]]] = {
+    "coupling": (lambda: AffineCoupling(6, narrow), (6, 3, 5)),
+    "coupling, odd channels": (lambda: AffineCoupling(5, narrow), (5, 4, 2)),
+    "coupling, two channels": (lambda: AffineCoupling(2, partial(pointwise, width=3)), (2, 1, 1)),
+    "downsampling": (lambda: DownsamplingCoupling(4, strided, narrow), (4, 4, 6)),
+    "downsampling, odd channels": (lambda: DownsamplingCoupling(3, strided, narrow), (3, 4, 4)),
+    "entry 3x3": (
+        lambda: DownsamplingCoupling(
+            3, partial(strided_entry, width=4), partial(low_resolution_entry, width=4)
+        ),
+        (3, 6, 4),
+    ),
+    "entry 7x7": (
+        lambda: DownsamplingCoupling(
+            3, partial(strided_entry, width=4, kernel=7), partial(low_resolution_entry, width=4)
+        ),
+        (3, 8, 8),
+    ),
+    "actnorm, paper": (lambda: ActNorm(3, "paper"), (3, 2, 4)),
+    "actnorm, released": (lambda: ActNorm(3, "released"), (3, 2, 4)),
+    "orthogonal mixing": (lambda: OrthogonalMixing(7), (7, 2, 3)),
+    "permutation": (lambda: Permutation(7), (7, 2, 3)),
+    "haar": (HaarPooling, (3, 4, 6)),
+    "haar, orthonormal": (lambda: HaarPooling(scale=1.0), (1, 2, 2)),
+    "dct": (lambda: DCTPooling(3, 4, 5), (3, 4, 5)),
+    "coefficient scale": (lambda: CoefficientScale(released_dct_scale(3, 3)), (18,)),
+    "chain": (
+        lambda: Chain([HaarPooling(), AffineCoupling(4, narrow), Chain([ActNorm(4), OrthogonalMixing(4)])]),
+        (1, 4, 4),
+    ),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer_and_input(request: pytest.FixtureRequest, generator: torch.Generator) -> tuple[Invertible, Tensor]:
+    make, shape = LAYERS[request.param]
+    layer = randomise(make().double()).eval()
+    return layer, torch.randn(2, *shape, dtype=torch.float64, generator=generator)
+
+
+def test_inverse_inverts_and_log_dets_cancel(layer_and_input: tuple[Invertible, Tensor]) -> None:
+    layer, x = layer_and_input
+    before = x.clone()
+    z, log_det = layer(x)
+    back, inverse_log_det = layer.inverse(z)
+    assert torch.equal(x, before)
+    assert log_det.shape == inverse_log_det.shape == (2,)
+    assert log_det.dtype == inverse_log_det.dtype == x.dtype
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(inverse_log_det, -log_det, rtol=1e-9, atol=1e-9)
+    there, _ = layer(layer.inverse(z)[0])
+    torch.testing.assert_close(there, z, rtol=0, atol=1e-9)
+
+
+def test_log_det_is_autograds_in_both_directions(layer_and_input: tuple[Invertible, Tensor]) -> None:
+    layer, x = layer_and_input
+    z, log_det = layer(x)
+    torch.testing.assert_close(log_det, autograd_log_det(lambda v: layer(v)[0], x), rtol=1e-9, atol=1e-9)
+    _, inverse = layer.inverse(z)
+    truth = autograd_log_det(lambda v: layer.inverse(v)[0], z.detach())
+    torch.testing.assert_close(inverse, truth, rtol=1e-9, atol=1e-9)
+
+
+def test_gradient_reaches_every_parameter(layer_and_input: tuple[Invertible, Tensor]) -> None:
+    layer, x = layer_and_input
+    for run, start in ((layer, x), (layer.inverse, layer(x)[0].detach())):
+        layer.zero_grad()
+        output, log_det = run(start.requires_grad_())
+        (output.square().sum() + log_det.sum()).backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+
+
+def test_result_of_a_sample_does_not_depend_on_its_batch(layer_and_input: tuple[Invertible, Tensor]) -> None:
+    layer, x = layer_and_input
+    torch.testing.assert_close(layer(x[:1])[0], layer(x)[0][:1], rtol=1e-12, atol=1e-12)
+
+
+def test_one_channel_cannot_be_coupled() -> None:
+    with pytest.raises(CandidError, match="at least 2, not 1"):
+        AffineCoupling(1, narrow)
+    with pytest.raises(CandidError, match="at least 2, not 1"):
+        DownsamplingCoupling(1, strided, narrow)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0])
+def test_log_scale_stays_within_the_clamp(scale: float) -> None:
+    coupling = AffineCoupling(4, partial(pointwise, width=8), clamp=0.7).double()
+    x = scale * torch.randn(3, 4, 2, 2, dtype=torch.float64)
+    randomise(coupling, strength=100)
+    _, log_det = coupling(x)
+    assert (log_det.abs() <= 0.7 * 2 * 4).all()
+
+
+def test_random_orthogonal_is_orthogonal_and_fair() -> None:
+    """Under the Haar measure on O(n), entries have mean 0 and variance 1/n, and both signs of det occur."""
+    torch.manual_seed(0)
+    draws = torch.stack([random_orthogonal(4) for _ in range(4000)])
+    identity = torch.eye(4, dtype=torch.float64).expand_as(draws)
+    torch.testing.assert_close(draws @ draws.mT, identity, rtol=0, atol=1e-12)
+    assert draws.mean(0).abs().max() < 5 * 0.5 / 4000**0.5
+    assert (draws.square().mean(0) - 0.25).abs().max() < 0.02
+    assert 0.45 < (torch.linalg.det(draws) > 0).double().mean() < 0.55
+
+
+def test_mixing_is_orthogonal_to_the_last_digit_after_widening() -> None:
+    mixing = OrthogonalMixing(32)
+    assert mixing.matrix.weight.dtype == torch.float32
+    w = mixing.double().matrix.weight
+    torch.testing.assert_close(w @ w.T, torch.eye(32, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_dct_is_scipys() -> None:
+    from scipy.fft import dctn
+
+    x = torch.randn(1, 2, 3, 5, dtype=torch.float64)
+    z, _ = DCTPooling(2, 3, 5).double()(x)
+    truth = torch.from_numpy(dctn(x.numpy(), axes=(2, 3), norm="ortho")).permute(0, 3, 2, 1).flatten(1)
+    torch.testing.assert_close(z, truth, rtol=0, atol=1e-7)
+    torch.testing.assert_close(dct_matrix(6) @ dct_matrix(6).T, torch.eye(6, dtype=torch.float64))
+
+
+def test_haar_groups_by_wavelet() -> None:
+    top_left = torch.zeros(1, 2, 2, 2)
+    top_left[0, 0, 0, 0] = 4.0
+    z, _ = HaarPooling()(top_left)
+    assert z.flatten().tolist() == [1, 0, 1, 0, 1, 0, 1, 0]
+    columns = torch.tensor([[[[1.0, -1.0], [1.0, -1.0]]]])
+    assert HaarPooling()(columns)[0].flatten().tolist() == [0, 1, 0, 0]

@@ -1,0 +1,49 @@
+"""What several tests share."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
+
+M = TypeVar("M", bound=nn.Module)
+SHARED = Path(os.environ.get("CANDID_SHARED", Path(__file__).parents[2] / "shared"))
+"""Reference files and data sets that are too large for the repository; tests that need them skip without."""
+
+
+def randomise(module: M, seed: int = 0, strength: float = 0.3) -> M:
+    """Parameters and running statistics drawn away from their start, which is near the identity."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            spread = p.std().clamp(min=1.0 if p.dim() == 1 else 0.1) if p.numel() > 1 else 1.0
+            p.add_(strength * spread * torch.randn(p.shape, generator=g, dtype=p.dtype))
+        for m in module.modules():
+            if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None and m.running_var is not None:
+                m.running_mean.copy_(0.3 * torch.randn(m.running_mean.shape, generator=g, dtype=p.dtype))
+                m.running_var.copy_(0.5 + torch.rand(m.running_var.shape, generator=g, dtype=p.dtype))
+    return module
+
+
+def autograd_log_det(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Log |det| of the Jacobian of ``function`` at each sample of ``x``, from autograd, (B,)."""
+
+    def jacobian(sample: Tensor) -> Tensor:
+        def flat(v: Tensor) -> Tensor:
+            return function(v.view(1, *sample.shape)).flatten()
+
+        matrix: Tensor = torch.func.jacrev(flat, chunk_size=256)(sample.flatten())
+        return matrix
+
+    return torch.stack([torch.linalg.slogdet(jacobian(sample)).logabsdet for sample in x])
+
+
+def small_classifier(seed: int = 0, **flow: object) -> GenerativeClassifier:
+    """A quick three-class model on 3 x 8 x 8 images, in evaluation mode, away from the identity."""
+    settings: dict[str, object] = {"blocks": (1, 1), "widths": (4, 4), "entry_width": 4, "pointwise_width": 4}
+    config = ClassifierConfig(FlowConfig(3, 8, 8, **(settings | flow)), classes=3, rank=2)  # type: ignore[arg-type]
+    return randomise(GenerativeClassifier(config, seed=seed), seed).eval()

@@ -1,0 +1,191 @@
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import candid
+from candid import CheckpointError
+from tests.helpers import small_classifier
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = small_classifier()
+    model.metadata = {"note": "for a test"}
+    return candid.save(model, tmp_path / "model")
+
+
+def weights_of(folder: Path) -> Path:
+    (path,) = folder.glob("*.safetensors")
+    return path
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_saved_model_comes_back_the_same(folder: Path) -> None:
+    model, loaded = small_classifier(), candid.load(folder)
+    x = torch.rand(3, 3, 8, 8)
+    assert torch.equal(model.log_density(x), loaded.log_density(x))
+    assert loaded.config == model.config
+    assert loaded.class_names == model.class_names
+    assert loaded.metadata == {"note": "for a test"}
+    assert not loaded.training
+    assert all(p.requires_grad for p in loaded.parameters())
+    assert candid.load(folder / "model.json", memory="inverse").memory == "inverse"
+
+
+def test_saving_again_replaces_the_model_and_leaves_one_set_of_weights(folder: Path) -> None:
+    before = weights_of(folder)
+    other = small_classifier(seed=1)
+    candid.save(other, folder)
+    assert weights_of(folder) != before
+    assert torch.equal(candid.load(folder).mixture.mean, other.mixture.mean)
+    assert sorted(p.name for p in folder.iterdir()) == ["model.json", weights_of(folder).name]
+
+
+def test_half_precision_weights_load_and_stay_invertible(folder: Path) -> None:
+    state = {k: v.half() if v.is_floating_point() else v for k, v in load_file(weights_of(folder)).items()}
+    save_file(state, weights_of(folder))
+    entry = {"file": weights_of(folder).name, "bytes": weights_of(folder).stat().st_size}
+    edit(folder, weights=entry)
+    model = candid.load(folder)
+    x = torch.rand(3, 3, 8, 8)
+    with torch.inference_mode():
+        assert (model.invert(model.latent(x)) - x).abs().max() < 1e-5
+
+
+def cut_record(folder: Path) -> None:
+    path = folder / "model.json"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def cut_weights(folder: Path) -> None:
+    os.truncate(weights_of(folder), 1000)
+
+
+def scramble_weights(folder: Path) -> None:
+    path = weights_of(folder)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+def rename_weights(folder: Path) -> None:
+    weights_of(folder).rename(folder / "other.safetensors")
+
+
+def pickle_weights(folder: Path) -> None:
+    path = weights_of(folder)
+    content = pickle.dumps(load_file(path))
+    path.write_bytes(content)
+    edit(folder, weights={"file": path.name, "bytes": len(content)})
+
+
+def foreign_weights(folder: Path) -> None:
+    path = weights_of(folder)
+    save_file({"a.weight": torch.zeros(3)}, path)
+    edit(folder, weights={"file": path.name, "bytes": path.stat().st_size})
+
+
+def other_shapes(folder: Path) -> None:
+    path = weights_of(folder)
+    state = load_file(path)
+    state["mixture.mean"] = torch.zeros(3, 7)
+    save_file(state, path)
+    edit(folder, weights={"file": path.name, "bytes": path.stat().st_size})
+
+
+def escape(folder: Path) -> None:
+    edit(folder, weights={"file": "../" + weights_of(folder).name, "bytes": 1})
+
+
+def unknown_key(folder: Path) -> None:
+    config = json.loads((folder / "model.json").read_text())["config"]
+    config["flow"]["bloks"] = config["flow"].pop("blocks")
+    edit(folder, config=config)
+
+
+DAMAGE = {
+    "cut record": (cut_record, "cut or overwritten"),
+    "cut weights": (cut_weights, "1000 bytes instead of"),
+    "scrambled weights": (scramble_weights, "not a whole safetensors file"),
+    "renamed weights": (rename_weights, "missing"),
+    "pickled weights": (pickle_weights, "not a whole safetensors file"),
+    "foreign weights": (foreign_weights, "unknown tensor 'a.weight'"),
+    "other shapes": (other_shapes, r"'mixture.mean'.*\(3, 7\)"),
+    "weights elsewhere": (escape, "missing"),
+    "newer version": (lambda f: edit(f, format_version=99), "format version 99"),
+    "foreign record": (lambda f: edit(f, format="onnx"), "not written by candid"),
+    "record without config": (lambda f: edit(f, config=None), "'config'"),
+    "unknown key": (unknown_key, "'flow.bloks'.*did you mean 'blocks'"),
+    "wrong names": (lambda f: edit(f, class_names=["a"]), "1 class names"),
+    "no record": (lambda f: (f / "model.json").unlink(), "has no model.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_model_gives_one_clear_sentence(folder: Path, damage: str) -> None:
+    spoil, message = DAMAGE[damage]
+    spoil(folder)
+    with pytest.raises(candid.CandidError, match=message) as caught:
+        candid.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="There is no model at"):
+        candid.load(tmp_path / "nowhere")
+    torch.save({}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="candid import"):
+        candid.load(tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="is a file"):
+        candid.save(small_classifier(), tmp_path / "model.pt")
+
+
+SAVE_FOREVER = """
+import sys, torch, candid
+from tests.helpers import small_classifier
+torch.set_num_threads(1)
+models = [small_classifier(seed) for seed in (1, 2)]
+print("ready", flush=True)
+while True:
+    for model in models:
+        candid.save(model, sys.argv[1])
+"""
+
+
+def test_a_save_killed_at_any_moment_loses_nothing(folder: Path) -> None:
+    truths = [small_classifier(seed).mixture.mean for seed in (0, 1, 2)]
+    for attempt in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOREVER, folder], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(0.05 + 0.013 * attempt)
+            process.send_signal(signal.SIGKILL)
+        loaded = candid.load(folder)
+        assert any(torch.equal(loaded.mixture.mean, truth) for truth in truths)
+
+
+def test_a_full_disk_leaves_the_earlier_model_alone(folder: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="unharmed"):
+            candid.save(small_classifier(seed=1), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
+    assert len(list(folder.iterdir())) == 2

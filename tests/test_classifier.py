@@ -1,0 +1,217 @@
+import io
+import math
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from candid import PRESETS, CandidError, ClassifierConfig, FlowConfig, GenerativeClassifier, NonFiniteError
+from candid.flow import AffineCoupling, DownsamplingCoupling
+from tests.helpers import randomise, small_classifier
+
+
+def grid_images(count: int, *shape: int) -> Tensor:
+    return torch.randint(0, 256, (count, *shape)) / 255
+
+
+def test_one_pass_gives_consistent_answers() -> None:
+    model = small_classifier()
+    x = grid_images(4, 3, 8, 8)
+    likelihoods, priors = model.log_likelihoods(x), model.mixture.log_priors
+    torch.testing.assert_close(
+        (likelihoods + priors).softmax(1).float(), model.posterior(x), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close((likelihoods + priors).logsumexp(1), model.log_density(x))
+    torch.testing.assert_close(model.posterior(x).sum(1), torch.ones(4))
+    assert torch.equal(model.predict(x), model.posterior(x).argmax(1))
+    assert model.latent(x).shape == (4, model.dimensions)
+
+
+def test_an_images_result_depends_on_the_image_alone() -> None:
+    model = small_classifier().double()
+    x = grid_images(4, 3, 8, 8)
+    torch.testing.assert_close(model.log_density(x[2:3]), model.log_density(x)[2:3], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar", "tiny"])
+def test_latent_and_invert_are_inverse_to_each_other(name: str) -> None:
+    model = randomise(GenerativeClassifier.from_preset(name), strength=0.1).eval()
+    x = grid_images(2, *model.image_shape)
+    with torch.inference_mode():
+        assert (model.invert(model.latent(x)) - x).abs().max() < 1e-4
+
+
+def photos(archive: Path) -> Iterator[Tensor]:
+    """The centre 224 x 224 of each photo after its shorter side was resized to 256."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            if file is None or not member.name.endswith(".JPEG"):
+                continue
+            photo = Image.open(io.BytesIO(file.read())).convert("RGB")
+            scale = 256 / min(photo.size)
+            photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
+            left, top = (photo.width - 224) // 2, (photo.height - 224) // 2
+            pixels = np.asarray(photo.crop((left, top, left + 224, top + 224)))
+            yield torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+
+
+@pytest.mark.parametrize("mixing", ["orthogonal", "permutation"])
+def test_imagenet_round_trip_on_photos(imagenet_photos: Path, mixing: str) -> None:
+    model = randomise(GenerativeClassifier.from_preset("imagenet", mixing=mixing), strength=0.1).eval()
+    x = torch.stack([photo for photo, _ in zip(photos(imagenet_photos), range(8), strict=False)])
+    with torch.inference_mode():
+        z = model.latent(x)
+        assert (z.abs().mean(0) - model.flow(x)[0].abs().mean(0)).abs().max() > 0.01  # it is no identity
+        error = (model.invert(z) - x).abs().max()
+    assert error < 1e-3
+
+
+def linear_classifier(classes: int = 1) -> GenerativeClassifier:
+    """Couplings switched off: the flow is linear, the density a Gaussian (mixture) in closed form."""
+    flow = FlowConfig(1, 4, 4, blocks=(1, 1), widths=(4, 4), entry="none", pointwise_width=4)
+    model = GenerativeClassifier(ClassifierConfig(flow, classes, mean=(0.4,), std=(0.2,)))
+    randomise(model.double(), strength=0.3).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, AffineCoupling | DownsamplingCoupling):
+                for name, subnet in module.named_children():
+                    assert isinstance(subnet, nn.Sequential), name
+                    for p in subnet[-1].parameters():
+                        p.zero_()
+    return model
+
+
+def test_log_density_is_the_closed_form_one() -> None:
+    """For a linear flow z = A v + b, p(u) is normal; scipy's density of it is the truth."""
+    from scipy.stats import multivariate_normal
+
+    model = linear_classifier()
+    with torch.no_grad():
+        basis = torch.eye(16, dtype=torch.float64).view(16, 1, 4, 4)
+        offset = model.flow(torch.zeros(1, 1, 4, 4).double())[0][0]
+        matrix = (model.flow(basis)[0] - offset).T
+        x = grid_images(50, 1, 4, 4)
+        found = model.log_density(x)
+        mean, std = model.image_mean.item(), model.image_std.item()
+        inverse = torch.linalg.inv(matrix) * std * 255  # v = (u / 255 - mean) / std
+        centre = inverse @ (model.mixture.means(torch.tensor([0]))[0] - offset) + mean * 255
+        u = 255 * x.double() + model.noise
+    truth = multivariate_normal(centre.numpy(), (inverse @ inverse.T).numpy()).logpdf(u.flatten(1).numpy())
+    np.testing.assert_allclose(found.numpy(), truth, rtol=1e-10)
+
+
+def test_bits_per_dimension_of_a_known_source() -> None:
+    """Images whose pixels are normal with s grey levels have h = log2(s sqrt(2 pi e)) bits a dimension,
+    and the model with exactly that density reaches it, on the 8-bit images.
+    """
+    spread = 20.0
+    model = linear_classifier()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("gamma"):
+                p.fill_(10.0)  # a scale of 1.0000045
+            elif "offset" in name or name.startswith("mixture"):
+                p.zero_()
+    # Haar pooling halves: N(0, 1) in latent space is a spread of 2 x 0.2 x 255 grey levels.
+    model.image_mean.fill_(0.5)
+    model.image_std.fill_(spread / 2 / 255)
+    u = 127.5 + spread * torch.randn(4000, 1, 4, 4, dtype=torch.float64)
+    assert u.min() > 0 and u.max() < 256
+    bits = -model.log_density(u.floor() / 255).mean() / (16 * math.log(2))
+    assert bits.item() == pytest.approx(math.log2(spread * math.sqrt(2 * math.pi * math.e)), abs=0.01)
+
+
+def test_density_integrates_to_one() -> None:
+    """Over the whole space of grey images of 2 x 2 pixels, by the trapezoidal rule."""
+    flow = FlowConfig(1, 2, 2, blocks=(2,), widths=(4,), entry="none", pointwise_width=4)
+    model = GenerativeClassifier(ClassifierConfig(flow, classes=2, priors=(0.3, 0.7)))
+    randomise(model.double(), strength=0.5).eval()
+    with torch.inference_mode():
+        z = model.mixture.sample(torch.tensor([0, 1]).repeat(5000))
+        samples = 255 * model.invert(z).flatten(1)
+        centre, spread = samples.mean(0), samples.std(0)
+        steps = torch.linspace(-6.5, 6.5, 33, dtype=torch.float64)
+        axes = [c + s * steps for c, s in zip(centre, spread, strict=True)]
+        points = torch.cartesian_prod(*axes).view(-1, 1, 2, 2) / 255
+        density = torch.cat([model.log_density(part).exp() for part in points.split(50_000)])
+    volume = math.prod(float(axis[1] - axis[0]) for axis in axes)
+    assert float(density.sum()) * volume == pytest.approx(1, abs=2e-3)
+
+
+def test_samples_are_eight_bit_images(generator: torch.Generator) -> None:
+    model = small_classifier()
+    x = model.sample([0, 2], n=3, generator=generator)
+    assert x.shape == (6, 3, 8, 8)
+    assert x.min() >= 0 and x.max() <= 1
+    torch.testing.assert_close((255 * x).round() / 255, x)
+    assert model.sample(1).shape == (1, 3, 8, 8)
+    with pytest.raises(CandidError, match="0 to 2"):
+        model.sample(3)
+
+
+def test_training_noise_is_fresh_and_evaluation_noise_fixed() -> None:
+    model = small_classifier()
+    x = grid_images(2, 3, 8, 8)
+    assert torch.equal(model.latent(x), model.latent(x))
+    model.train()
+    assert not torch.equal(model.latent(x), model.latent(x))
+
+
+def test_building_leaves_the_global_generator_alone_and_is_reproducible() -> None:
+    state = torch.get_rng_state()
+    first, second = (GenerativeClassifier.from_preset("digits", seed=3) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    other = GenerativeClassifier.from_preset("digits", seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.mixture.mean, other.mixture.mean)
+
+
+def test_wrong_images_are_refused() -> None:
+    model = small_classifier()
+    with pytest.raises(CandidError, match="3 x 8 x 8 images.*not 3 x 9 x 8"):
+        model.predict(torch.rand(1, 3, 9, 8))
+    with pytest.raises(CandidError, match="divide 8-bit ones by 255"):
+        model.predict(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+    with pytest.raises(CandidError, match="batch, 192"):
+        model.invert(torch.zeros(1, 191))
+    x = torch.rand(3, 3, 8, 8)
+    x[1, 0, 0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="Image 1 of the batch has NaN"):
+        model.posterior(x)
+
+
+def test_nonfinite_results_name_the_culprit() -> None:
+    model = small_classifier()
+    x = torch.rand(2, 3, 8, 8)
+    z = model.latent(x).detach()
+    broken = small_classifier()
+    with torch.no_grad():
+        broken.mixture.mean[0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="mixture"):
+        broken.predict(x)
+    with torch.no_grad():
+        model.flow.get_submodule("stage1_block1.coupling.subnet.2").weight.fill_(math.inf)  # type: ignore[operator]
+    with pytest.raises(NonFiniteError, match="'stage1_block1.coupling'.*forward"):
+        model.log_density(x)
+    with pytest.raises(NonFiniteError, match="'stage1_block1.coupling'.*inverse"):
+        model.invert(z)
+
+
+def test_unknown_names_are_refused_with_the_nearest_right_one() -> None:
+    with pytest.raises(CandidError, match="did you mean 'imagenet'"):
+        GenerativeClassifier.from_preset("imagnet")
+    with pytest.raises(CandidError, match="did you mean 'mixing'"):
+        GenerativeClassifier.from_preset("digits", mixin="permutation")
+    with pytest.raises(CandidError, match="'mixing' can't be 'soft'"):
+        GenerativeClassifier.from_preset("digits", mixing="soft")
+    with pytest.raises(CandidError, match="10 classes but 1 class names"):
+        GenerativeClassifier(PRESETS["digits"], class_names=["zero"])
+    assert GenerativeClassifier.from_preset("digits", class_names=["a", "b"]).config.classes == 2
+    with pytest.raises(CandidError, match="memory must be"):
+        GenerativeClassifier.from_preset("digits", memory="none")  # type: ignore[arg-type]
