@@ -7,8 +7,9 @@ Loading reads numbers and text; it runs no code from the files.
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from candid.presets import ClassifierConfig
 from candid.version import __version__
 
 FORMAT, FORMAT_VERSION = "candid-model", 1
-RECORD = "model.json"
+RECORD, TEMPORARY = "model.json", ".writing-"
 
 
 def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
@@ -50,9 +51,9 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
         ) from error
-    for old in folder.glob("weights-*.safetensors"):
-        if old != weights:
-            old.unlink(missing_ok=True)
+    for leftover in (*folder.glob("weights-*.safetensors"), *folder.glob(f"{TEMPORARY}*")):
+        if leftover != weights:
+            leftover.unlink(missing_ok=True)
     return folder
 
 
@@ -161,16 +162,11 @@ def _write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-class _temporary:  # noqa: N801 - used like a function
-    """A file beside its destination that is gone afterwards unless it was renamed."""
-
-    def __init__(self, folder: Path) -> None:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".writing-")
-        os.close(handle)
-        self.path = Path(name)
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink(missing_ok=True)
+@contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A new path beside the destination; what is left there afterwards is removed."""
+    path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

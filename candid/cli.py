@@ -109,13 +109,20 @@ def _print_description(name: str, description: dict[str, Any]) -> None:
             "∞" if row["receptive_field"] is None else str(row["receptive_field"]) for row in (ours, theirs)
         )
         stages.add_row(
-            " / ".join(dict.fromkeys((ours["layer"], theirs["layer"]))),
+            _joined(ours["layer"], theirs["layer"]),
             str(ours["blocks"] or ""),
             f"{height} x {width}",
             f"{ours['channels']:,} / {theirs['channels']:,}",
             " / ".join(fields),
         )
     console.print(stages)
+
+
+def _joined(ours: str, theirs: str) -> str:
+    """``"Haar pooling", "max pooling"`` to ``"Haar / max pooling"``."""
+    if ours == theirs:
+        return ours
+    return f"{ours.removesuffix(' pooling') if theirs.endswith(' pooling') else ours} / {theirs}"
 
 
 @app.command("import")

@@ -92,7 +92,8 @@ class LatentMixture(nn.Module):
     def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
         """One z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
         means = self.means(y)
-        noise = torch.randn(means.shape, generator=generator, dtype=means.dtype)
+        device = means.device if generator is None else generator.device
+        noise = torch.randn(means.shape, generator=generator, device=device, dtype=means.dtype)
         return means + temperature * noise.to(means.device)
 
     @torch.no_grad()

@@ -27,17 +27,17 @@ def round_trip(image: Tensor, latent_maps: Tensor, restored: Tensor) -> Figure:
     axes[1].set_xlabel("frequency along the width")
     axes[1].set_ylabel("along the height")
     _photo(axes[2], restored, "and back")
-    _map(
-        figure, axes[3], error * 255, f"error in grey levels of 255 (largest {255 * float(error.max()):.1g})"
-    )
-    axes[3].set_axis_off()
+    _map(figure, axes[3], error * 255, "error in grey levels (white is 255)")
+    axes[3].set_xticks([])
+    axes[3].set_yticks([])
+    axes[3].set_xlabel(f"largest: {255 * float(error.max()):.1g}")
     return figure
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Write ``figure`` as a PNG and return where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     return path
 
 

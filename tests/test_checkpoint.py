@@ -175,6 +175,8 @@ def test_a_save_killed_at_any_moment_loses_nothing(folder: Path) -> None:
             process.send_signal(signal.SIGKILL)
         loaded = candid.load(folder)
         assert any(torch.equal(loaded.mixture.mean, truth) for truth in truths)
+    candid.save(small_classifier(), folder)
+    assert len(list(folder.iterdir())) == 2  # what the killed ones left is gone
 
 
 def test_a_full_disk_leaves_the_earlier_model_alone(folder: Path) -> None:

@@ -14,8 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from candid.flow.subnets import FullResolutionEntry
+
 if TYPE_CHECKING:
     from candid.flow.invertible import Invertible
+
+
+@contextmanager
+def frugal(*modules: nn.Module) -> Iterator[None]:
+    """Subnets that can trade time for memory do so."""
+    subnets = [m for module in modules for m in module.modules() if isinstance(m, FullResolutionEntry)]
+    for subnet in subnets:
+        subnet.frugal = True
+    try:
+        yield
+    finally:
+        for subnet in subnets:
+            subnet.frugal = False
 
 
 @contextmanager
@@ -90,7 +105,7 @@ class _Reversible(torch.autograd.Function):
         trainable = [_trainable([layer]) for layer in ctx.layers]
         lowest = 0 if x_needs_grad else next(i for i, own in enumerate(trainable) if own)
         gradients: dict[nn.Parameter, Tensor] = {}
-        with frozen_statistics(*ctx.layers), ctx.autocast:
+        with frozen_statistics(*ctx.layers), frugal(*ctx.layers), ctx.autocast:
             for depth in reversed(range(lowest, len(ctx.layers))):
                 layer, own = ctx.layers[depth], trainable[depth]
                 goes_on = x_needs_grad or depth > lowest

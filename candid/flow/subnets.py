@@ -8,8 +8,13 @@ damped by its gain of 0.1, that of a downsampling coupling is not: its subnets s
 or a new network would be so ill-conditioned that its inverse loses digits.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def bottleneck(
@@ -42,12 +47,14 @@ def strided_entry(
     channels_in: int, channels_out: int, width: int, kernel: int = 3, output_gain: float = 1.0
 ) -> nn.Sequential:
     """The network's first look at the pixels: two 3 x 3 convolutions or one of 7 x 7, with stride 2."""
-    if kernel == 3:
-        look = [_conv(channels_in, width, 3), *_norm_relu(width), _conv(width, width, 3, stride=2)]
-    else:
-        look = [_conv(channels_in, width, kernel, stride=2)]
     out = _conv(width, channels_out, 1, bias=True)
-    return _initialised(*look, *_norm_relu(width), out, output_gain=output_gain)
+    if kernel != 3:
+        look = _conv(channels_in, width, kernel, stride=2)
+        return _initialised(look, *_norm_relu(width), out, output_gain=output_gain)
+    look = _conv(channels_in, width, 3)
+    again = _conv(width, width, 3, stride=2)
+    layers = _initialised(look, *_norm_relu(width), again, *_norm_relu(width), out, output_gain=output_gain)
+    return FullResolutionEntry(*layers)
 
 
 def low_resolution_entry(
@@ -56,6 +63,54 @@ def low_resolution_entry(
     """The entry's second subnet, after the downsampling."""
     out = _conv(width, channels_out, 1)
     return _initialised(_conv(channels_in, width, 3), *_norm_relu(width), out, output_gain=output_gain)
+
+
+class FullResolutionEntry(nn.Sequential):
+    """Convolution, batch norm, ReLU, strided convolution, and the rest.
+
+    Its activations at the image's own resolution are by far the largest of the whole network. While
+    ``frugal`` is set, they are recomputed image by image in the backward pass, and exist for one image
+    at a time; batch norm's statistics are gathered the same way, with the same gradients.
+    """
+
+    frugal = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        look, norm, _, again, *rest = self
+        if not (self.frugal and type(norm) is nn.BatchNorm2d):
+            return super().forward(x)
+        images = x.split(1)
+        scale, shift = _as_affine(norm, *_statistics(look, norm, images))
+
+        def up_to_the_halving(image: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            return again(F.relu(look(image) * scale + shift, inplace=True))
+
+        x = torch.cat([_recomputed(up_to_the_halving, image, scale, shift) for image in images])
+        for layer in rest:
+            x = layer(x)
+        return x
+
+
+def _statistics(look: nn.Module, norm: nn.BatchNorm2d, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance a channel of ``look(images)`` as ``norm`` uses them, differentiable."""
+    if not norm.training:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        return norm.running_mean, norm.running_var
+
+    def moments(image: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.var_mean(look(image).to(norm.weight.dtype), dim=(0, 2, 3), correction=0)
+
+    variances, means = map(torch.stack, zip(*(_recomputed(moments, image) for image in images), strict=True))
+    return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+
+
+def _as_affine(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    scale = norm.weight * (variance + norm.eps).rsqrt()
+    return scale[:, None, None], (norm.bias - mean * scale)[:, None, None]
+
+
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1, bias: bool = False) -> nn.Module:
