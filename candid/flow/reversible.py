@@ -7,12 +7,13 @@ The memory of a training step then holds one layer's activations instead of all 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from candid.flow.subnets import FullResolutionEntry
 
@@ -21,34 +22,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def frugal(*modules: nn.Module) -> Iterator[None]:
-    """Subnets that can trade time for memory do so."""
-    subnets = [m for module in modules for m in module.modules() if isinstance(m, FullResolutionEntry)]
-    for subnet in subnets:
-        subnet.frugal = True
+def _switched(modules: Sequence[nn.Module], attribute: str, value: bool) -> Iterator[None]:
+    for module in modules:
+        setattr(module, attribute, value)
     try:
         yield
     finally:
-        for subnet in subnets:
-            subnet.frugal = False
+        for module in modules:
+            setattr(module, attribute, not value)
 
 
-@contextmanager
-def frozen_statistics(*modules: nn.Module) -> Iterator[None]:
+def frozen_statistics(*modules: nn.Module) -> AbstractContextManager[None]:
     """Batch norm normalises as before but leaves its running statistics alone."""
     norms = [
-        norm
-        for module in modules
-        for norm in module.modules()
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.training and norm.track_running_stats
+        m for m in _submodules(modules) if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
     ]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.track_running_stats = True
+    return _switched(norms, "track_running_stats", False)
+
+
+def frugal(*modules: nn.Module) -> AbstractContextManager[None]:
+    """Subnets that can trade time for memory do so."""
+    return _switched([m for m in _submodules(modules) if isinstance(m, FullResolutionEntry)], "frugal", True)
+
+
+def _submodules(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for module in modules:
+        yield from module.modules()
 
 
 def run_reversibly(layers: Sequence[Invertible], x: Tensor) -> tuple[Tensor, Tensor]:
