@@ -97,7 +97,7 @@ class ResNet(nn.Module):
         """p(y | x), (B, M); rows sum to one."""
         return self.logits(x).softmax(dim=1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """The most probable class, (B,)."""
         return self.logits(x).argmax(dim=1)

@@ -26,39 +26,52 @@ from candid.presets import ClassifierConfig
 from candid.version import __version__
 
 FORMAT, FORMAT_VERSION = "candid-model", 1
-RECORD, TEMPORARY = "model.json", ".writing-"
+RECORD, WEIGHTS, TEMPORARY = "model.json", "weights-", ".writing-"
 
 
 def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
-    """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole."""
+    """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
+
+    One process saves to a folder at a time: of several, let the first do it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> model = GenerativeClassifier.from_preset("digits")
+    >>> with TemporaryDirectory() as folder:
+    ...     load(save(model, folder)).config == model.config
+    True
+    """
     folder = Path(path)
     if folder.is_file():
         raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
+    record = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "library_version": __version__,
+        "config": to_dict(model.config),
+        "class_names": list(model.class_names),
+        "metadata": model.metadata,
+    }
+    try:
+        json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
-        record = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "library_version": __version__,
-            "config": to_dict(model.config),
-            "class_names": list(model.class_names),
-            "metadata": model.metadata,
-            "weights": {"file": weights.name, "bytes": weights.stat().st_size},
-        }
-        _write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
+        record["weights"] = {"file": weights.name, "bytes": weights.stat().st_size}
+        _write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False).encode())
+        for leftover in (*folder.glob(f"{WEIGHTS}*"), *folder.glob(f"{TEMPORARY}*")):
+            if leftover != weights:
+                leftover.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
         ) from error
-    for leftover in (*folder.glob("weights-*.safetensors"), *folder.glob(f"{TEMPORARY}*")):
-        if leftover != weights:
-            leftover.unlink(missing_ok=True)
     return folder
 
 
 def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier:
-    """The model saved in the folder ``path``, in evaluation mode, on the CPU."""
+    """The model saved in the folder ``path``: in float32, in evaluation mode, on the CPU."""
     folder = _model_folder(Path(path))
     record = _read_record(folder)
     with torch.device("meta"):
@@ -81,6 +94,8 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> 
         problem = "lacks" if name in expected else "has an unknown"
         raise CheckpointError(f"'{source}' {problem} tensor '{name}': it was made for another network.")
     for name, tensor in state.items():
+        if tensor.is_floating_point() != expected[name].is_floating_point():
+            raise CheckpointError(f"Tensor '{name}' of '{source}' has the wrong type, {tensor.dtype}.")
         if tensor.shape != expected[name].shape:
             raise CheckpointError(
                 f"Tensor '{name}' of '{source}' has the shape {tuple(tensor.shape)} where the network "
@@ -108,7 +123,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' was not written by candid: save a model with candid.save first.")
@@ -138,6 +153,8 @@ def _read_weights(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
             f"'{path}' has {path.stat().st_size} bytes instead of {entry.get('bytes')}: copy it again."
         )
     try:
+        if path.name != _name(path):
+            raise CheckpointError(f"The content of '{path}' was changed since it was saved: copy it again.")
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
@@ -148,9 +165,14 @@ def _write_weights(folder: Path, state: dict[str, Tensor]) -> Path:
     with _temporary(folder) as temporary:
         save_file(state, temporary)
         with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        return temporary.replace(folder / f"weights-{digest[:16]}.safetensors")
+        return temporary.replace(folder / _name(temporary))
+
+
+def _name(weights: Path) -> str:
+    with weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{WEIGHTS}{digest[:16]}.safetensors"
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

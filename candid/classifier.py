@@ -1,7 +1,7 @@
 """The generative classifier: pixels in, likelihoods out, samples back."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +9,9 @@ from torch import Tensor, nn
 from candid.errors import CandidError, NonFiniteError
 from candid.flow.backbone import build_flow
 from candid.flow.invertible import Memory
+from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
 from candid.presets import ClassifierConfig, preset
-
-
-class Classifier(Protocol):
-    """What every classifier here can do, generative or not."""
-
-    def logits(self, x: Tensor) -> Tensor: ...
-    def posterior(self, x: Tensor) -> Tensor: ...
-    def predict(self, x: Tensor) -> Tensor: ...
 
 
 class Outputs(NamedTuple):
@@ -78,8 +71,10 @@ class GenerativeClassifier(nn.Module):
                 config.classes, flow.constant_coefficients, flow.dimensions, config.rank, config.priors
             )
             self.register_buffer("noise", torch.rand(self.image_shape))
-        self.register_buffer("image_mean", torch.tensor(config.mean)[:, None, None])
-        self.register_buffer("image_std", torch.tensor(config.std)[:, None, None])
+        for name, values in (("image_mean", config.mean), ("image_std", config.std)):
+            # The configuration holds them; on the CPU even where a model is built without memory (meta).
+            per_channel = torch.tensor(values, device="cpu")[:, None, None]
+            self.register_buffer(name, per_channel, persistent=False)
         self.memory = memory
         self.metadata: dict[str, Any] = {}
         """What else is saved with the model, as JSON: how it was trained, scores for p-values."""
@@ -123,7 +118,8 @@ class GenerativeClassifier(nn.Module):
         z, log_det = self.flow(v)
         logits = self.mixture.logits(z)
         # The sum is finite only if all its parts are: one small test on the normal path.
-        if not torch.compiler.is_compiling() and not torch.isfinite(logits.sum() + log_det.sum()):
+        total = logits.sum() + log_det.sum() + z.square().sum()
+        if not torch.compiler.is_compiling() and not torch.isfinite(total):
             raise self._nonfinite_error(x, v)
         return Outputs(z, log_det, logits)
 
@@ -139,7 +135,7 @@ class GenerativeClassifier(nn.Module):
         """p(y | x), (B, M); rows sum to one."""
         return self.logits(x).softmax(dim=1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """The most probable class, (B,)."""
         return self.logits(x).argmax(dim=1)
@@ -164,7 +160,7 @@ class GenerativeClassifier(nn.Module):
         """The image of a latent, (B, C, H, W): undoes :meth:`latent` in evaluation mode."""
         return self._denormalise(z) - self.noise / 255
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def sample(
         self,
         y: int | Sequence[int] | Tensor,
@@ -177,7 +173,9 @@ class GenerativeClassifier(nn.Module):
         ``temperature`` scales the standard deviation in latent space. Call it in evaluation mode.
         """
         labels = torch.as_tensor(y, device=self.noise.device).reshape(-1)
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.config.classes:
+        if labels.is_floating_point() or not len(labels) or n < 1:
+            raise CandidError(f"Samples need whole class numbers and a count, not {y} and {n}.")
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.config.classes:
             raise CandidError(
                 f"Classes go from 0 to {self.config.classes - 1}: {labels.tolist()} don't all fit."
             )
@@ -185,25 +183,38 @@ class GenerativeClassifier(nn.Module):
         return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
 
     def _normalise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        if tuple(x.shape[1:]) != self.image_shape:
-            expected, given = (" x ".join(map(str, s)) for s in (self.image_shape, x.shape[1:]))
-            raise CandidError(
-                f"The model takes a batch of {expected} images (channels x height x width), "
-                f"not {given}: resize or crop them first."
-            )
-        if not x.is_floating_point():
-            raise CandidError(f"Images must be floats in [0, 1], not {x.dtype}: divide 8-bit ones by 255.")
+        self._check_images(x)
         noise = self.noise
         if self.training:
             device = x.device if generator is None else generator.device
             noise = torch.rand(x.shape, generator=generator, device=device, dtype=noise.dtype).to(x.device)
         return (x.to(noise.dtype) + noise / 255 - self.image_mean) / self.image_std
 
+    def _check_images(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            given = getattr(x, "dtype", type(x).__name__)
+            raise CandidError(
+                f"Images must be float tensors in [0, 1], not {given}: divide 8-bit ones by 255."
+            )
+        expected, shape = (" x ".join(map(str, s)) for s in (self.image_shape, x.shape))
+        if tuple(x.shape) == self.image_shape:
+            raise CandidError(f"The model takes batches: give a single {expected} image as x[None].")
+        if tuple(x.shape[1:]) != self.image_shape or not len(x):
+            raise CandidError(
+                f"The model takes a batch of {expected} images (channels x height x width), "
+                f"not a tensor of {shape or 'no dimensions'}: resize or crop them first."
+            )
+        if not torch.compiler.is_compiling() and x.max() > 20:
+            raise CandidError(
+                f"The images reach {float(x.max()):.4g} where white is 1: divide 8-bit pixels by 255."
+            )
+
     def _denormalise(self, z: Tensor) -> Tensor:
         """U / 255 of the widened grid, (B, C, H, W)."""
-        if z.dim() != 2 or z.shape[1] != self.dimensions:
+        if z.dim() != 2 or z.shape[1] != self.dimensions or not len(z):
             raise CandidError(f"Latents have the shape (batch, {self.dimensions}), not {tuple(z.shape)}.")
-        v, log_det = self.flow.inverse(z)
+        with frozen_statistics(self.flow):
+            v, log_det = self.flow.inverse(z)
         if not torch.compiler.is_compiling() and not torch.isfinite(v.sum() + log_det.sum()):
             raise self.flow.first_nonfinite(z, "inverse") or NonFiniteError("The inverse pass overflowed.")
         return v * self.image_std + self.image_mean
@@ -211,7 +222,7 @@ class GenerativeClassifier(nn.Module):
     def _log_base(self, outputs: Outputs) -> Tensor:
         """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
         log_dv_du = -(255 * self.image_std.double()).log().expand(self.image_shape).sum()  # u = 255 x + r
-        return log_standard_normal(outputs.z).double() + outputs.log_det.double() + log_dv_du
+        return log_standard_normal(outputs.z.double()) + outputs.log_det.double() + log_dv_du
 
     def _nonfinite_error(self, x: Tensor, v: Tensor) -> CandidError:
         bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()

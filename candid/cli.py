@@ -2,17 +2,18 @@
 
 import json
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.exceptions import TyperException
 
-from candid.errors import CandidError, CheckpointError, did_you_mean
+from candid.errors import CandidError, did_you_mean
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Generative image classifiers that can be trusted.",
@@ -22,11 +23,19 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing e
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        app()
-    except CandidError as error:
-        print(f"candid: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except (CandidError, OSError) as error:
+        message = str(error)
+    except TyperException as error:
+        message = error.format_message()
+    except typer.Abort:
+        message = "stopped."
+    print(f"candid: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _version(wanted: bool) -> None:
@@ -134,12 +143,14 @@ def import_(
     """Bring in a checkpoint that the paper's authors released for ImageNet."""
     from candid import import_released, save
 
+    if out.is_file():
+        raise CandidError(f"'{out}' is a file: name a folder to write the model to.")
     names = None
     if class_names is not None:
         try:
             names = class_names.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"Can't read the class names: {error}") from error
+        except UnicodeDecodeError as error:
+            raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
     model = import_released(file, names)
     save(model, out)
     channels, height, width = model.image_shape
@@ -151,21 +162,21 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder for the figure.")] = Path("demo"),
 ) -> None:
     """What every preset is made of, and a photo sent to latent space and back."""
-    from candid import GenerativeClassifier, plots
-    from candid.demo import round_trip, spread_by_frequency
+    from candid import plots
+    from candid.demo import round_trip
     from candid.info import describe
     from candid.presets import PRESETS
 
+    out.mkdir(parents=True, exist_ok=True)
     for name, config in PRESETS.items():
         _print_description(name, describe(config))
     console = Console()
     with console.status("building the imagenet network (untrained) and sending a photo through it"):
-        model = GenerativeClassifier.from_preset("imagenet").eval()
-        trip = round_trip(model)
-        figure = plots.round_trip(trip.image, spread_by_frequency(model, trip.z), trip.restored)
+        trip = round_trip()
+        figure = plots.save(plots.round_trip(trip), out / "round_trip.png")
     console.print(
         f"a photo of 3 x 224 x 224 pixels to {len(trip.z):,} latent numbers and back: "
         f"largest error {trip.largest_error:.1e} where white is 1",
         soft_wrap=True,
     )
-    console.print(f"figure: {plots.save(figure, out / 'round_trip.png')}")
+    console.print(f"figure: {figure}")

@@ -4,6 +4,7 @@ An unknown key, a wrong type or a missing value stops with one sentence that nam
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -54,10 +55,27 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return cls(**{key: convert(value, hints[key], where + key) for key, value in values.items()})
 
 
+def check_fields(config: Any) -> None:
+    """For ``__post_init__``: every field has its type; lists become tuples and whole numbers floats."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        object.__setattr__(config, name, convert(getattr(config, name), hint, name))
+
+
+def check_range(config: Any, low: int, high: int, *names: str) -> None:
+    """Every number of the fields ``names`` lies in [low, high]."""
+    for name in names:
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not low <= number <= high:
+                raise CandidError(f"'{name}' must be at least {low} and at most {high}, not {number}.")
+
+
 def convert(value: Any, hint: Any, key: str) -> Any:
     """``value`` as the type ``hint``, or an error that names ``key``."""
     origin, arguments = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
         return from_dict(typing.cast(type, hint), value, where=key + ".")
     if origin is Literal:
         if value not in arguments:
@@ -71,11 +89,20 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         return convert(value, hint, key)
     if origin is tuple:
         return _convert_tuple(value, arguments, key)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(value, key)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise CandidError(f"'{key}' must be of type {hint.__name__}, not {value!r}.")
     return value
+
+
+def _finite(value: float, key: str) -> float:
+    try:
+        if math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise CandidError(f"'{key}' must be a finite number.")
 
 
 def _convert_tuple(value: Any, arguments: tuple[Any, ...], key: str) -> tuple[Any, ...]:

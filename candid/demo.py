@@ -14,11 +14,13 @@ class RoundTrip(NamedTuple):
     """One photo, its latent, and the photo recovered from it."""
 
     image: Tensor
-    """(3, 224, 224) in [0, 1]."""
+    """(3, H, W) in [0, 1]."""
     z: Tensor
-    """(150528,)."""
+    """(D,)."""
+    spread: Tensor
+    """Standard deviation over channels of each cosine coefficient of z, (height, width)."""
     restored: Tensor
-    """(3, 224, 224)."""
+    """(3, H, W)."""
 
     @property
     def largest_error(self) -> float:
@@ -39,15 +41,13 @@ def sample_photo(size: int = 224) -> Tensor:
 
 
 @torch.inference_mode()
-def round_trip(model: GenerativeClassifier) -> RoundTrip:
-    """The sample photo through the network and back."""
-    image = sample_photo(model.image_shape[1])
-    z = model.latent(image[None])
-    return RoundTrip(image, z[0], model.invert(z)[0])
-
-
-def spread_by_frequency(model: GenerativeClassifier, z: Tensor) -> Tensor:
-    """Standard deviation over channels of each cosine coefficient, (height, width)."""
+def round_trip(preset: str = "imagenet") -> RoundTrip:
+    """The sample photo through an untrained network and back."""
+    model = GenerativeClassifier.from_preset(preset).eval()
     flow = model.config.flow
-    height, width = flow.height // flow.downsampling, flow.width // flow.downsampling
-    return z.view(width, height, flow.constant_coefficients).std(2).T
+    image = sample_photo(flow.height)
+    z = model.latent(image[None])
+    by_frequency = z.view(
+        flow.width // flow.downsampling, flow.height // flow.downsampling, flow.constant_coefficients
+    )
+    return RoundTrip(image, z[0], by_frequency.std(2).T, model.invert(z)[0])

@@ -54,7 +54,9 @@ class LatentMixture(nn.Module):
         rest, rows = dimensions - constant, classes if rank is None else rank
         self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
         self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))
-        self.register_buffer("log_priors", _log_priors(classes, priors))
+        check_priors(priors, classes)
+        logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
+        self.register_buffer("log_priors", torch.tensor(logs))
 
     def logits(self, z: Tensor) -> Tensor:
         """``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
@@ -77,17 +79,19 @@ class LatentMixture(nn.Module):
 
     def squared_norms(self) -> Tensor:
         """``|mu_y|^2``, (M,)."""
-        if self.alpha is None:
-            rest = self.prototypes.square().sum(1)
-        else:
-            gram: Tensor = _Gram.apply(self.prototypes)
-            rest = ((self.alpha @ gram) * self.alpha).sum(1)
-        return self.mean.square().sum(1) + rest
+        with full_precision(self.mean):
+            if self.alpha is None:
+                rest = self.prototypes.square().sum(1)
+            else:
+                gram: Tensor = _Gram.apply(self.prototypes)
+                rest = ((self.alpha @ gram) * self.alpha).sum(1)
+            return self.mean.square().sum(1) + rest
 
     def means(self, y: Tensor) -> Tensor:
         """The means of the classes ``y``, (len(y), D)."""
-        rows = self.prototypes[y] if self.alpha is None else self.alpha[y] @ self.prototypes
-        return torch.cat((self.mean[y], rows), dim=1)
+        with full_precision(self.mean):
+            rest = self.prototypes[y] if self.alpha is None else self.alpha[y] @ self.prototypes
+            return torch.cat((self.mean[y], rest), dim=1)
 
     def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
         """One z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
@@ -114,15 +118,27 @@ class LatentMixture(nn.Module):
 class _Gram(torch.autograd.Function):
     """``P P^T``, whose gradient autograd would form twice, each as large as P."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, prototypes: Tensor) -> Tensor:
-        ctx.save_for_backward(prototypes)
+    def forward(prototypes: Tensor) -> Tensor:
         return prototypes @ prototypes.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (prototypes,) = ctx.saved_tensors
         return (gradient + gradient.T) @ prototypes
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (prototypes,) = ctx.saved_tensors
+        half = tangent @ prototypes.T
+        return half + half.T
 
 
 def log_standard_normal(z: Tensor) -> Tensor:
@@ -130,14 +146,13 @@ def log_standard_normal(z: Tensor) -> Tensor:
     return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
 
 
-def _log_priors(classes: int, priors: Sequence[float] | None) -> Tensor:
+def check_priors(priors: Sequence[float] | None, classes: int) -> None:
+    """One positive number a class, together one."""
     if priors is None:
-        return torch.full((classes,), -math.log(classes))
-    p = torch.tensor(priors, dtype=torch.float64)
-    if len(p) != classes:
-        raise CandidError(f"There are {classes} classes but {len(p)} class priors: give one a class.")
-    if not bool((p > 0).all()) or not math.isclose(float(p.sum()), 1.0, rel_tol=1e-6):
+        return
+    if len(priors) != classes:
+        raise CandidError(f"There are {classes} classes but {len(priors)} class priors: give one a class.")
+    if min(priors) <= 0 or not math.isclose(math.fsum(priors), 1.0, rel_tol=1e-6):
         raise CandidError(
             "Class priors must be positive and sum to one: divide the class counts by their sum."
         )
-    return p.log().to(torch.get_default_dtype())

@@ -8,25 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from candid.demo import RoundTrip
+
 matplotlib.use("Agg")
 
 
-def round_trip(image: Tensor, latent_maps: Tensor, restored: Tensor) -> Figure:
-    """A photo, how large its latent is at each frequency, the photo back, and the error.
-
-    Args:
-        image: (3, H, W) in [0, 1].
-        latent_maps: standard deviation of the latent by cosine frequency, (height, width).
-        restored: the image after the way back, (3, H, W).
-    """
+def round_trip(trip: RoundTrip) -> Figure:
+    """A photo, how large its latent is at each frequency, the photo back, and the error."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     axes = figure.subplots(1, 4)
-    error = (restored - image).abs().amax(0)
-    _photo(axes[0], image, "the photo")
-    _map(figure, axes[1], latent_maps, "its latent: spread by frequency")
+    error = (trip.restored - trip.image).abs().amax(0)
+    _photo(axes[0], trip.image, "the photo")
+    _map(figure, axes[1], trip.spread, "its latent: spread by frequency")
     axes[1].set_xlabel("frequency along the width")
     axes[1].set_ylabel("along the height")
-    _photo(axes[2], restored, "and back")
+    _photo(axes[2], trip.restored, "and back")
     _map(figure, axes[3], error * 255, "error in grey levels (white is 255)")
     axes[3].set_xticks([])
     axes[3].set_yticks([])

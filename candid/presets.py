@@ -1,19 +1,25 @@
 """The configuration of a generative classifier, and the named ones."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from candid.config import convert
+from candid.config import check_fields, check_range
 from candid.errors import CandidError, did_you_mean
 from candid.flow.backbone import FlowConfig
+from candid.mixture import check_priors
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """Everything that rebuilds a classifier; it travels with the weights."""
+    """Everything that rebuilds a classifier; it travels with the weights.
+
+    >>> flow = FlowConfig(3, 32, 32, blocks=(2, 2), widths=(16, 32), entry="none")
+    >>> ClassifierConfig(flow, classes=3, priors=(0.5, 0.25, 0.25)).rank is None
+    True
+    """
 
     flow: FlowConfig
     classes: int
@@ -23,12 +29,12 @@ class ClassifierConfig:
     """Subtracted from the image in [0, 1], a number a channel or one for all."""
     std: tuple[float, ...] = (0.25,)
     """What the image is then divided by."""
-    priors: tuple[float, ...] | None = field(default=None)
+    priors: tuple[float, ...] | None = None
     """Class priors that sum to one; None: uniform."""
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise CandidError(f"'classes' must be at least 1, not {self.classes}.")
+        check_fields(self)
+        check_range(self, 1, 10_000_000, "classes", *(["rank"] if self.rank is not None else []))
         for key in ("mean", "std"):
             if len(getattr(self, key)) not in (1, self.flow.channels):
                 raise CandidError(
@@ -37,6 +43,7 @@ class ClassifierConfig:
                 )
         if min(self.std) <= 0:
             raise CandidError(f"'std' must be positive, not {min(self.std)}.")
+        check_priors(self.priors, self.classes)
 
 
 PRESETS: Mapping[str, ClassifierConfig] = {
@@ -78,16 +85,10 @@ def preset(name: str, **changes: Any) -> ClassifierConfig:
     if name not in PRESETS:
         raise CandidError(f"There is no preset '{name}': {did_you_mean(name, PRESETS)}")
     config = PRESETS[name]
-    own, flow = _hints(ClassifierConfig), _hints(FlowConfig)
+    own, flow = ({field.name for field in fields(part)} for part in (config, config.flow))
     for key in changes:
-        if key not in own and key not in flow:
-            raise CandidError(f"Presets have no key '{key}': {did_you_mean(key, [*own, *flow])}")
-    inner = {k: convert(v, flow[k], k) for k, v in changes.items() if k in flow}
-    outer = {k: convert(v, own[k], k) for k, v in changes.items() if k in own}
-    return replace(config, flow=replace(config.flow, **inner), **outer)
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    hints = dict(cls.__annotations__)
-    hints.pop("flow", None)
-    return hints
+        if key not in own | flow:
+            raise CandidError(f"Presets have no key '{key}': {did_you_mean(key, own | flow)}")
+    inner = {key: value for key, value in changes.items() if key in flow}
+    outer = {key: value for key, value in changes.items() if key in own}
+    return replace(config, **{"flow": replace(config.flow, **inner), **outer})

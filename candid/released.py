@@ -40,56 +40,68 @@ def import_released(
     modules = _modules(content["inn"], source)
     try:
         config = _infer_config(modules, content)
-    except (KeyError, IndexError, ValueError, StopIteration) as error:
+    except (KeyError, IndexError, ValueError, RuntimeError, StopIteration) as error:
         raise _foreign(source, f"its layout can't be told ({error})") from error
     model = GenerativeClassifier(config, class_names)
     own = model.state_dict()
-    state = {name: own[name] for name in ("noise", "image_mean", "image_std", "mixture.log_priors")}
-    state |= {name: own[name] for name in own if name.startswith("flow.dct")}
+    state = {name: own[name] for name in own if name.startswith(("noise", "mixture.log_priors", "flow.dct"))}
     blocks = [module for module in modules if "act_norm" in module]
     names = [name for name, child in model.flow.named_children() if hasattr(child, "coupling")]
     for name, module in zip(names, blocks, strict=True):
-        state |= dict(_translate_block(f"flow.{name}", module))
+        state |= dict(_translate_block(f"flow.{name}", module, hard=config.flow.mixing == "permutation"))
     shuffle = torch.from_numpy(np.random.RandomState(0).permutation(content["mu"].shape[2]))
     state["mixture.mean"] = content["mu"][0][:, shuffle.argsort()]
     state["mixture.alpha"], state["mixture.prototypes"] = content["mu_t"], content["mu_m"]
     load_weights(model, {name: tensor.detach().clone() for name, tensor in state.items()}, str(source))
     model.metadata = {"imported_from": source.name}
-    return model.eval()
+    return model.float().eval()
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"There is no file '{path}' to import.")
-    with path.open("rb") as file:
-        if file.read(2) == b"\x1f\x8b":
-            raise CheckpointError(f"'{path}' is compressed: run gunzip on it first.")
     try:
+        with path.open("rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                raise CheckpointError(f"'{path}' is compressed: run gunzip on it first.")
         with warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever the unpickler trips over, the file is at fault
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _foreign(path, f"it is cut or no plain PyTorch file ({reason})") from error
+        raise _foreign(path, "it is cut, or no plain PyTorch file") from error
     if not isinstance(content, dict):
         raise _foreign(path, "it holds no dictionary")
-    for key, dims in (("mu", 3), ("mu_t", 2), ("mu_m", 2)):
-        if not isinstance(content.get(key), Tensor) or content[key].dim() != dims:
-            raise _foreign(path, f"it has no tensor '{key}' with {dims} dimensions")
+    for key, shape in (("mu", "1 x classes x C"), ("mu_t", "classes x K"), ("mu_m", "K x rest")):
+        tensor: Any = content.get(key)
+        if (
+            not _is_float(tensor)
+            or tensor.dim() != shape.count("x") + 1
+            or (key == "mu" and len(tensor) != 1)
+        ):
+            raise _foreign(path, f"it has no tensor '{key}' of {shape} numbers")
     if not isinstance(content.get("inn"), dict):
         raise _foreign(path, "it has no state dictionary 'inn'")
     return content
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _modules(state: dict[str, Tensor], path: Path) -> list[Module]:
     """The network's modules in order, each as its own tensors by name."""
     modules: dict[int, Module] = {}
     for key, tensor in state.items():
-        if key.startswith("tmp_var_"):
+        if str(key).startswith("tmp_var_"):
             continue  # left-over activations
-        match = re.fullmatch(r"module_list\.(\d+)\.(.+)", key)
-        if match is None:
-            raise _foreign(path, f"the name '{key}' is unknown")
+        match = re.fullmatch(r"module_list\.(\d{1,6})\.(.+)", str(key))
+        if match is None or not isinstance(tensor, Tensor):
+            raise _foreign(path, f"the entry '{key}' is unknown")
         modules.setdefault(int(match[1]), {})[match[2]] = tensor
+    for module in modules.values():
+        if "act_norm" not in module and not module.keys() <= {"haar_weights", "weight", "inv_weight"}:
+            raise _foreign(path, f"a module has the unknown parts {', '.join(sorted(module))}")
     return [modules[i] for i in sorted(modules)]
 
 
@@ -105,7 +117,7 @@ def _infer_config(modules: list[Module], content: dict[str, Any]) -> ClassifierC
         blocks[-1] += 1
     final_size = next(m["inv_weight"].shape[0] for m in modules if "inv_weight" in m)
     size = final_size * 2 ** (len(blocks) + 1)
-    hard = all(_is_permutation(m["w"]) for m in modules if "w" in m)
+    hard = all(_is_permutation(_mixing_matrix(m)) for m in modules if "act_norm" in m)
     flow = FlowConfig(
         channels=entry["act_norm"].shape[1] // 4,
         height=size,
@@ -122,25 +134,33 @@ def _infer_config(modules: list[Module], content: dict[str, Any]) -> ClassifierC
     return ClassifierConfig(flow, classes, rank, IMAGENET_MEAN, IMAGENET_STD)
 
 
-def _translate_block(prefix: str, module: Module) -> Iterator[tuple[str, Tensor]]:
+def _translate_block(prefix: str, module: Module, hard: bool) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in module.items():
         head, _, tail = name.partition(".")
         if head in SUBNETS:
             yield f"{prefix}.coupling.{SUBNETS[head]}.{tail}", tensor
         elif name in ("act_norm", "act_offset"):
             yield f"{prefix}.actnorm.{'gamma' if name == 'act_norm' else 'offset'}", tensor.flatten()
-        elif name == "w" and _is_permutation(tensor):
-            index = tensor[:, :, 0, 0].argmax(1)
+        elif name == "w" and hard:
+            index = _mixing_matrix(module).argmax(1)
             yield f"{prefix}.mixing.index", index
             yield f"{prefix}.mixing.inverse_index", index.argsort()
         elif name == "w":
-            yield f"{prefix}.mixing.matrix.weight", tensor[:, :, 0, 0]
+            yield f"{prefix}.mixing.matrix.weight", _mixing_matrix(module)
         elif not CONSTANT.fullmatch(name):
             yield f"{prefix}.{name}", tensor  # unknown: refused, by its name, when the weights are checked
 
 
+def _mixing_matrix(module: Module) -> Tensor:
+    """``w`` as a matrix, orthogonal as the log-determinant takes it to be."""
+    w = module["w"].flatten(1).float()
+    if module["w"].shape[2:] != (1, 1) or not torch.allclose(w @ w.T, torch.eye(len(w)), atol=1e-4):
+        raise ValueError("a mixing matrix 'w' is not orthogonal")
+    return w
+
+
 def _is_permutation(w: Tensor) -> bool:
-    return bool(((w == 0) | (w == 1)).all()) and bool((w.sum(0) == 1).all()) and bool((w.sum(1) == 1).all())
+    return bool(((w == 0) | (w == 1)).all())
 
 
 def _foreign(path: Path, why: str) -> CheckpointError:

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
 
@@ -43,7 +44,22 @@ def autograd_log_det(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def small_classifier(seed: int = 0, **flow: object) -> GenerativeClassifier:
-    """A quick three-class model on 3 x 8 x 8 images, in evaluation mode, away from the identity."""
+    """A quick three-class model on 3 x 16 x 16 images, in evaluation mode, away from the identity."""
     settings: dict[str, object] = {"blocks": (1, 1), "widths": (4, 4), "entry_width": 4, "pointwise_width": 4}
-    config = ClassifierConfig(FlowConfig(3, 8, 8, **(settings | flow)), classes=3, rank=2)  # type: ignore[arg-type]
+    config = ClassifierConfig(FlowConfig(3, 16, 16, **(settings | flow)), classes=3, rank=2)  # type: ignore[arg-type]
     return randomise(GenerativeClassifier(config, seed=seed), seed).eval()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pickle
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 
 import candid
 from candid import CheckpointError
+from candid.info import describe
 from tests.helpers import small_classifier
 
 
@@ -36,7 +39,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 def test_a_saved_model_comes_back_the_same(folder: Path) -> None:
     model, loaded = small_classifier(), candid.load(folder)
-    x = torch.rand(3, 3, 8, 8)
+    x = torch.rand(3, 3, 16, 16)
     assert torch.equal(model.log_density(x), loaded.log_density(x))
     assert loaded.config == model.config
     assert loaded.class_names == model.class_names
@@ -56,14 +59,31 @@ def test_saving_again_replaces_the_model_and_leaves_one_set_of_weights(folder: P
 
 
 def test_half_precision_weights_load_and_stay_invertible(folder: Path) -> None:
-    state = {k: v.half() if v.is_floating_point() else v for k, v in load_file(weights_of(folder)).items()}
-    save_file(state, weights_of(folder))
-    entry = {"file": weights_of(folder).name, "bytes": weights_of(folder).stat().st_size}
-    edit(folder, weights=entry)
+    candid.save(small_classifier().half(), folder)
+    assert load_file(weights_of(folder))["noise"].dtype == torch.float16
     model = candid.load(folder)
-    x = torch.rand(3, 3, 8, 8)
+    x = torch.rand(3, 3, 16, 16)
     with torch.inference_mode():
         assert (model.invert(model.latent(x)) - x).abs().max() < 1e-5
+
+
+def test_class_priors_travel_with_the_model(tmp_path: Path) -> None:
+    model = candid.GenerativeClassifier.from_preset("digits", classes=2, priors=(0.3, 0.7)).eval()
+    loaded = candid.load(candid.save(model, tmp_path))
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(loaded.posterior(x), model.posterior(x))
+    assert describe(loaded.config)["total_parameters"] > 0
+
+
+@pytest.mark.parametrize("metadata", [{"loss": float("nan")}, {"scores": torch.zeros(3)}])
+def test_metadata_that_is_no_json_is_refused_before_anything_is_written(
+    folder: Path, metadata: object
+) -> None:
+    model = small_classifier(seed=1)
+    model.metadata = metadata  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="JSON"):
+        candid.save(model, folder)
+    assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
 
 
 def cut_record(folder: Path) -> None:
@@ -84,25 +104,31 @@ def rename_weights(folder: Path) -> None:
     weights_of(folder).rename(folder / "other.safetensors")
 
 
-def pickle_weights(folder: Path) -> None:
-    path = weights_of(folder)
-    content = pickle.dumps(load_file(path))
+def exchange_weights(folder: Path, content: bytes) -> None:
+    """As a careful forger would: with the right name and size."""
+    weights_of(folder).unlink()
+    path = folder / f"weights-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     path.write_bytes(content)
     edit(folder, weights={"file": path.name, "bytes": len(content)})
 
 
+def pickle_weights(folder: Path) -> None:
+    exchange_weights(folder, pickle.dumps(load_file(weights_of(folder))))
+
+
 def foreign_weights(folder: Path) -> None:
-    path = weights_of(folder)
-    save_file({"a.weight": torch.zeros(3)}, path)
-    edit(folder, weights={"file": path.name, "bytes": path.stat().st_size})
+    exchange_weights(folder, serialize({"a.weight": torch.zeros(3)}))
 
 
-def other_shapes(folder: Path) -> None:
+def other_means(folder: Path, means: torch.Tensor) -> None:
+    exchange_weights(folder, serialize(load_file(weights_of(folder)) | {"mixture.mean": means}))
+
+
+def flip_a_bit(folder: Path) -> None:
     path = weights_of(folder)
-    state = load_file(path)
-    state["mixture.mean"] = torch.zeros(3, 7)
-    save_file(state, path)
-    edit(folder, weights={"file": path.name, "bytes": path.stat().st_size})
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
 
 
 def escape(folder: Path) -> None:
@@ -118,15 +144,19 @@ def unknown_key(folder: Path) -> None:
 DAMAGE = {
     "cut record": (cut_record, "cut or overwritten"),
     "cut weights": (cut_weights, "1000 bytes instead of"),
-    "scrambled weights": (scramble_weights, "not a whole safetensors file"),
+    "scrambled weights": (scramble_weights, "was changed"),
+    "a flipped bit": (flip_a_bit, "was changed"),
     "renamed weights": (rename_weights, "missing"),
     "pickled weights": (pickle_weights, "not a whole safetensors file"),
     "foreign weights": (foreign_weights, "unknown tensor 'a.weight'"),
-    "other shapes": (other_shapes, r"'mixture.mean'.*\(3, 7\)"),
+    "other shapes": (lambda f: other_means(f, torch.zeros(3, 7)), r"'mixture.mean'.*\(3, 7\)"),
+    "other types": (lambda f: other_means(f, torch.zeros(3, 192, dtype=torch.int32)), "wrong type"),
     "weights elsewhere": (escape, "missing"),
     "newer version": (lambda f: edit(f, format_version=99), "format version 99"),
     "foreign record": (lambda f: edit(f, format="onnx"), "not written by candid"),
     "record without config": (lambda f: edit(f, config=None), "'config'"),
+    "endless number": (lambda f: (f / "model.json").write_text("9" * 5000), "can't be read as JSON"),
+    "endless nesting": (lambda f: (f / "model.json").write_text("[" * 100_000), "can't be read as JSON"),
     "unknown key": (unknown_key, "'flow.bloks'.*did you mean 'blocks'"),
     "wrong names": (lambda f: edit(f, class_names=["a"]), "1 class names"),
     "no record": (lambda f: (f / "model.json").unlink(), "has no model.json"),

@@ -1,12 +1,14 @@
 """The command line in processes of its own: what it prints, where, and with which exit code."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import candid
 from tests.helpers import small_classifier
@@ -31,7 +33,7 @@ def test_info_of_the_imagenet_preset_as_json() -> None:
 def test_info_of_a_model_as_tables(tmp_path: Path) -> None:
     done = run("info", candid.save(small_classifier(), tmp_path / "model"))
     assert done.returncode == 0
-    assert "generative" in done.stdout and "DCT pooling" in done.stdout
+    assert "generative" in done.stdout and "DCT / mean pooling" in done.stdout
 
 
 def test_import_makes_a_model_that_loads(released_file: Path, tmp_path: Path) -> None:
@@ -59,6 +61,10 @@ def test_a_users_mistake_is_one_line_on_standard_error_and_code_2(cut_model: Pat
         (("info", cut_model), "can't be read as JSON"),
         (("info", foreign), "candid import"),
         (("info", "digits", "--classes", 0), "at least 1"),
+        (("info", "digits", "--mixing", "soft"), "orthogonal"),
+        (("info", "a" * 300), "too long"),
+        (("inof",), "info"),
+        (("import", foreign, "--out", foreign), "is a file"),
         (("import", tmp_path / "none.pt", "--out", tmp_path / "out"), "There is no file"),
         (("import", foreign, "--out", tmp_path / "out"), "not a released ImageNet checkpoint"),
     ):
@@ -68,6 +74,15 @@ def test_a_users_mistake_is_one_line_on_standard_error_and_code_2(cut_model: Pat
         assert done.stderr.startswith("candid: ") and done.stderr.count("\n") == 1, done.stderr
         assert message in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_demo_sends_a_photo_there_and_back(tmp_path: Path) -> None:
+    done = run("demo", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    error = re.search(r"largest error (\S+)", done.stdout)
+    assert error is not None and float(error[1]) < 1e-4
+    with Image.open(tmp_path / "round_trip.png") as figure:
+        assert figure.width > 1000
 
 
 def test_version_and_help() -> None:

@@ -9,14 +9,14 @@ from tests.helpers import small_classifier
 
 
 def losses(beta: float, label_smoothing: float = 0.05) -> Losses:
-    x = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 2, 0, 1])
     return information_bottleneck_loss(small_classifier().double(), x, y, beta, label_smoothing)
 
 
 def test_parts_are_the_formulas_of_the_documentation() -> None:
     model = small_classifier().double()
-    x = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 2, 0, 1])
     z, log_det, _ = model(x)
     joint = model.mixture.log_prob(z) + model.mixture.log_priors
@@ -39,7 +39,7 @@ def test_limits_of_beta_are_exact() -> None:
 def test_l_x_and_log_density_tell_the_same() -> None:
     """bits/dim = L_X / ln 2 + log2(255 std), averaged over channels."""
     model = small_classifier().double()
-    x = torch.rand(5, 3, 8, 8)
+    x = torch.rand(5, 3, 16, 16)
     l_x = information_bottleneck_loss(model, x, torch.zeros(5, dtype=torch.long), beta=0).L_X
     bits = -model.log_density(x).mean() / model.dimensions / math.log(2)
     torch.testing.assert_close(bits, l_x / math.log(2) + math.log2(255 * 0.25))
@@ -58,7 +58,7 @@ def test_bad_smoothing_is_refused() -> None:
 
 def test_training_noise_comes_from_the_generator() -> None:
     model = small_classifier().train()
-    x, y = torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+    x, y = torch.rand(4, 3, 16, 16), torch.zeros(4, dtype=torch.long)
     values = [
         information_bottleneck_loss(model, x, y, 1.0, generator=torch.Generator().manual_seed(s)).total.item()
         for s in (0, 0, 1)

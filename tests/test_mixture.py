@@ -1,16 +1,14 @@
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from candid.errors import CandidError
-from candid.mixture import LatentMixture
-from tests.helpers import randomise
+from candid.mixture import LatentMixture, _Gram
+from tests.helpers import LargestTensor, randomise
 
 
 def mixture(rank: int | None = 2, priors: list[float] | None = None) -> LatentMixture:
@@ -57,19 +55,6 @@ def test_logits_keep_their_digits_where_squared_distances_lose_them() -> None:
     assert (distances.softmax(1).double() - truth).abs().max() > 1e-5
 
 
-class LargestTensor(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
 def test_no_classes_by_dimensions_matrix_is_ever_formed() -> None:
     classes, dimensions, rank, batch = 200, 3000, 5, 4
     m = LatentMixture(classes, 100, dimensions, rank)
@@ -108,6 +93,13 @@ def test_a_prior_shifts_the_posterior_by_bayes_rule() -> None:
     torch.testing.assert_close(
         given_priors.posterior(z), truth / truth.sum(1, keepdim=True), rtol=1e-6, atol=1e-9
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_and_reverse_derivatives_of_the_gram_matrix_agree() -> None:
+    m = mixture(rank=2)
+    torch.autograd.gradcheck(lambda p: _Gram.apply(p), m.prototypes, check_forward_ad=True)
+    torch.autograd.gradgradcheck(lambda p: _Gram.apply(p), m.prototypes)
 
 
 @pytest.mark.parametrize("priors", [[0.5, 0.5], [0.5, 0.5, 0.5], [1.0, 0.0, 0.0], [0.5, 0.7, -0.2]])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import candid
 from candid import CheckpointError
+from candid.flow import random_orthogonal
 from candid.flow.backbone import released_dct_scale
 
 State = dict[str, Tensor]
@@ -35,7 +36,7 @@ def test_the_reference_file_is_reproduced(released_file: Path, released_expected
     np.testing.assert_allclose(z[:, constant:].numpy(), expected["z_conv"], atol=1e-5, rtol=0)
     np.testing.assert_allclose(log_joint.numpy(), expected["log_joint"], rtol=1e-5)
     declared = model.dimensions * math.log(0.5)  # the original's own value for its DCT, which is wrong
-    true = constant * released_dct_scale(2, 2).log().sum().item()
+    true = constant * released_dct_scale(2).log().sum().item()
     np.testing.assert_allclose(log_det.numpy() - true + declared, expected["log_jacobian"], rtol=1e-6)
 
 
@@ -183,6 +184,11 @@ def test_an_import_computes_what_the_released_code_did(tmp_path: Path, generator
     torch.testing.assert_close(model.mixture.posterior(z), posterior, atol=1e-6, rtol=1e-5)
     back, _ = model.flow.inverse(z)
     torch.testing.assert_close(back, x, atol=1e-6, rtol=0)
+    rotated = inn | {"module_list.4.w": random_orthogonal(48)[:, :, None, None]}
+    torch.save(content | {"inn": rotated}, path)
+    mixed = candid.import_released(path).double()
+    assert mixed.config.flow.mixing == "orthogonal"
+    torch.testing.assert_close(mixed.flow(x)[0], plain_forward(rotated, x)[0], atol=1e-5, rtol=1e-5)
     loaded = candid.load(candid.save(model.float(), tmp_path / "model"))
     image = torch.rand(1, 3, 16, 16)
     torch.testing.assert_close(loaded.log_density(image), model.log_density(image))
@@ -196,6 +202,16 @@ def test_foreign_files_are_refused_in_one_sentence(tmp_path: Path, generator: to
         "no mu": ({k: v for k, v in good.items() if k != "mu"}, "no tensor 'mu'"),
         "no inn": (good | {"inn": torch.zeros(1)}, "no state dictionary"),
         "unknown name": (good | {"inn": inn | {"head.weight": torch.zeros(1)}}, "'head.weight' is unknown"),
+        "unknown module": (good | {"inn": inn | {"module_list.20.extra": torch.zeros(1)}}, "extra"),
+        "no tensor": (good | {"inn": inn | {"module_list.4.s.2.weight": 3}}, "unknown"),
+        "number for a name": (good | {"inn": inn | {4: torch.zeros(1)}}, "'4' is unknown"),
+        "two means": (good | {"mu": torch.zeros(2, 5, 192)}, "no tensor 'mu'"),
+        "whole numbers": (good | {"mu_t": torch.zeros(5, 2, dtype=torch.int64)}, "no tensor 'mu_t'"),
+        "flat mixing": (good | {"inn": inn | {"module_list.4.w": torch.eye(48)}}, "not orthogonal"),
+        "skewed mixing": (
+            good | {"inn": inn | {"module_list.4.w": torch.randn(48, 48, 1, 1)}},
+            "not orthogonal",
+        ),
         "unknown tensor": (good | {"inn": inn | {"module_list.4.gain": torch.zeros(1)}}, "gain"),
         "lacks one": (
             good | {"inn": {k: v for k, v in inn.items() if "4.s.11.bias" not in k}},
@@ -219,15 +235,16 @@ def test_broken_files_are_refused_and_no_code_in_them_is_run(tmp_path: Path) -> 
             return Path.touch, (marker,)  # type: ignore[return-value]
 
     torch.save(Malice(), path)
-    with pytest.raises(CheckpointError, match="no plain PyTorch file"):
+    with pytest.raises(CheckpointError, match="no plain PyTorch file") as caught:
         candid.import_released(path)
     assert not marker.exists()
+    assert "weights_only" not in str(caught.value)
     torch.save({"inn": torch.zeros(10_000)}, path)
     for content, message in (
-        (path.read_bytes()[:5000], "cut or no plain"),
-        (b"", "cut or no plain"),
+        (path.read_bytes()[:5000], "cut, or no plain"),
+        (b"", "cut, or no plain"),
         (b"\x1f\x8b compressed", "gunzip"),
-        (pickle.dumps({"a": 1}), "no tensor 'mu'|cut or no plain"),
+        (pickle.dumps({"a": 1}), "no tensor 'mu'|cut, or no plain"),
     ):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=message) as caught:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from candid.config import check_fields, check_range
 from candid.errors import CandidError
 from candid.flow.coupling import (
     ActNorm,
@@ -25,7 +26,11 @@ Mixing = Literal["orthogonal", "permutation"]
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """The layout of the invertible network. The defaults are those of the released ImageNet models."""
+    """The layout of the invertible network. The defaults are those of the released ImageNet models.
+
+    >>> FlowConfig(3, 32, 32, blocks=(2, 2), widths=(16, 32), entry="none").dimensions
+    3072
+    """
 
     channels: int
     """Channels of the image."""
@@ -47,16 +52,16 @@ class FlowConfig:
     """Largest absolute log-scale of a coupling."""
 
     def __post_init__(self) -> None:
-        for key in ("channels", "height", "width", "entry_width", "pointwise_width"):
-            if getattr(self, key) < 1:
-                raise CandidError(f"'{key}' must be at least 1, not {getattr(self, key)}.")
-        if not self.blocks or len(self.blocks) != len(self.widths):
+        check_fields(self)
+        check_range(
+            self, 1, 65_536, "channels", "height", "width", "widths", "entry_width", "pointwise_width"
+        )
+        check_range(self, 1, 1000, "blocks")
+        if not 1 <= len(self.blocks) == len(self.widths) <= 16:
             raise CandidError(
-                "'blocks' and 'widths' need one entry a stage each, "
+                "'blocks' and 'widths' need one entry for each of 1 to 16 stages, "
                 f"not {len(self.blocks)} and {len(self.widths)}."
             )
-        if min(self.blocks) < 1 or min(self.widths) < 1:
-            raise CandidError("Every stage needs at least one block and a width of at least 1.")
         if self.clamp <= 0:
             raise CandidError(f"'clamp' must be positive, not {self.clamp}.")
         if self.entry != "none" and self.channels < 2:
@@ -69,6 +74,8 @@ class FlowConfig:
                 f"Images of {self.height} x {self.width} can't be halved {self.halvings} times: "
                 f"height and width must be multiples of {self.downsampling}, or use fewer stages."
             )
+        if self.dct == "released" and self.height != self.width:
+            raise CandidError("The released DCT scaling is for square images: set dct = 'orthonormal'.")
 
     @property
     def halvings(self) -> int:
@@ -125,7 +132,7 @@ def build_flow(config: FlowConfig) -> Chain:
     height, width = (side // config.downsampling for side in (config.height, config.width))
     layers["dct"] = DCTPooling(channels, height, width)
     if config.dct == "released":
-        layers["dct_scale"] = CoefficientScale(released_dct_scale(height, width))
+        layers["dct_scale"] = CoefficientScale(released_dct_scale(height))
     return Chain(layers)
 
 
@@ -140,14 +147,12 @@ def _block(config: FlowConfig, coupling: Invertible, channels: int) -> Chain:
     )
 
 
-def released_dct_scale(height: int, width: int) -> Tensor:
-    """The released models' cosine coefficients over orthonormal ones, (width * height,).
+def released_dct_scale(size: int) -> Tensor:
+    """The released models' cosine coefficients over orthonormal ones, (size * size,).
 
     Their DCT has rows of squared norm 4 N (constant) and 2 N along each axis and is divided by
     4 (N + 1): the constant is scaled by N / (N + 1), a factor 1 / sqrt 2 more for each non-constant axis.
     """
-    if height != width:
-        raise CandidError(f"The released DCT scaling is for square maps, not {height} x {width}.")
-    axis = torch.full((height,), 0.5**0.5, dtype=torch.float64)
+    axis = torch.full((size,), 0.5**0.5, dtype=torch.float64)
     axis[0] = 1
-    return torch.outer(axis, axis).flatten() * height / (height + 1)
+    return torch.outer(axis, axis).flatten() * size / (size + 1)

@@ -197,7 +197,7 @@ class OrthogonalMatrix(nn.Module):
         digits_before = torch.finfo(self.weight.dtype).bits
         super()._apply(fn, recurse)
         if torch.finfo(self.weight.dtype).bits > digits_before:
-            for _ in range(2):
+            for _ in range(3):
                 self.weight = 1.5 * self.weight - 0.5 * self.weight @ (self.weight.T @ self.weight)
         return self
 
@@ -251,7 +251,8 @@ class CoefficientScale(Invertible):
         return self._times(z, 1 / self.scale), -self._log_det(z)
 
     def _times(self, z: Tensor, factor: Tensor) -> Tensor:
-        return (z.unflatten(1, (len(factor), -1)) * factor[:, None]).flatten(1)
+        channels = z.shape[1] // len(factor)
+        return (z.unflatten(1, (len(factor), channels)) * factor[:, None]).flatten(1)
 
     def _log_det(self, z: Tensor) -> Tensor:
         channels = z.shape[1] / len(self.scale)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,8 @@ class Chain(Invertible):
     """Invertible layers one after another; log-determinants add up.
 
     ``memory="inverse"`` keeps no activations for the backward pass and recomputes them from the
-    output, layer by layer (:mod:`candid.flow.reversible`). It applies to the outermost chain.
+    output, layer by layer (:mod:`candid.flow.reversible`). It applies to the outermost chain; its
+    gradients can't be differentiated again.
 
     >>> from candid.flow import HaarPooling, Permutation
     >>> chain = Chain({"pool": HaarPooling(), "shuffle": Permutation(12)})
@@ -78,25 +79,28 @@ class Chain(Invertible):
 
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Invertible]]:
         """The layers with their dotted names, nested chains unrolled, in forward order."""
-        for name, layer in self.named_children():
+        for name, layer in self._layers():
             if isinstance(layer, Chain):
                 yield from layer.leaves(f"{prefix}{name}.")
             else:
-                assert isinstance(layer, Invertible)
                 yield prefix + name, layer
+
+    def _layers(self) -> list[tuple[str, "Invertible"]]:
+        # Not named_children(), which passes over a layer that stands in the chain twice.
+        return [(name, cast(Invertible, layer)) for name, layer in self._modules.items()]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.memory == "inverse" and torch.is_grad_enabled():
             return run_reversibly([layer for _, layer in self.leaves()], x)
         log_det = x.new_zeros(x.shape[0])
-        for _, layer in self.leaves():
+        for _, layer in self._layers():
             x, term = layer(x)
             log_det = log_det + term
         return x, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         log_det = z.new_zeros(z.shape[0])
-        for _, layer in reversed(list(self.leaves())):
+        for _, layer in reversed(self._layers()):
             z, term = layer.inverse(z)
             log_det = log_det + term
         return z, log_det
@@ -119,7 +123,7 @@ class Chain(Invertible):
                     if not torch.isfinite(value).all():
                         return NonFiniteError(
                             f"The {what} of layer '{name}' ({type(layer).__name__}) became non-finite "
-                            f"in the {direction} pass: lower the learning rate, or load a checkpoint "
-                            "from before."
+                            f"in the {direction} pass: look at its weights and at the size of its input; "
+                            "in training, lower the learning rate."
                         )
         return None

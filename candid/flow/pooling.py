@@ -27,15 +27,15 @@ class HaarPooling(Invertible):
         self.scale = scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        p = F.pixel_unshuffle(x, 2).unflatten(1, (-1, 4)).transpose(1, 2)  # (B, 4, C, H/2, W/2)
+        p = F.pixel_unshuffle(x, 2).unflatten(1, (x.shape[1], 4)).transpose(1, 2)  # (B, 4, C, H/2, W/2)
         return self.scale * _butterfly(p).flatten(1, 2), self._log_det(x)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        p = _butterfly(z.unflatten(1, (4, -1)) / self.scale)
+        p = _butterfly(z.unflatten(1, (4, z.shape[1] // 4)) / self.scale)
         return F.pixel_shuffle(p.transpose(1, 2).flatten(1, 2), 2), -self._log_det(z)
 
     def _log_det(self, x: Tensor) -> Tensor:
-        return x.new_full((x.shape[0],), x[0].numel() * math.log(self.scale))
+        return x.new_full((x.shape[0],), x.shape[1:].numel() * math.log(self.scale))
 
 
 def _butterfly(p: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class DCTPooling(Invertible):
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         channels, height, width = self.shape
         with full_precision(z):
-            z = z.reshape(-1, width, height, channels).permute(0, 3, 2, 1)
+            z = z.reshape(z.shape[0], width, height, channels).permute(0, 3, 2, 1)
             x = self.over_height.weight.T @ z @ self.over_width.weight
         return x, x.new_zeros(x.shape[0])
 

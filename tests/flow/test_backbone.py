@@ -77,8 +77,8 @@ def test_any_layout_is_right_or_refused(
     [
         ({"height": 225}, "multiples of 32"),
         ({"channels": 1}, "entry = 'none'"),
-        ({"blocks": (3, 4)}, "one entry a stage"),
-        ({"blocks": (3, 0, 6, 3)}, "at least one block"),
+        ({"blocks": (3, 4)}, "one entry for each"),
+        ({"blocks": (3, 0, 6, 3)}, "'blocks' must be at least 1"),
         ({"clamp": 0.0}, "positive"),
         ({"entry_width": 0}, "'entry_width' must be at least 1"),
     ],
