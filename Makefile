@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## What the presets are made of, and a photo to latent space and back (about 1 minute)
+demo: $(READY) ## What the presets are made of, and a photo to latent space and back (20 seconds)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types
@@ -23,10 +23,10 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (about 3 minutes)
+test: lint ## Style, types, doctests and all tests (2 minutes)
 	$(BIN)/pytest --numprocesses 2
 
-bench: $(READY) ## Speed and memory beside peers (quiet machine; about 15 minutes)
+bench: $(READY) ## Speed and memory beside peers (quiet machine; about 10 minutes)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove what the other targets made

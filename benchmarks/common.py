@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-console = Console()
+console = Console() if Console().is_terminal else Console(width=120)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def report(peaks: dict[str, Peak], quick: bool, explain: bool) -> dict[str, Any]
     plain, inverse, deep, mixture = (peaks[name] for name in CASES)
     figures = {
         "(a) inverse / plain, beyond": (inverse.beyond / plain.beyond, 1 / 3),
-        "(a) inverse / plain, with gradients": (inverse.peak / plain.peak, None),
+        "(a) inverse / plain, with gradients": (inverse.peak / plain.peak, 1 / 3),
         "(a) inverse / plain, in total": (inverse.total / plain.total, None),
         "(b) growth of inverse, beyond, in %": (100 * (deep.beyond / inverse.beyond - 1), 15),
         "(c) mixture, peak / parameters": (mixture.peak / mixture.parameters, 3),
