@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +61,7 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
         weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
         record["weights"] = {"file": weights.name, "bytes": weights.stat().st_size}
         _write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False).encode())
-        for leftover in (*folder.glob(f"{WEIGHTS}*"), *folder.glob(f"{TEMPORARY}*")):
-            if leftover != weights:
-                leftover.unlink(missing_ok=True)
+        _remove_leftovers(folder, weights)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
@@ -163,7 +162,10 @@ def _read_weights(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
 def _write_weights(folder: Path, state: dict[str, Tensor]) -> Path:
     """Under a name made from its content, so that it never overwrites what an older record names."""
     with _temporary(folder) as temporary:
+        temporary.touch()
+        usual_mode = temporary.stat().st_mode
         save_file(state, temporary)
+        temporary.chmod(usual_mode)  # safetensors makes it readable for its owner alone
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         return temporary.replace(folder / _name(temporary))
@@ -186,9 +188,19 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """A new path beside the destination; what is left there afterwards is removed."""
-    path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    """A file to be renamed, in a folder of its own: safetensors puts more files beside it."""
+    room = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    room.mkdir()
     try:
-        yield path
+        yield room / "file"
     finally:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path, weights: Path) -> None:
+    """What earlier models and killed processes left."""
+    for old in folder.glob(f"{WEIGHTS}*"):
+        if old != weights:
+            old.unlink(missing_ok=True)
+    for room in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(room, ignore_errors=True)

@@ -56,6 +56,7 @@ def test_saving_again_replaces_the_model_and_leaves_one_set_of_weights(folder: P
     assert weights_of(folder) != before
     assert torch.equal(candid.load(folder).mixture.mean, other.mixture.mean)
     assert sorted(p.name for p in folder.iterdir()) == ["model.json", weights_of(folder).name]
+    assert weights_of(folder).stat().st_mode == (folder / "model.json").stat().st_mode
 
 
 def test_half_precision_weights_load_and_stay_invertible(folder: Path) -> None:
@@ -196,7 +197,7 @@ while True:
 
 def test_a_save_killed_at_any_moment_loses_nothing(folder: Path) -> None:
     truths = [small_classifier(seed).mixture.mean for seed in (0, 1, 2)]
-    for attempt in range(3):
+    for attempt in range(4):
         with subprocess.Popen(
             [sys.executable, "-c", SAVE_FOREVER, folder], stdout=subprocess.PIPE
         ) as process:
