@@ -117,9 +117,9 @@ class GenerativeClassifier(nn.Module):
         v = self._normalise(x, generator)
         z, log_det = self.flow(v)
         logits = self.mixture.logits(z)
-        # The sum is finite only if all its parts are: one small test on the normal path.
-        total = logits.sum() + log_det.sum() + z.square().sum()
-        if not torch.compiler.is_compiling() and not torch.isfinite(total):
+        if not torch.compiler.is_compiling() and not _all_finite(
+            logits, log_det, log_standard_normal(z.detach())
+        ):
             raise self._nonfinite_error(x, v)
         return Outputs(z, log_det, logits)
 
@@ -210,12 +210,12 @@ class GenerativeClassifier(nn.Module):
             )
 
     def _denormalise(self, z: Tensor) -> Tensor:
-        """U / 255 of the widened grid, (B, C, H, W)."""
+        """The widened image u / 255 of a latent, (B, C, H, W)."""
         if z.dim() != 2 or z.shape[1] != self.dimensions or not len(z):
             raise CandidError(f"Latents have the shape (batch, {self.dimensions}), not {tuple(z.shape)}.")
         with frozen_statistics(self.flow):
             v, log_det = self.flow.inverse(z)
-        if not torch.compiler.is_compiling() and not torch.isfinite(v.sum() + log_det.sum()):
+        if not torch.compiler.is_compiling() and not _all_finite(v, log_det):
             raise self.flow.first_nonfinite(z, "inverse") or NonFiniteError("The inverse pass overflowed.")
         return v * self.image_std + self.image_mean
 
@@ -231,8 +231,14 @@ class GenerativeClassifier(nn.Module):
                 f"Image {bad[0]} of the batch has NaN or infinite pixels: remove or repair it."
             )
         return self.flow.first_nonfinite(v, "forward") or NonFiniteError(
-            "The class logits became non-finite in the mixture: its means have NaN or huge values."
+            "The latent or its logits overflowed in the mixture: its means or the images are huge or NaN."
         )
+
+
+@torch.no_grad()
+def _all_finite(*tensors: Tensor) -> bool:
+    """A look at one number a tensor: a sum is finite only if all its parts are."""
+    return bool(torch.isfinite(torch.stack([t.sum() for t in tensors])).all())
 
 
 def _checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
