@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from candid.errors import CandidError
 from candid.flow.invertible import Invertible, full_precision
+from candid.flow.reversible import Gradients, ParameterGradients, PulledBack
 
 SubnetBuilder = Callable[[int, int], nn.Module]
 
@@ -20,7 +21,41 @@ def _halves(channels: int) -> tuple[int, int]:
     return channels - channels // 2, channels // 2
 
 
-class AffineCoupling(Invertible):
+class _Coupling(Invertible):
+    """What the couplings share: ``z = x s(c) + t(c)``, s and t predicted by a subnet, s softly clamped."""
+
+    def __init__(self, clamp: float, scale_gain: float, shift_gain: float) -> None:
+        super().__init__()
+        self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
+
+    def _log_scale_and_shift(self, subnet: nn.Module, condition: Tensor) -> tuple[Tensor, Tensor]:
+        a_scale, a_shift = subnet(condition).to(condition.dtype).chunk(2, dim=1)
+        return self.clamp * torch.tanh(self.scale_gain * a_scale), self.shift_gain * a_shift
+
+    def _pull_back_affine(
+        self, subnet: nn.Module, condition: Tensor, z: Tensor, gradients: Gradients, condition_too: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, ParameterGradients]:
+        """x, dL/dx, dL/dc and dL/dparameters of ``z = x s(c) + t(c)`` from one evaluation of the subnet.
+
+        With g = dL/dz: dL/dx = g s, dL/dt = g, and dL/dlog s = g s x + dL/dlog_det.
+        """
+        parameters = [p for p in subnet.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            c = condition.detach().requires_grad_(condition_too)
+            log_s, t = self._log_scale_and_shift(subnet, c)
+        scale = log_s.detach().exp()
+        x = (z - t.detach()) / scale
+        grad_x = gradients.z * scale
+        wanted = [c, *parameters] if condition_too else parameters
+        if not wanted:
+            return x, grad_x, None, {}
+        grad_log_s = grad_x * x + gradients.log_det[:, None, None, None]
+        found = iter(torch.autograd.grad((log_s, t), wanted, (grad_log_s, gradients.z)))
+        grad_c = next(found) if condition_too else None
+        return x, grad_x, grad_c, dict(zip(parameters, found, strict=True))
+
+
+class AffineCoupling(_Coupling):
     """Half of the channels scales and shifts the other half (Dinh et al., 2016).
 
     With x = [x1, x2] split at ceil(C/2) and a = [a_s, a_t] = subnet(x1)::
@@ -45,27 +80,31 @@ class AffineCoupling(Invertible):
         scale_gain: float = 0.1,
         shift_gain: float = 0.1,
     ) -> None:
-        super().__init__()
+        super().__init__(clamp, scale_gain, shift_gain)
         self.split = _halves(channels)
         self.subnet = subnet(self.split[0], 2 * self.split[1])
-        self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
-
-    def _affine(self, x1: Tensor) -> tuple[Tensor, Tensor]:
-        a = self.subnet(x1).to(x1.dtype)
-        return _log_scale_and_shift(a, self.clamp, self.scale_gain, self.shift_gain)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x1, x2 = x.split(self.split, dim=1)
-        log_s, t = self._affine(x1)
+        log_s, t = self._log_scale_and_shift(self.subnet, x1)
         return torch.cat((x1, x2 * log_s.exp() + t), dim=1), log_s.flatten(1).sum(1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         z1, z2 = z.split(self.split, dim=1)
-        log_s, t = self._affine(z1)
+        log_s, t = self._log_scale_and_shift(self.subnet, z1)
         return torch.cat((z1, (z2 - t) * (-log_s).exp()), dim=1), -log_s.flatten(1).sum(1)
 
+    def pull_back(self, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack:
+        z1, z2 = z.split(self.split, dim=1)
+        g1, g2 = gradients.z.split(self.split, dim=1)
+        x2, g2, more, found = self._pull_back_affine(
+            self.subnet, z1, z2, Gradients(g2, gradients.log_det), goes_on
+        )
+        grad_x = None if more is None else torch.cat((g1 + more, g2), dim=1)
+        return PulledBack(torch.cat((z1, x2), dim=1), grad_x, found)
 
-class DownsamplingCoupling(Invertible):
+
+class DownsamplingCoupling(_Coupling):
     """Space-to-depth inside one coupling: (B, C, H, W) -> (B, 4C, H/2, W/2).
 
     With x = [x1, x2] split at ceil(C/2) and ``down`` turning 2 x 2 pixels into four channels::
@@ -86,39 +125,42 @@ class DownsamplingCoupling(Invertible):
         scale_gain: float = 0.2,
         shift_gain: float = 1.0,
     ) -> None:
-        super().__init__()
+        super().__init__(clamp, scale_gain, shift_gain)
         self.split = c1, c2 = _halves(channels)
+        self.split_after = 4 * c1, 4 * c2
         self.strided = strided(c1, 2 * 4 * c2)
         self.low_resolution = low_resolution(4 * c2, 2 * 4 * c1)
-        self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
-
-    def _affine(self, subnet: nn.Module, condition: Tensor) -> tuple[Tensor, Tensor]:
-        a = subnet(condition).to(condition.dtype)
-        return _log_scale_and_shift(a, self.clamp, self.scale_gain, self.shift_gain)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x1, x2 = x.split(self.split, dim=1)
-        log_s2, t2 = self._affine(self.strided, x1)
+        log_s2, t2 = self._log_scale_and_shift(self.strided, x1)
         z2 = F.pixel_unshuffle(x2, 2) * log_s2.exp() + t2
-        log_s1, t1 = self._affine(self.low_resolution, z2)
+        log_s1, t1 = self._log_scale_and_shift(self.low_resolution, z2)
         z1 = F.pixel_unshuffle(x1, 2) * log_s1.exp() + t1
         return torch.cat((z1, z2), dim=1), log_s1.flatten(1).sum(1) + log_s2.flatten(1).sum(1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        c1, c2 = self.split
-        z1, z2 = z.split((4 * c1, 4 * c2), dim=1)
-        log_s1, t1 = self._affine(self.low_resolution, z2)
+        z1, z2 = z.split(self.split_after, dim=1)
+        log_s1, t1 = self._log_scale_and_shift(self.low_resolution, z2)
         x1 = F.pixel_shuffle((z1 - t1) * (-log_s1).exp(), 2)
-        log_s2, t2 = self._affine(self.strided, x1)
+        log_s2, t2 = self._log_scale_and_shift(self.strided, x1)
         x2 = F.pixel_shuffle((z2 - t2) * (-log_s2).exp(), 2)
         return torch.cat((x1, x2), dim=1), -log_s1.flatten(1).sum(1) - log_s2.flatten(1).sum(1)
 
-
-def _log_scale_and_shift(
-    a: Tensor, clamp: float, scale_gain: float, shift_gain: float
-) -> tuple[Tensor, Tensor]:
-    a_scale, a_shift = a.chunk(2, dim=1)
-    return clamp * torch.tanh(scale_gain * a_scale), shift_gain * a_shift
+    def pull_back(self, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack:
+        z1, z2 = z.split(self.split_after, dim=1)
+        g1, g2 = gradients.z.split(self.split_after, dim=1)
+        x1, g1, more2, found1 = self._pull_back_affine(
+            self.low_resolution, z2, z1, Gradients(g1, gradients.log_det), condition_too=True
+        )
+        assert more2 is not None
+        x1, g1 = F.pixel_shuffle(x1, 2), F.pixel_shuffle(g1, 2)
+        x2, g2, more1, found2 = self._pull_back_affine(
+            self.strided, x1, z2, Gradients(g2 + more2, gradients.log_det), goes_on
+        )
+        x = torch.cat((x1, F.pixel_shuffle(x2, 2)), dim=1)
+        grad_x = None if more1 is None else torch.cat((g1 + more1, F.pixel_shuffle(g2, 2)), dim=1)
+        return PulledBack(x, grad_x, found1 | found2)
 
 
 ACTNORM_STYLES = {"paper": (1.0, 10.0), "released": (0.5, 7.0)}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,47 @@ if TYPE_CHECKING:
 
 LARGEST_ERROR = 0.01
 """Of the recovered input, relative; usual are 1e-5 in float32 and 1e-3 under bfloat16 autocast."""
+
+
+ParameterGradients = dict[nn.Parameter, Tensor]
+
+
+class Gradients(NamedTuple):
+    """Of the loss with respect to a layer's output and its log-determinant."""
+
+    z: Tensor
+    log_det: Tensor
+
+
+class PulledBack(NamedTuple):
+    """A layer's input, found from its output, and the loss's gradients there."""
+
+    x: Tensor
+    grad_x: Tensor | None
+    parameters: ParameterGradients
+
+
+@runtime_checkable
+class PullsBack(Protocol):
+    """A layer that inverts itself and pulls gradients back in one evaluation of its subnets.
+
+    It is called without gradients. ``grad_x`` is wanted only if ``goes_on``.
+    """
+
+    def pull_back(self, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack: ...
+
+
+def _pull_back(layer: Invertible, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack:
+    """The same for any layer: its inverse, then its forward pass again."""
+    parameters = _trainable([layer])
+    x = layer.inverse(z)[0].detach().requires_grad_(goes_on)
+    with torch.enable_grad():
+        outputs = layer(x)
+    pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output.requires_grad]
+    heads, weights = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(heads, [x, *parameters] if goes_on else parameters, weights))
+    grad_x = next(found) if goes_on else None
+    return PulledBack(x.detach(), grad_x, dict(zip(parameters, found, strict=True)))
 
 
 @contextmanager
@@ -68,6 +110,10 @@ def _trainable(layers: Iterable[Invertible]) -> list[nn.Parameter]:
     return list(unique)
 
 
+def _first_trainable(layers: Sequence[Invertible]) -> int:
+    return next(i for i, layer in enumerate(layers) if _trainable([layer]))
+
+
 def _run(layers: Sequence[Invertible], x: Tensor) -> tuple[Tensor, Tensor]:
     log_det = x.new_zeros(x.shape[0])
     for layer in layers:
@@ -98,19 +144,21 @@ class _Reversible(torch.autograd.Function):
     """Parameters are inputs, so that their gradients take autograd's usual way (hooks, DDP).
 
     They are also saved, so that autograd notices if one was changed in place before the backward pass.
-    The input is saved only to see whether the inversion found it again.
+    Layers below the first one that is trained need no way back. The input of that one is saved only
+    to see whether the inversion found it again.
     """
 
     @staticmethod
     def forward(
         ctx: Any, layers: Sequence[Invertible], x: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.layers, ctx.state = layers, _state(layers)
-        ctx.autocast = _same_autocast(x)
+        lowest = 0 if ctx.needs_input_grad[1] else _first_trainable(layers)
+        ctx.layers, ctx.state, ctx.autocast = layers[lowest:], _state(layers[lowest:]), _same_autocast(x)
         with ctx.autocast:
-            z, log_det = _run(layers, x)
-        ctx.save_for_backward(x, z, *parameters)
-        return z, log_det
+            start, log_det_below = _run(layers[:lowest], x)
+            z, log_det = _run(ctx.layers, start)
+        ctx.save_for_backward(start, z, *parameters)
+        return z, log_det + log_det_below
 
     @staticmethod
     @once_differentiable
@@ -122,28 +170,19 @@ class _Reversible(torch.autograd.Function):
                 "pass (modes, frozen or swapped parameters): use memory='plain'."
             )
         x_needs_grad: bool = ctx.needs_input_grad[1]
-        trainable = [_trainable([layer]) for layer in ctx.layers]
-        lowest = 0 if x_needs_grad else next(i for i, own in enumerate(trainable) if own)
-        gradients: dict[nn.Parameter, Tensor] = {}
-        with frozen_statistics(*ctx.layers), frugal(*ctx.layers), ctx.autocast:
-            for depth in reversed(range(lowest, len(ctx.layers))):
-                layer, own = ctx.layers[depth], trainable[depth]
-                goes_on = x_needs_grad or depth > lowest
-                with torch.no_grad():
-                    z, _ = layer.inverse(z)
-                with torch.enable_grad():
-                    x = z.detach().requires_grad_(goes_on)
-                    outputs = layer(x)
-                wanted = [x, *own] if goes_on else own
-                found = iter(_vector_jacobian(outputs, wanted, (grad_z, grad_log_det)))
-                if goes_on:
-                    grad_z = next(found)
-                for parameter, gradient in zip(own, found, strict=True):
-                    known = gradients.get(parameter)
-                    gradients[parameter] = gradient if known is None else known + gradient
-        if lowest == 0:
-            _check_found_again(z, start)
-        return None, grad_z if x_needs_grad else None, *map(gradients.get, parameters)
+        total: ParameterGradients = {}
+        with torch.no_grad(), frozen_statistics(*ctx.layers), frugal(*ctx.layers), ctx.autocast:
+            for depth, layer in reversed(list(enumerate(ctx.layers))):
+                goes_on = x_needs_grad or depth > 0
+                step = layer.pull_back if isinstance(layer, PullsBack) else partial(_pull_back, layer)
+                z, grad_x, found = step(z, Gradients(grad_z, grad_log_det), goes_on)
+                if grad_x is not None:
+                    grad_z = grad_x
+                for parameter, gradient in found.items():
+                    known = total.get(parameter)
+                    total[parameter] = gradient if known is None else known + gradient
+        _check_found_again(z, start)
+        return None, grad_z if x_needs_grad else None, *map(total.get, parameters)
 
 
 def _check_found_again(found: Tensor, start: Tensor) -> None:
@@ -153,11 +192,3 @@ def _check_found_again(found: Tensor, start: Tensor) -> None:
             f"Going back through the network missed its input by {float(error / size):.1e} of its size, so "
             "that gradients would be wrong: some layer is nearly singular, use memory='plain'."
         )
-
-
-def _vector_jacobian(
-    outputs: tuple[Tensor, Tensor], inputs: Sequence[Tensor], vectors: tuple[Tensor, Tensor]
-) -> Sequence[Tensor]:
-    pairs = [(output, v) for output, v in zip(outputs, vectors, strict=True) if output.requires_grad]
-    heads, weights = zip(*pairs, strict=True)
-    return torch.autograd.grad(heads, inputs, weights)

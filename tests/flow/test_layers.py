@@ -103,6 +103,28 @@ def test_gradient_reaches_every_parameter(layer_and_input: tuple[Invertible, Ten
             assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("input_too", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_backpropagation_by_inversion_gives_the_same_gradients(
+    layer_and_input: tuple[Invertible, Tensor], input_too: bool, frozen: bool
+) -> None:
+    layer, x = layer_and_input
+    for i, parameter in enumerate(layer.parameters()):
+        parameter.requires_grad_(not frozen or i % 2 == 1)
+    results = []
+    for memory in ("plain", "inverse"):
+        layer.zero_grad()
+        start = x.clone().requires_grad_(input_too)
+        z, log_det = Chain([layer], memory)(start)
+        if not z.requires_grad:
+            assert not input_too
+            return
+        (z.square().sum() + (log_det * torch.tensor([1.0, 2.0])).sum()).backward()
+        results.append([start.grad, *(p.grad for p in layer.parameters())])
+    for plain, inverse in zip(*results, strict=True):
+        torch.testing.assert_close(inverse, plain, rtol=1e-9, atol=1e-9)
+
+
 def test_result_of_a_sample_does_not_depend_on_its_batch(layer_and_input: tuple[Invertible, Tensor]) -> None:
     layer, x = layer_and_input
     torch.testing.assert_close(layer(x[:1])[0], layer(x)[0][:1], rtol=1e-12, atol=1e-12)

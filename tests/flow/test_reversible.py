@@ -150,9 +150,10 @@ def test_a_network_changed_before_the_backward_pass_is_noticed(change: str) -> N
         loss.backward()
 
 
-def test_lost_digits_are_noticed() -> None:
+@pytest.mark.parametrize("entry", ["3x3", "none"])
+def test_lost_digits_are_noticed(entry: str) -> None:
     """A nearly singular layer: the inverse can't find its input again, so gradients would be wrong."""
-    model = small_classifier()
+    model = small_classifier(entry=entry)
     with torch.no_grad():
         model.flow.get_parameter("stage1_block1.actnorm.gamma")[:6] = -20.0
     with pytest.raises(NonFiniteError, match="missed its input"):
