@@ -64,13 +64,14 @@ def photos(archive: Path) -> Iterator[Tensor]:
 @pytest.mark.parametrize("mixing", ["orthogonal", "permutation"])
 def test_imagenet_round_trip_on_photos(imagenet_photos: Path, mixing: str) -> None:
     model = GenerativeClassifier.from_preset("imagenet", mixing=mixing).eval()
-    x = torch.stack([photo for photo, _ in zip(photos(imagenet_photos), range(8), strict=False)])
+    batches = torch.stack(list(photos(imagenet_photos))).split(10)
+    assert sum(map(len, batches)) == 100
     with torch.inference_mode():
-        at_start = model.latent(x)
-        z = randomise(model, strength=0.1).latent(x)
-        assert (z - at_start).abs().mean() > 0.1  # away from the identity
-        error = (model.invert(z) - x).abs().max()
-    assert error < 1e-3
+        at_start = model.latent(batches[0])
+        randomise(model, strength=0.1)
+        assert (model.latent(batches[0]) - at_start).abs().mean() > 0.1  # away from the identity
+        error = max(float((model.invert(model.latent(x)) - x).abs().max()) for x in batches)
+    assert error < 1e-5
 
 
 def linear_classifier(classes: int = 1) -> GenerativeClassifier:
