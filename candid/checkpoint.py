@@ -53,14 +53,14 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
         "metadata": model.metadata,
     }
     try:
-        json.dumps(record, allow_nan=False)
+        json.dumps(model.metadata, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
         record["weights"] = {"file": weights.name, "bytes": weights.stat().st_size}
-        _write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False).encode())
+        _write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
         _remove_leftovers(folder, weights)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(

@@ -24,7 +24,7 @@ from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
 
 Module = dict[str, Tensor]
 SUBNETS = {"s": "subnet", "s_hi": "strided", "s_lo": "low_resolution"}
-CONSTANT = re.compile(r"w_inv|reshape_kernels\.[01]|haar_weights")
+CONSTANT = re.compile(r"w_inv|reshape_kernels\.[01]")
 
 
 def import_released(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 LARGEST_ERROR = 0.01
 """Of the recovered input, relative; usual are 1e-5 in float32 and 1e-3 under bfloat16 autocast."""
 
-
 ParameterGradients = dict[nn.Parameter, Tensor]
 
 
