@@ -5,7 +5,14 @@ from collections.abc import Iterable
 
 
 class CandidError(ValueError):
-    """Something the user gave is wrong: the message names it and what to do."""
+    r"""Something the user gave is wrong: the message names it and what to do, on one line.
+
+    >>> str(CandidError("Unknown name 'a\nb', from a damaged file."))
+    "Unknown name 'a b', from a damaged file."
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class CheckpointError(CandidError):
