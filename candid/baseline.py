@@ -3,14 +3,17 @@
 Parameters are named as torchvision names them, so that its published ResNet-50 weights fit.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
+from candid.config import check_fields
+from candid.errors import CandidError
+from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig, checked_names
 
 EXPANSION = 4
 
@@ -29,6 +32,11 @@ class ResNetConfig:
     """7 x 7 with stride 2 and max pooling, or for small images 3 x 3 with stride 2 alone."""
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 1 <= len(self.blocks) == len(self.widths):
+            raise CandidError("'blocks' and 'widths' of a ResNet need one entry for each stage.")
 
     @classmethod
     def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
@@ -58,9 +66,24 @@ class ResNet(nn.Module):
     image_mean: Tensor
     image_std: Tensor
 
-    def __init__(self, config: ResNetConfig) -> None:
+    def __init__(
+        self, config: ResNetConfig, class_names: Sequence[str] | None = None, seed: int | None = None
+    ) -> None:
         super().__init__()
         self.config = config
+        self.class_names = checked_names(class_names, config.classes)
+        self.image_shape = (config.channels, config.height, config.width)
+        self.metadata: dict[str, Any] = {}
+        """What else is saved with the model, as JSON."""
+        with torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
+            self._build(config)
+        for name, values in (("image_mean", config.mean), ("image_std", config.std)):
+            per_channel = torch.tensor(values, device="cpu")[:, None, None]
+            self.register_buffer(name, per_channel, persistent=False)
+
+    def _build(self, config: ResNetConfig) -> None:
         entry = config.widths[0]
         kernel = int(config.stem[0])
         self.conv1 = _conv(config.channels, entry, kernel, stride=2)
@@ -73,8 +96,6 @@ class ResNet(nn.Module):
                 channels = EXPANSION * width
             self.add_module(f"layer{stage}", layer)
         self.fc = nn.Linear(channels, config.classes)
-        self.register_buffer("image_mean", torch.tensor(config.mean)[:, None, None], persistent=False)
-        self.register_buffer("image_std", torch.tensor(config.std)[:, None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))

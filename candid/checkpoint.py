@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from candid.baseline import ResNet, ResNetConfig
 from candid.classifier import GenerativeClassifier
 from candid.config import from_dict, to_dict
 from candid.errors import CandidError, CheckpointError
@@ -28,9 +29,10 @@ from candid.version import __version__
 
 FORMAT, FORMAT_VERSION = "candid-model", 1
 RECORD, WEIGHTS, TEMPORARY = "model.json", "weights-", ".writing-"
+CONFIGS: dict[str, Any] = {"generative": ClassifierConfig, "resnet": ResNetConfig}
 
 
-def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
+def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> Path:
     """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
 
     One process saves to a folder at a time: of several, let the first do it.
@@ -48,6 +50,7 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "library_version": __version__,
+        "kind": "resnet" if isinstance(model, ResNet) else "generative",
         "config": to_dict(model.config),
         "class_names": list(model.class_names),
         "metadata": model.metadata,
@@ -60,7 +63,8 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
         record["weights"] = {"file": weights.name, "bytes": weights.stat().st_size}
-        _write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
+        with replacing(folder / RECORD) as temporary:
+            temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
         _remove_leftovers(folder, weights)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -71,10 +75,22 @@ def save(model: GenerativeClassifier, path: str | os.PathLike[str]) -> Path:
 
 def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier:
     """The model saved in the folder ``path``: in float32, in evaluation mode, on the CPU."""
+    model = load_any(path, memory)
+    if isinstance(model, ResNet):
+        raise CheckpointError(f"'{path}' is a ResNet baseline, not a generative classifier: use load_any.")
+    return model
+
+
+def load_any(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier | ResNet:
+    """Like :func:`load`, for a generative classifier or a baseline."""
     folder = _model_folder(Path(path))
     record = _read_record(folder)
+    model: GenerativeClassifier | ResNet
     with torch.device("meta"):
-        model = GenerativeClassifier(record["config"], record["class_names"], memory)
+        if isinstance(record["config"], ResNetConfig):
+            model = ResNet(record["config"], record["class_names"])
+        else:
+            model = GenerativeClassifier(record["config"], record["class_names"], memory)
     load_weights(model, _read_weights(folder, record["weights"]), source=str(folder))
     model.metadata = record["metadata"]
     return model.float().eval()
@@ -82,7 +98,9 @@ def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeCl
 
 def load_config(path: str | os.PathLike[str]) -> ClassifierConfig:
     """The configuration of the model saved in the folder ``path``, without its weights."""
-    config: ClassifierConfig = _read_record(_model_folder(Path(path)))["config"]
+    config = _read_record(_model_folder(Path(path)))["config"]
+    if not isinstance(config, ClassifierConfig):
+        raise CheckpointError(f"'{path}' is a ResNet baseline: name a generative classifier.")
     return config
 
 
@@ -135,8 +153,11 @@ def _read_record(folder: Path) -> dict[str, Any]:
     for key, kind in types.items():
         if not isinstance(record.get(key), kind):
             raise CheckpointError(f"'{path}' lacks a proper '{key}': it was cut or edited; restore it.")
+    kind = record.get("kind", "generative")
+    if kind not in CONFIGS:
+        raise CheckpointError(f"'{path}' holds a model of the unknown kind {kind!r}: use a newer candid.")
     try:
-        record["config"] = from_dict(ClassifierConfig, record["config"])
+        record["config"] = from_dict(CONFIGS[kind], record["config"])
     except CandidError as error:
         raise CheckpointError(f"'{path}' doesn't describe a model: {error}") from error
     return record
@@ -166,8 +187,7 @@ def _write_weights(folder: Path, state: dict[str, Tensor]) -> Path:
         usual_mode = temporary.stat().st_mode
         save_file(state, temporary)
         temporary.chmod(usual_mode)  # safetensors makes it readable for its owner alone
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        _to_disk(temporary)
         return temporary.replace(folder / _name(temporary))
 
 
@@ -177,13 +197,18 @@ def _name(weights: Path) -> str:
     return f"{WEIGHTS}{digest[:16]}.safetensors"
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write instead of ``path``; it takes its place once it is whole and on the disk."""
     with _temporary(path.parent) as temporary:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _to_disk(temporary)
         temporary.replace(path)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from candid.flow.backbone import build_flow
 from candid.flow.invertible import Memory
 from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
-from candid.presets import ClassifierConfig, preset
+from candid.presets import ClassifierConfig, checked_names, preset
 
 
 class Outputs(NamedTuple):
@@ -61,7 +61,7 @@ class GenerativeClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.class_names = _checked_names(class_names, config.classes)
+        self.class_names = checked_names(class_names, config.classes)
         flow = config.flow
         self.image_shape = (flow.channels, flow.height, flow.width)
         with torch.random.fork_rng(devices=[]):
@@ -153,8 +153,16 @@ class GenerativeClassifier(nn.Module):
 
         Bits per dimension are ``-log_density / (D ln 2)``.
         """
-        outputs = self(x)
+        return self.log_density_of(self(x))
+
+    def log_density_of(self, outputs: Outputs) -> Tensor:
+        """:meth:`log_density` from a forward pass that was already made."""
         return outputs.logits.double().logsumexp(1) + self._log_base(outputs)
+
+    @property
+    def bits_offset(self) -> float:
+        """What turns L_X of the loss into bits per dimension: ``L_X / ln 2 + bits_offset``."""
+        return float((255 * self.image_std.double()).log2().mean())
 
     def invert(self, z: Tensor) -> Tensor:
         """The image of a latent, (B, C, H, W): undoes :meth:`latent` in evaluation mode."""
@@ -239,10 +247,3 @@ class GenerativeClassifier(nn.Module):
 def _all_finite(*tensors: Tensor) -> bool:
     """A look at one number a tensor: a sum is finite only if all its parts are."""
     return bool(torch.isfinite(torch.stack([t.sum() for t in tensors])).all())
-
-
-def _checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
-    checked = tuple(map(str, range(classes) if names is None else names))
-    if len(checked) != classes:
-        raise CandidError(f"There are {classes} classes but {len(checked)} class names: give one a class.")
-    return checked

@@ -8,11 +8,13 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from candid.errors import CandidError, did_you_mean
 
 T = TypeVar("T")
+MaybeInfinite = Annotated[float, "inf is a value"]
+"""The type of a field that takes infinity; a plain float field is finite."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -23,6 +25,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_dict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -42,7 +46,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """
     if not isinstance(values, Mapping):
         raise CandidError(f"The configuration{_at(where)} must be a table of keys, not {values!r}.")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -57,7 +61,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def check_fields(config: Any) -> None:
     """For ``__post_init__``: every field has its type; lists become tuples and whole numbers floats."""
-    for name, hint in typing.get_type_hints(type(config)).items():
+    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         object.__setattr__(config, name, convert(getattr(config, name), hint, name))
 
 
@@ -77,6 +81,12 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, typing.cast(type, hint)):
             return value
         return from_dict(typing.cast(type, hint), value, where=key + ".")
+    if hint == MaybeInfinite:
+        return math.inf if value == math.inf else convert(value, float, key)
+    if origin is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+            raise CandidError(f"'{key}' must be a table of keys, not {value!r}.")
+        return dict(value)
     if origin is Literal:
         if value not in arguments:
             choices = [str(a) for a in arguments]

@@ -1,11 +1,13 @@
 """Figures; the only place that imports matplotlib."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from candid.demo import RoundTrip
@@ -30,11 +32,41 @@ def round_trip(trip: RoundTrip) -> Figure:
     return figure
 
 
+def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """What a run's epochs brought: cross-entropy, accuracy, bits/dim and the learning rate."""
+    panels = {
+        "cross_entropy": "cross-entropy (nats)",
+        "accuracy": "accuracy",
+        "bits_per_dim": "bits/dim",
+        "learning_rate": "learning rate",
+    }
+    shown = {key: label for key, label in panels.items() if key in rows[0] or f"val_{key}" in rows[0]}
+    figure = Figure(figsize=(3.4 * len(shown), 2.8), layout="constrained")
+    epochs = [row["epoch"] for row in rows]
+    for axes, (key, label) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        for prefix, name, colour in (
+            ("train_", "training", "C0"),
+            ("val_", "validation", "C1"),
+            ("", "", "C7"),
+        ):
+            if prefix + key in rows[0]:
+                values = [row[prefix + key] for row in rows]
+                axes.plot(epochs, values, color=colour, label=name, marker="." if len(rows) < 40 else "")
+        axes.set_xlabel("epoch")
+        axes.set_title(label, fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(axes.lines) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write ``figure`` as a PNG and return where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=110, format="png")
+    return temporary.replace(path)
 
 
 def _photo(axes: Axes, image: Tensor, title: str) -> None:

@@ -1,6 +1,6 @@
 """The configuration of a generative classifier, and the named ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -92,3 +92,11 @@ def preset(name: str, **changes: Any) -> ClassifierConfig:
     inner = {key: value for key, value in changes.items() if key in flow}
     outer = {key: value for key, value in changes.items() if key in own}
     return replace(config, **{"flow": replace(config.flow, **inner), **outer})
+
+
+def checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    """One name a class; the class numbers if None."""
+    checked = tuple(map(str, range(classes) if names is None else names))
+    if len(checked) != classes:
+        raise CandidError(f"There are {classes} classes but {len(checked)} class names: give one a class.")
+    return checked

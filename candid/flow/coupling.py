@@ -181,6 +181,15 @@ class ActNorm(Invertible):
         self.gamma = nn.Parameter(torch.full((channels,), start))
         self.offset = nn.Parameter(torch.zeros(channels))
 
+    @torch.no_grad()
+    def start_from(self, x: Tensor) -> None:
+        """Sets scale and offset so that ``forward(x)`` has zero mean and unit variance in every channel."""
+        variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+        scale = variance.clamp(min=1e-6).rsqrt()
+        b, softplus = self.sharpness, 10 * scale
+        self.gamma.copy_(softplus + torch.log(-torch.expm1(-b * softplus)) / b)
+        self.offset.copy_(-mean * scale)
+
     def _scale(self) -> Tensor:
         return 0.1 * F.softplus(self.gamma, beta=self.sharpness)
 

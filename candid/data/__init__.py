@@ -1,0 +1,19 @@
+"""Data sets from one string, and batches of them."""
+
+from candid.data.datasets import ArraySplit, Dataset, FileSplit, View, open_dataset
+from candid.data.images import BadImageError
+from candid.data.loader import Plan, evaluation_batches, training_batches
+from candid.data.transforms import ten_crops
+
+__all__ = [
+    "ArraySplit",
+    "BadImageError",
+    "Dataset",
+    "FileSplit",
+    "Plan",
+    "View",
+    "evaluation_batches",
+    "open_dataset",
+    "ten_crops",
+    "training_batches",
+]

@@ -1,0 +1,118 @@
+"""Batches for training and evaluation: which images, in which order, loaded by whom."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from candid.data.datasets import ArraySplit, Split, View
+from candid.data.transforms import NUMBERS
+from candid.errors import CandidError
+from candid.randomness import generator
+
+Batch = tuple[Tensor, Tensor]
+"""Images (B, C, H, W) uint8 and labels (B,)."""
+Request = tuple[int | None, Tensor]
+"""The epoch, None for no augmentation, and the indices of the images."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images each training step sees: a function of the seed alone, however many processes share it.
+
+    A step's global batch is cut into ``parts`` of equal size; process r takes the parts
+    r * parts / processes and on, one after the other.
+    """
+
+    images: int
+    batch: int
+    parts: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch > self.images:
+            raise CandidError(
+                f"A batch of {self.batch} is larger than the {self.images} training images: make it smaller."
+            )
+        if self.batch % self.parts:
+            raise CandidError(
+                f"A batch of {self.batch} can't be shared equally by {self.parts} processes or parts: "
+                f"use a multiple of {self.parts}."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """What does not fill a last batch is left out; which images these are changes with the epoch."""
+        return self.images // self.batch
+
+    def requests(self, start: int, stop: int, parts: range) -> Iterator[Request]:
+        """What the owner of ``parts`` loads for the steps ``start`` to ``stop``."""
+        size = self.batch // self.parts
+        order, order_epoch = torch.empty(0), -1
+        for step in range(start, stop):
+            epoch, batch = divmod(step, self.steps_per_epoch)
+            if epoch != order_epoch:
+                order = torch.randperm(self.images, generator=generator(self.seed, epoch, 0))
+                order_epoch = epoch
+            for part in parts:
+                first = batch * self.batch + part * size
+                yield epoch, order[first : first + size]
+
+
+class _Fetcher(TorchDataset[Batch]):
+    """Loads a whole batch at once; runs in a worker if there are any."""
+
+    def __init__(self, split: Split, view: View, seed: int) -> None:
+        self.split, self.view, self.seed = split, view, seed
+
+    def __getitem__(self, request: Request) -> Batch:  # type: ignore[override]
+        epoch, indices = request
+        numbers = None if epoch is None else _numbers(self.seed, epoch, len(self.split))[indices]
+        return self.split.batch(indices, self.view, numbers), self.split.labels[indices]
+
+
+@lru_cache(maxsize=1)
+def _numbers(seed: int, epoch: int, images: int) -> Tensor:
+    return torch.rand(images, NUMBERS, generator=generator(seed, epoch, 1))
+
+
+class _Requests:
+    def __init__(self, requests: Iterator[Request]) -> None:
+        self.requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests
+
+
+def _load(split: Split, view: View, seed: int, requests: Iterator[Request], workers: int) -> Iterator[Batch]:
+    workers = 0 if isinstance(split, ArraySplit) else workers  # memory is faster than another process
+    return iter(
+        DataLoader(
+            _Fetcher(split, view, seed),
+            batch_size=None,
+            sampler=_Requests(requests),
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            prefetch_factor=4 if workers else None,
+        )
+    )
+
+
+def training_batches(
+    split: Split, view: View, plan: Plan, start: int, stop: int, parts: range, workers: int = 0
+) -> Iterator[Batch]:
+    """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented."""
+    return _load(split, view, plan.seed, plan.requests(start, stop, parts), workers)
+
+
+def evaluation_batches(
+    split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+) -> Iterator[Batch]:
+    """The images of ``split`` in their order, every ``world``-th from ``rank`` on, without augmentation."""
+    own = torch.arange(rank, len(split), world)
+    requests: Iterator[Request] = ((None, part) for part in own.split(batch) if len(part))
+    return _load(split, view, 0, requests, workers)

@@ -1,0 +1,108 @@
+"""Crops and flips, on PIL images and on 8-bit tensors; every random one is a function of given numbers.
+
+A random transform takes uniform numbers in [0, 1) instead of a generator: what is done to an image then
+depends on its place in the epoch alone, not on the process or the worker that does it.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+NUMBERS = 5
+"""Uniform numbers an image: two for the position of its crop, one for the flip, area and shape."""
+Box = tuple[float, float, float, float]
+
+
+def random_box(
+    width: int,
+    height: int,
+    numbers: Tensor,
+    area: tuple[float, float] = (0.08, 1.0),
+    log_aspect: float = math.log(4 / 3),
+) -> Box:
+    """Where a random resized crop looks: (left, top, right, bottom).
+
+    Its share of the image is uniform in ``area``, the logarithm of its aspect ratio in
+    [-log_aspect, log_aspect]; a side longer than the image's is cut to it.
+
+    >>> random_box(100, 50, torch.tensor([0.5, 0.5, 0, 0.999, 0.5]), area=(1, 1))
+    (14.64, 0.0, 85.36, 50.0)
+    """
+    x, y, _, share, shape = numbers.tolist()
+    pixels = width * height * (area[0] + (area[1] - area[0]) * share)
+    aspect = math.exp(log_aspect * (2 * shape - 1))
+    w, h = min(width, math.sqrt(pixels * aspect)), min(height, math.sqrt(pixels / aspect))
+    left, top = x * (width - w), y * (height - h)
+    return round(left, 2), round(top, 2), round(left + w, 2), round(top + h, 2)
+
+
+def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
+    """Where resizing and cropping the centre looks: the largest box of ``size``'s shape over ``margin``.
+
+    A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
+
+    >>> centre_box(640, 480, (224, 224), margin=256 / 224)
+    (110.0, 30.0, 530.0, 450.0)
+    """
+    scale = min(width / size[1], height / size[0]) / margin
+    w, h = size[1] * scale, size[0] * scale
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+    """The part ``box`` of ``image`` at ``size`` (height, width)."""
+    if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
+        return image
+    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+
+
+def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
+    """Each image moved by up to ``padding`` pixels; what comes in from outside is its reflection.
+
+    Reflected, not black: a black frame would be learned by the density.
+
+    >>> padded_crops(torch.arange(9).view(1, 1, 3, 3), torch.tensor([[0.0, 0.99, 0, 0, 0]]), padding=1)
+    tensor([[[[4, 3, 4],
+              [7, 6, 7],
+              [4, 3, 4]]]])
+    """
+    height, width = images.shape[2:]
+    shift = (numbers[:, :2] * (2 * padding + 1)).long() - padding
+    columns = _reflected(torch.arange(width) + shift[:, :1], width)  # (B, W)
+    rows = _reflected(torch.arange(height) + shift[:, 1:], height)  # (B, H)
+    return images[torch.arange(len(images))[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
+
+
+def _reflected(index: Tensor, size: int) -> Tensor:
+    index = index.abs()
+    return torch.where(index < size, index, 2 * (size - 1) - index)
+
+
+def random_flips(images: Tensor, numbers: Tensor) -> Tensor:
+    """Half of the images mirrored left to right."""
+    mirrored = numbers[:, 2] < 0.5
+    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+
+
+def ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """The four corners and the centre, and their mirror images, (B, 10, C, height, width).
+
+    >>> ten_crops(torch.rand(2, 3, 36, 36), (32, 32)).shape
+    torch.Size([2, 10, 3, 32, 32])
+    """
+    height, width = size
+    bottom, right = images.shape[2] - height, images.shape[3] - width
+    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+    crops = torch.stack([images[:, :, t : t + height, s : s + width] for t, s in places], dim=1)
+    return torch.cat((crops, crops.flip(4)), dim=1)
+
+
+def fitted(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """8-bit images centred at ``size``: smaller ones are surrounded by zeros, larger ones cropped."""
+    down, across = size[0] - images.shape[2], size[1] - images.shape[3]
+    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))

@@ -1,0 +1,81 @@
+"""Processes, devices and signals: what surrounds the loop."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+
+from candid.errors import CandidError
+from candid.training.config import TrainConfig
+
+PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
+
+
+def launch(config: TrainConfig, devices: int | None = None) -> Fabric:
+    """One process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
+
+    Under torchrun and SLURM the processes are there already: their number is taken from them.
+    """
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    on_gpu = torch.cuda.is_available()
+    around = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", 0)))
+    if around and devices not in (None, around) and "LOCAL_RANK" not in os.environ:
+        raise CandidError(f"{around} processes were started but --devices is {devices}: leave --devices out.")
+    if on_gpu and devices is not None and devices > torch.cuda.device_count():
+        raise CandidError(f"There are {torch.cuda.device_count()} GPUs, not {devices}: use fewer --devices.")
+    count = around or devices or (torch.cuda.device_count() if on_gpu else 1)
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", os.environ.get("SLURM_NNODES", 1)))
+    strategy = DDPStrategy(forward_sync_buffers=False) if count * nodes > 1 else "auto"
+    fabric = Fabric(
+        accelerator="cuda" if on_gpu else "cpu",
+        devices=count,
+        num_nodes=nodes,
+        strategy=strategy,
+        precision=PRECISION[config.precision],
+    )
+    fabric.launch()
+    return fabric
+
+
+def first_error(fabric: Fabric, error: CandidError | None) -> CandidError | None:
+    """The first error that any process has, in all of them."""
+    errors: list[CandidError | None] = [error]
+    if fabric.world_size > 1:
+        errors = [None] * fabric.world_size
+        torch.distributed.all_gather_object(errors, error)
+    return next((e for e in errors if e is not None), None)
+
+
+class StopFlag:
+    """Set by the first SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[StopFlag]:
+    """While it lasts, SIGTERM and Ctrl-C set a flag instead of ending the process."""
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

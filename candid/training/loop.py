@@ -1,0 +1,381 @@
+"""Training: one loop for one process, several, and several machines."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from candid import checkpoint
+from candid.baseline import ResNet
+from candid.classifier import GenerativeClassifier
+from candid.config import to_dict
+from candid.data import Dataset, Plan, View, evaluation_batches, training_batches
+from candid.data.datasets import Split
+from candid.errors import CandidError, NonFiniteError
+from candid.evaluation.metrics import bits_per_dimension
+from candid.evaluation.predictions import predict_batches, to_float
+from candid.loss import Losses, information_bottleneck_loss
+from candid.randomness import generator
+from candid.training.config import TrainConfig
+from candid.training.engine import StopFlag, first_error, launch, stopping_on_signals
+from candid.training.folder import Row, RunFolder, State
+from candid.training.optimiser import build_optimiser, is_over, learning_rate
+from candid.training.progress import Progress
+from candid.training.setup import Model, build_model, open_data, start_actnorm
+
+EVALUATION_BATCH = 250
+AVERAGED_BATCHES = 100
+"""Batches of each process over which batch-norm statistics are averaged at the end."""
+AfterEpoch = Callable[[RunFolder, list[Row]], None]
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    finished: bool
+    results: dict[str, Any]
+    """Figures of the best model on the validation and test images, if it finished."""
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    devices: int | None = None,
+    progress: Progress | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> Outcome:
+    """Train as ``config`` says, into the run folder ``out``.
+
+    A run that was stopped or killed goes on with ``resume=True`` and ends with the same bits as one that
+    was not (same machine, same number of processes). ``after_epoch`` gets the folder and all epochs'
+    figures, in the first process.
+    """
+    folder = RunFolder(Path(out))
+    if folder.exists and not resume:
+        raise CandidError(
+            f"'{out}' already has a run: add --resume to go on with it, or choose another --out."
+        )
+    fabric = launch(config, devices)
+    first = fabric.is_global_zero
+    show = progress if first and progress is not None else Progress(quiet=True)
+    data, view = open_data(config, show.track)
+    plan = Plan(len(data.train), config.batch, fabric.world_size * config.accumulate, config.seed)
+    model = build_model(config, data.class_names)
+    state = folder.load_state() if resume else None
+    if state is None and config.actnorm_from_data and config.start is None:
+        start_actnorm(model, data, view, plan)
+    if first and state is None:
+        folder.create(config)
+    if first and data.skipped:
+        folder.write_text("skipped.txt", "\n".join(data.skipped) + "\n")
+        show.say(f"left out {len(data.skipped)} images that can't be used: {folder.path / 'skipped.txt'}")
+    run = _Run(fabric, config, folder, data, view, plan, model, show, after_epoch if first else None)
+    if state is not None:
+        run.restore(state)
+    with stopping_on_signals() as stop, show:
+        if not run.train(stop):
+            show.say(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
+            return Outcome(False, {})
+        return Outcome(True, run.finish())
+
+
+class _Run:
+    """The parts of a run, and where it stands."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: TrainConfig,
+        folder: RunFolder,
+        data: Dataset,
+        view: View,
+        plan: Plan,
+        model: Model,
+        show: Progress,
+        after_epoch: AfterEpoch | None,
+    ) -> None:
+        self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
+        self.data, self.view, self.plan = data, view, plan
+        self.after_epoch = after_epoch
+        self.model = model
+        self.wrapped, self.optimiser = fabric.setup(model, build_optimiser(model, config))
+        self.parts = range(
+            fabric.global_rank * config.accumulate, (fabric.global_rank + 1) * config.accumulate
+        )
+        self.step, self.best, self.saved_at = 0, math.inf, time.monotonic()
+        self.rows: list[Row] = []
+        self.tally = [0.0] * 4  # of the epoch under way: sums of loss, L_X, L_Y over its steps, seconds
+        self.stopping = False
+        self.error: CandidError | None = None  # of this process, to be raised in all of them
+
+    def restore(self, state: State) -> None:
+        self.model.load_state_dict(state.model)
+        self.optimiser.load_state_dict(state.optimiser)
+        self.step, self.rows, self.tally, self.best = state.step, state.rows, state.tally, state.best
+
+    def train(self, stop: StopFlag) -> bool:
+        """Go through the steps that are left; False if it was told to stop."""
+        config, per_epoch = self.config, self.plan.steps_per_epoch
+        steps = config.epochs * per_epoch
+        batches = training_batches(
+            self.data.train, self.view, self.plan, self.step, steps, self.parts, config.workers
+        )
+        self.show.begin(config.epochs, steps, self.step, self.plan.batch)
+        while self.step < steps and not is_over(config, self._val_losses):
+            start = time.monotonic()
+            losses = self._optimise([next(batches) for _ in self.parts], stop)
+            self.tally = [a + b for a, b in zip(self.tally, [*losses, time.monotonic() - start], strict=True)]
+            self.show.advance(self._figures(losses))
+            if self.step % per_epoch == 0:
+                self._end_epoch()
+            elif self.stopping or time.monotonic() - self.saved_at > 60 * config.save_minutes:
+                self._save()
+            if self.stopping:
+                self._raise_together()
+                return False
+        return True
+
+    def _optimise(self, batches: list[tuple[Tensor, Tensor]], stop: StopFlag) -> list[float]:
+        """One step of the optimiser; the mean losses over all processes."""
+        self._to_training_mode()
+        rate = learning_rate(self.config, self.step, self.plan.steps_per_epoch, self._val_losses)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        sums = [0.0] * 3
+        for part, (images, labels) in zip(self.parts, batches, strict=True):
+            more = part != self.parts[-1] and self.fabric.world_size > 1
+            with self.fabric.no_backward_sync(self.wrapped) if more else nullcontext():
+                losses = self._losses(images, labels, part)
+                agreed = self._agree(losses, stop)
+                if losses is not None:
+                    self.fabric.backward(losses.total / len(self.parts))
+            sums = [a + b / len(self.parts) for a, b in zip(sums, agreed, strict=True)]
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not math.isfinite(float(norm)):
+            raise self._diverged(
+                f"The gradient of '{_first_nonfinite_gradient(self.model)}' became non-finite"
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        return sums
+
+    def _losses(self, images: Tensor, labels: Tensor, part: int) -> Losses | None:
+        """Of one part of the batch; None, with the reason in ``self.error``, if they are not finite."""
+        device, config = self.fabric.device, self.config
+        x, y = to_float(images, device), labels.to(device, non_blocking=True)
+        noise = generator(config.seed, self.step, part, 3, device=device)
+        try:
+            losses = losses_of(self.wrapped, x, y, config, noise)
+        except NonFiniteError as error:
+            self.error = self._diverged(str(error))
+            return None
+        if not torch.isfinite(losses.total):
+            self.error = self._diverged("The loss became non-finite")
+            return None
+        return losses
+
+    def _agree(self, losses: Losses | None, stop: StopFlag) -> list[float]:
+        """The losses averaged over the processes; an error or a signal in one of them reaches all."""
+        values = torch.zeros(3) if losses is None else torch.stack(losses).detach().float().cpu()
+        flags = torch.tensor([self.error is not None, stop.signal is not None]).float()
+        report = torch.cat((values, flags))
+        if self.fabric.world_size > 1:
+            report = self.fabric.all_reduce(report.to(self.fabric.device), reduce_op="sum").cpu()
+        if report[3]:
+            self._raise_together()
+        self.stopping |= bool(report[4])
+        return (report[:3] / self.fabric.world_size).tolist()
+
+    def _raise_together(self) -> None:
+        error = first_error(self.fabric, self.error)
+        if error is not None:
+            raise error
+
+    def _diverged(self, what: str) -> NonFiniteError:
+        saved = (
+            f"the last good checkpoint is kept in '{self.folder.path}'"
+            if self.rows
+            else "nothing was saved yet"
+        )
+        return NonFiniteError(
+            f"Step {self.step + 1} (epoch {self.step // self.plan.steps_per_epoch + 1}): {what.rstrip('.')}; "
+            f"{saved}. Try a lower --learning-rate, a longer --burn-in or a lower --clip."
+        )
+
+    def _to_training_mode(self) -> None:
+        self.model.train()
+        if self.config.means_only:
+            for module in _batch_norms(self.model):
+                module.eval()
+
+    def _figures(self, losses: list[float]) -> Row:
+        loss, l_x, l_y = losses
+        row = {"loss": loss, "cross_entropy": l_y}
+        if isinstance(self.model, GenerativeClassifier):
+            row["bits_per_dim"] = l_x / math.log(2) + self.model.bits_offset
+        return row
+
+    @property
+    def _val_losses(self) -> list[float]:
+        return [row["val_loss"] for row in self.rows]
+
+    def _end_epoch(self) -> None:
+        steps = self.plan.steps_per_epoch
+        *sums, seconds = self.tally
+        self._share_statistics()
+        val = self._evaluate(self.data.val)
+        row = {
+            "epoch": self.step // steps,
+            "step": self.step,
+            "learning_rate": self.optimiser.param_groups[0]["lr"],
+            **{f"train_{k}": v for k, v in self._figures([s / steps for s in sums]).items()},
+            **{f"val_{k}": v for k, v in val.items()},
+            "images_per_second": self.plan.batch * steps / seconds,
+            "seconds": seconds,
+        }
+        self.rows.append(row)
+        self.tally = [0.0] * 4
+        self._save(val)
+        self._raise_together()
+        self.show.epoch(row)
+
+    def _evaluate(self, split: Split) -> Row:
+        """Figures of the bare model on a split, the work shared by the processes."""
+        fabric, model = self.fabric, self.model.eval()
+        batches = evaluation_batches(
+            split, self.view, EVALUATION_BATCH, fabric.global_rank, fabric.world_size, self.config.workers
+        )
+        labels, logits, log_density = predict_batches(model, batches)
+        right = (logits.argmax(1) == labels).sum()
+        entropy = F.cross_entropy(logits.double(), labels, reduction="sum")
+        total = torch.zeros(()) if log_density is None else log_density.sum()
+        sums = torch.stack([right.double(), entropy, total.double()])
+        if fabric.world_size > 1:
+            sums = fabric.all_reduce(sums.to(fabric.device), reduce_op="sum").cpu()
+        accuracy, entropy, log_density = (sums / len(split)).unbind()
+        figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
+        beta = self.config.beta
+        if isinstance(model, ResNet):
+            return {"loss": float(entropy), **figures}
+        figures["bits_per_dim"] = bits_per_dimension(log_density, model.dimensions)
+        l_x = (figures["bits_per_dim"] - model.bits_offset) * math.log(2)
+        loss = float(entropy) if math.isinf(beta) else (l_x + beta * float(entropy)) / (1 + beta)
+        return {"loss": loss, **figures}
+
+    def _save(self, val: Row | None = None) -> None:
+        """The state; at the end of an epoch, whose figures are ``val``, the model, too."""
+        is_best = val is not None and val["loss"] < self.best
+        if val is not None:
+            self.best = min(self.best, val["loss"])
+            self.model.metadata["training"] = self._record(val)
+        if self.fabric.is_global_zero:
+            try:
+                if val is not None:
+                    self.folder.save_model(self.model, is_best=is_best)
+                    self.folder.write_rows(self.rows)
+                self.folder.save_state(
+                    State(
+                        self.model.state_dict(),
+                        self.optimiser.state_dict(),
+                        self.step,
+                        self.rows,
+                        self.tally,
+                        self.best,
+                    )
+                )
+                if val is not None and self.after_epoch is not None:
+                    self.after_epoch(self.folder, self.rows)
+            except (CandidError, OSError) as error:
+                self.error = error if isinstance(error, CandidError) else CandidError(str(error))
+        self.saved_at = time.monotonic()
+
+    def _record(self, val: Row) -> dict[str, Any]:
+        config = to_dict(self.config)
+        config["beta"] = str(config["beta"])
+        return {
+            "config": config,
+            "step": self.step,
+            "epoch": self.step // self.plan.steps_per_epoch,
+            "val": val,
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Average the batch-norm statistics, save, and measure the best model."""
+        if not self.config.means_only:
+            self._average_statistics()
+        val = self._evaluate(self.data.val)
+        self._save(val)
+        self._raise_together()
+        if val["loss"] > self.best:
+            best = checkpoint.load_any(self.folder.best)
+            self.model.load_state_dict(best.state_dict())
+            val = self._evaluate(self.data.val)
+        results: dict[str, Any] = {"val": val, "seconds": sum(row["seconds"] for row in self.rows)}
+        if self.data.test is not None:
+            results["test"] = self._evaluate(self.data.test)
+        if self.fabric.is_global_zero:
+            self.folder.write_results(results)
+        return results
+
+    @torch.no_grad()
+    def _average_statistics(self) -> None:
+        """Running means and variances as averages over many batches with the final weights."""
+        self._to_training_mode()
+        norms = _batch_norms(self.model)
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # torch then averages all batches alike
+        start = self.step
+        stop = start + min(AVERAGED_BATCHES, self.plan.steps_per_epoch)
+        batches = training_batches(
+            self.data.train, self.view, self.plan, start, stop, self.parts, self.config.workers
+        )
+        for i, (images, _) in enumerate(batches):
+            x = to_float(images, self.fabric.device)
+            noise = generator(self.config.seed, start, i, 4, self.parts[0], device=self.fabric.device)
+            self.model(x, noise) if isinstance(self.model, GenerativeClassifier) else self.model(x)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            for statistic in (norm.running_mean, norm.running_var):
+                if self.fabric.world_size > 1 and statistic is not None:
+                    dist.all_reduce(statistic)
+                    statistic /= self.fabric.world_size
+
+    def _share_statistics(self) -> None:
+        """The first process's running statistics to all: its own are what a checkpoint holds."""
+        if self.fabric.world_size > 1:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, 0)
+
+
+def losses_of(model: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, noise: torch.Generator) -> Losses:
+    """The information-bottleneck loss, or for a baseline the same cross-entropy alone."""
+    if not config.baseline:
+        return information_bottleneck_loss(model, x, y, config.beta, config.label_smoothing, noise)
+    l_y = F.cross_entropy(model(x), y, label_smoothing=config.label_smoothing)
+    return Losses(l_y, torch.zeros_like(l_y), l_y)
+
+
+def _batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def _first_nonfinite_gradient(model: nn.Module) -> str:
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return name
+    return "all parameters together"

@@ -1,0 +1,64 @@
+"""What a run needs before its first step: data, model, first scales."""
+
+from dataclasses import replace
+
+import torch
+
+from candid import checkpoint
+from candid.baseline import ResNet, ResNetConfig
+from candid.classifier import GenerativeClassifier
+from candid.data import Dataset, Plan, View, open_dataset, training_batches
+from candid.data.datasets import Track
+from candid.errors import CandidError
+from candid.evaluation.predictions import to_float
+from candid.flow.coupling import ActNorm
+from candid.randomness import generator
+from candid.training.config import TrainConfig
+
+Model = GenerativeClassifier | ResNet
+FIRST_IMAGES = 128
+
+
+def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, View]:
+    """The data of the run, checked, and how its model sees it."""
+    flow = config.model_config(classes=2).flow
+    view = View(flow.channels, flow.height, flow.width, config.crop, config.flip)
+    data = open_dataset(config.data, holdout=config.holdout, split_seed=config.split_seed)
+    return data.prepared(view, config.skip_bad, track), view
+
+
+def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
+    """The model that ``config`` describes, new or from its ``start``, in training mode."""
+    layout = config.model_config(len(class_names))
+    names = [*class_names, *map(str, range(len(class_names), layout.classes))]
+    model: Model
+    if config.start is not None:
+        model = checkpoint.load_any(config.start, config.memory)
+        if len(class_names) > model.config.classes:
+            raise CandidError(
+                f"The data has {len(class_names)} classes, more than the {model.config.classes} of "
+                f"'{config.start}': train a new model, or use fewer class folders."
+            )
+        if isinstance(model, ResNet) != config.baseline:
+            raise CandidError(f"'{config.start}' is not the kind of model to train: check --baseline.")
+    elif config.baseline:
+        model = ResNet(ResNetConfig.beside(layout), names, seed=config.seed)
+    else:
+        model = GenerativeClassifier(layout, names, config.memory, seed=config.seed)
+    if config.means_only:
+        assert isinstance(model, GenerativeClassifier)
+        model.flow.requires_grad_(False)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def start_actnorm(model: Model, data: Dataset, view: View, plan: Plan) -> None:
+    """Scales every channel to unit variance on a first batch, the same in every process."""
+    if isinstance(model, ResNet):
+        return
+    images, _ = next(training_batches(data.train, view, replace(plan, parts=1), 0, 1, range(1)))
+    v = model._normalise(to_float(images[:FIRST_IMAGES], "cpu"), generator(plan.seed, 0, 2))
+    for _, layer in model.flow.leaves():
+        if isinstance(layer, ActNorm):
+            layer.start_from(v)
+        v, _ = layer(v)
