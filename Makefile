@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## What the presets are made of, and a photo to latent space and back (20 seconds)
+demo: $(READY) ## Train a classifier of digits; see what it says of digits and of other images (2 minutes)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types

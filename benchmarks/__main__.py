@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.common import console, parser
 
-SCRIPTS = ("memory", "gradients", "freia")
+SCRIPTS = ("memory", "gradients", "freia", "loading")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid.config import check_fields
+from candid.config import check_fields, check_range
 from candid.errors import CandidError
 from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig, checked_names
 
@@ -35,8 +35,16 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 1 <= len(self.blocks) == len(self.widths):
-            raise CandidError("'blocks' and 'widths' of a ResNet need one entry for each stage.")
+        check_range(self, 1, 65_536, "channels", "height", "width", "widths")
+        check_range(self, 1, 1000, "blocks")
+        check_range(self, 1, 10_000_000, "classes")
+        if not 1 <= len(self.blocks) == len(self.widths) <= 16:
+            raise CandidError("'blocks' and 'widths' of a ResNet need one entry for each of 1 to 16 stages.")
+        if not {len(self.mean), len(self.std)} <= {1, self.channels} or min(self.std) <= 0:
+            raise CandidError(
+                f"'mean' and 'std' of a ResNet need one number or one a channel ({self.channels}), "
+                "and 'std' must be positive."
+            )
 
     @classmethod
     def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
@@ -102,7 +110,9 @@ class ResNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Mean-pooled features, (B, 4 x last width)."""
-        x = F.relu(self.bn1(self.conv1((x - self.image_mean) / self.image_std)))
+        # A network without memory (meta) has these two on the CPU.
+        mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
+        x = F.relu(self.bn1(self.conv1((x - mean) / std)))
         if self.config.stem == "7x7":
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in range(1, len(self.config.blocks) + 1):

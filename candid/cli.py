@@ -138,12 +138,19 @@ def _joined(ours: str, theirs: str) -> str:
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A released checkpoint, such as beta_1.avg.pt.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A released checkpoint, such as beta_1.avg.pt, or torchvision's weights of a ResNet-50, 101 "
+            "or 152, such as resnet50-0676ba61.pth."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
     class_names: Annotated[Path | None, typer.Option(help="A text file with one class name a line.")] = None,
 ) -> None:
-    """Bring in a checkpoint that the paper's authors released for ImageNet."""
-    from candid import import_released, save
+    """Bring in a checkpoint that the paper's authors released for ImageNet, or torchvision's ResNet."""
+    from candid import save
+    from candid.torchvision_weights import import_any
 
     if out.is_file():
         raise CandidError(f"'{out}' is a file: name a folder to write the model to.")
@@ -153,7 +160,7 @@ def import_(
             names = class_names.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
-    model = import_released(file, names)
+    model = import_any(file, names)
     save(model, out)
     channels, height, width = model.image_shape
     print(f"{out}: {model.config.classes} classes, {channels} x {height} x {width} images")
@@ -286,24 +293,60 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder for the figure.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="The folder for the run and the figures.")] = Path("demo"),
+    epochs: Annotated[int | None, typer.Option(help="Train for fewer or more epochs.")] = None,
 ) -> None:
-    """What every preset is made of, and a photo sent to latent space and back."""
+    """Train a classifier of digits, and show what it says of digits and of images that are none."""
     from candid import plots
-    from candid.demo import round_trip
-    from candid.info import describe
-    from candid.presets import PRESETS
+    from candid.demo import digits_demo, round_trip
+    from candid.training import Progress
 
-    out.mkdir(parents=True, exist_ok=True)
-    for name, config in PRESETS.items():
-        _print_description(name, describe(config))
-    console = Console()
-    with console.status("building the imagenet network (untrained) and sending a photo through it"):
-        trip = round_trip()
-        figure = plots.save(plots.round_trip(trip), out / "round_trip.png")
-    console.print(
-        f"a photo of 3 x 224 x 224 pixels to {len(trip.z):,} latent numbers and back: "
-        f"largest error {trip.largest_error:.1e} where white is 1",
-        soft_wrap=True,
+    progress = Progress(Console())
+    progress.say("Training the digits preset at beta 1 on 1259 of scikit-learn's 1797 digits.")
+    shown = digits_demo(
+        out / "run",
+        progress,
+        epochs,
+        lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
     )
-    console.print(f"figure: {figure}")
+    if shown is None:
+        return
+    _print_demo(shown)
+    figures = [
+        plots.save(plots.opinions(shown), out / "digits.png"),
+        plots.save(
+            plots.reliability(shown.posterior, shown.labels, shown.calibration_error), out / "calibration.png"
+        ),
+    ]
+    with progress.console.status("sending a photo through the imagenet network (untrained) and back"):
+        trip = round_trip()
+        figures.append(plots.save(plots.round_trip(trip), out / "round_trip.png"))
+    progress.say(
+        f"The imagenet preset (untrained) sends a 224 x 224 photo to {len(trip.z):,} latent numbers "
+        f"and back: largest error {trip.largest_error:.1e} where white is 1."
+    )
+    progress.say(f"Figures: {', '.join(map(str, figures))}, {out / 'run' / 'curves.png'}")
+
+
+def _print_demo(shown: Any) -> None:
+    console = Console()
+    table = Table(title="Test digits", title_justify="left")
+    for column in ("accuracy", "bits/dim", "expected calibration error"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        f"{100 * shown.accuracy:.2f} %", f"{shown.bits_per_dim:.3f}", f"{100 * shown.calibration_error:.2f} %"
+    )
+    console.print(table)
+    table = Table(
+        title="Is it a digit? The p-value says so; the posterior alone does not", title_justify="left"
+    )
+    for column in ("images", "called 'not a digit' (p ≤ 0.05)", "median p-value", "mean confidence"):
+        table.add_column(column, justify="right" if column != "images" else "left")
+    for name, opinion in shown.opinions.items():
+        table.add_row(
+            name,
+            f"{100 * float((opinion.p_value <= 0.05).double().mean()):.0f} %",
+            f"{float(opinion.p_value.median()):.3f}",
+            f"{100 * float(opinion.posterior.max(1).values.mean()):.0f} %",
+        )
+    console.print(table)

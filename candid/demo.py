@@ -1,13 +1,31 @@
-"""The demonstration that needs no data and no training: a photo to latent space and back."""
+"""The demonstrations: a photo to latent space and back, and a classifier of digits that knows its limits."""
 
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from candid.checkpoint import load
 from candid.classifier import GenerativeClassifier
+from candid.data import ArraySplit, evaluation_batches
+from candid.evaluation import (
+    accuracy,
+    bits_per_dimension,
+    expected_calibration_error,
+    predict_batches,
+    typicality_p_values,
+)
+from candid.evaluation.predictions import to_float
+from candid.randomness import generator
+from candid.training import Progress, load_config, train
+from candid.training.loop import AfterEpoch
+from candid.training.setup import open_data
 
 
 class RoundTrip(NamedTuple):
@@ -51,3 +69,85 @@ def round_trip(preset: str = "imagenet") -> RoundTrip:
         flow.width // flow.downsampling, flow.height // flow.downsampling, flow.constant_coefficients
     )
     return RoundTrip(image, z[0], by_frequency.std(2).T, model.invert(z)[0])
+
+
+class Opinion(NamedTuple):
+    """What the model says of a group of images."""
+
+    images: Tensor
+    """(N, 1, 8, 8) uint8."""
+    posterior: Tensor
+    """(N, 10)."""
+    p_value: Tensor
+    """(N,): how often an image from the training distribution is as untypical."""
+
+
+@dataclass(frozen=True)
+class DigitsDemo:
+    """A model of the digits, and what it says of digits and of other images."""
+
+    accuracy: float
+    bits_per_dim: float
+    calibration_error: float
+    posterior: Tensor
+    """Of the test images, (N, 10)."""
+    labels: Tensor
+    opinions: dict[str, Opinion]
+
+
+def digits_demo(
+    out: Path, progress: Progress, epochs: int | None = None, after_epoch: AfterEpoch | None = None
+) -> DigitsDemo | None:
+    """Train the digits preset at beta 1 into ``out``, and ask it about digits and other images.
+
+    None if the training was stopped.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    config = load_config("digits", data="digits", beta=1.0, epochs=epochs)
+    if not train(config, out, progress=progress, after_epoch=after_epoch).finished:
+        return None
+    model = load(out / "model" / "best")
+    data, view = open_data(config, lambda images, *_: images)
+    assert isinstance(data.test, ArraySplit)
+    val = predict_batches(model, evaluation_batches(data.val, view, batch=500))
+    test = predict_batches(model, evaluation_batches(data.test, view, batch=500))
+    calibration, densities = val.log_density, test.log_density
+    assert calibration is not None
+    assert densities is not None
+
+    @torch.inference_mode()
+    def ask(images: Tensor) -> Opinion:
+        outputs = model(to_float(images, "cpu"))
+        p = typicality_p_values(model.log_density_of(outputs), calibration)
+        return Opinion(images, outputs.logits.softmax(1), p)
+
+    digits = data.test.images
+    posterior = test.logits.softmax(1)
+    return DigitsDemo(
+        accuracy(test.logits, test.labels),
+        bits_per_dimension(densities, model.dimensions),
+        expected_calibration_error(posterior, test.labels),
+        posterior,
+        test.labels,
+        {name: ask(images) for name, images in {"test digits": digits, **not_digits(digits)}.items()},
+    )
+
+
+def not_digits(digits: Tensor) -> dict[str, Tensor]:
+    """Groups of 8 x 8 images that are no digits, each as many as ``digits``, uint8."""
+    n, random = len(digits), generator(0)
+    photo = (255 * sample_photo(224).mean(0, keepdim=True)).to(torch.uint8)
+    left, top = torch.randint(0, 224 - 32, (2, n), generator=random)
+    patches = torch.stack([photo[:, t : t + 32, s : s + 32] for t, s in zip(top, left, strict=True)])
+    return {
+        "inverted digits": 255 - digits,
+        "shuffled pixels": digits.flatten(1)[:, torch.randperm(64, generator=random)].view_as(digits),
+        "photo patches": F.avg_pool2d(patches.float(), 4).to(torch.uint8),
+        "random pixels": torch.randint(0, 256, digits.shape, generator=random, dtype=torch.uint8),
+        "plain grey": torch.arange(n)
+        .mul(256)
+        .div(n, rounding_mode="floor")
+        .to(torch.uint8)[:, None, None, None]
+        .expand(-1, 1, 8, 8)
+        .contiguous(),
+    }

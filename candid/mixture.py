@@ -49,8 +49,8 @@ class LatentMixture(nn.Module):
         if rank is not None and rank < 1:
             raise CandidError(f"'rank' must be at least 1, not {rank}.")
         self.classes, self.constant, self.dimensions = classes, constant, dimensions
-        # Two classes start about three standard deviations apart, nearly all of it in the constant part.
-        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(4.5 / constant))
+        # Two classes start about half a standard deviation apart: where their means lie says nothing yet.
+        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / constant))
         rest, rows = dimensions - constant, classes if rank is None else rank
         self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
         self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from candid.demo import RoundTrip
+from candid.demo import DigitsDemo, RoundTrip
 
 matplotlib.use("Agg")
+SIGNIFICANT = 0.05
 
 
 def round_trip(trip: RoundTrip) -> Figure:
@@ -58,6 +59,51 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(axes.lines) > 1:
             axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def opinions(demo: DigitsDemo, shown: int = 8) -> Figure:
+    """Examples of each group of images, with the model's class, its posterior and the p-value."""
+    figure = Figure(figsize=(1.15 * shown + 1.3, 1.5 * len(demo.opinions) + 0.6), layout="constrained")
+    rows = figure.subplots(len(demo.opinions), shown)
+    for axes_row, (name, opinion) in zip(rows, demo.opinions.items(), strict=True):
+        for i, axes in enumerate(axes_row):
+            axes.imshow(opinion.images[i, 0].numpy(), cmap="gray", vmin=0, vmax=255)
+            probability, label = opinion.posterior[i].max(0)
+            p = float(opinion.p_value[i])
+            axes.set_title(f"{int(label)}: {100 * float(probability):.0f} %", fontsize=8)
+            colour = "tab:green" if p > SIGNIFICANT else "tab:red"
+            axes.set_xlabel(f"p = {p:.2f}", fontsize=8, color=colour)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        axes_row[0].set_ylabel(name, fontsize=9)
+    figure.suptitle(
+        "above each image: the class and its posterior; below: the p-value, "
+        f"red where the model says 'not a digit' (p ≤ {SIGNIFICANT})",
+        fontsize=9,
+    )
+    return figure
+
+
+def reliability(posterior: Tensor, labels: Tensor, error: float, bins: int = 10) -> Figure:
+    """Accuracy against confidence, and how many images have each confidence."""
+    confidence, predicted = posterior.max(1)
+    right = (predicted == labels).double()
+    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    figure = Figure(figsize=(4, 4.2), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    axes.plot([0, 1], [0, 1], color="C7", linestyle="--", label="perfectly calibrated")
+    for k in range(bins):
+        chosen = bin_of == k
+        if chosen.any():
+            axes.bar((k + 0.5) / bins, float(right[chosen].mean()), width=0.9 / bins, color="C0", alpha=0.8)
+        counts.bar((k + 0.5) / bins, int(chosen.sum()), width=0.9 / bins, color="C7")
+    axes.set_ylabel("accuracy")
+    axes.set_title(f"expected calibration error {100 * error:.1f} %", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+    counts.set_yscale("symlog")
+    counts.set_ylabel("images")
+    counts.set_xlabel("confidence")
     return figure
 
 

@@ -62,7 +62,7 @@ PRESETS: Mapping[str, ClassifierConfig] = {
         std=IMAGENET_STD,
     ),
     "cifar": ClassifierConfig(
-        FlowConfig(3, 32, 32, blocks=(3, 3, 3), widths=(64, 96, 128), entry="none"),
+        FlowConfig(3, 32, 32, blocks=(2, 3, 3), widths=(32, 64, 96), entry="none", clamp=2.0),
         classes=10,
         mean=(0.491, 0.482, 0.447),
         std=(0.247, 0.243, 0.262),

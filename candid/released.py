@@ -24,6 +24,7 @@ from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
 
 Module = dict[str, Tensor]
 SUBNETS = {"s": "subnet", "s_hi": "strided", "s_lo": "low_resolution"}
+KIND = "a released ImageNet checkpoint"
 CONSTANT = re.compile(r"w_inv|reshape_kernels\.[01]")
 
 
@@ -36,7 +37,14 @@ def import_released(
     log-determinant. The shuffle of the constant coefficients is undone in the means.
     """
     source = Path(path)
-    content = _read(source)
+    return build_released(read_dictionary(source, KIND), source, class_names)
+
+
+def build_released(
+    content: dict[Any, Any], source: Path, class_names: list[str] | None = None
+) -> GenerativeClassifier:
+    """The model of the opened checkpoint ``content``; ``source`` is its path, for messages."""
+    _check_parts(content, source)
     modules = _modules(content["inn"], source)
     try:
         config = _infer_config(modules, content)
@@ -57,7 +65,8 @@ def import_released(
     return model.float().eval()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_dictionary(path: Path, kind: str) -> dict[Any, Any]:
+    """The dictionary in a PyTorch file that should be ``kind``, read without running code from it."""
     if not path.is_file():
         raise CheckpointError(f"There is no file '{path}' to import.")
     try:
@@ -69,9 +78,18 @@ def _read(path: Path) -> dict[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # whatever the unpickler trips over, the file is at fault
-        raise _foreign(path, "it is cut, or no plain PyTorch file") from error
+        raise foreign(path, kind, "it is cut, or no plain PyTorch file") from error
     if not isinstance(content, dict):
-        raise _foreign(path, "it holds no dictionary")
+        raise foreign(path, kind, "it holds no dictionary")
+    return content
+
+
+def foreign(path: Path, kind: str, why: str) -> CheckpointError:
+    """The error for a file that is not ``kind``."""
+    return CheckpointError(f"'{path}' is not {kind}: {why}.")
+
+
+def _check_parts(content: dict[Any, Any], path: Path) -> None:
     for key, shape in (("mu", "1 x classes x C"), ("mu_t", "classes x K"), ("mu_m", "K x rest")):
         tensor: Any = content.get(key)
         if (
@@ -82,7 +100,6 @@ def _read(path: Path) -> dict[str, Any]:
             raise _foreign(path, f"it has no tensor '{key}' of {shape} numbers")
     if not isinstance(content.get("inn"), dict):
         raise _foreign(path, "it has no state dictionary 'inn'")
-    return content
 
 
 def _is_float(value: object) -> bool:
@@ -164,4 +181,4 @@ def _is_permutation(w: Tensor) -> bool:
 
 
 def _foreign(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"'{path}' is not a released ImageNet checkpoint: {why}.")
+    return foreign(path, KIND, why)

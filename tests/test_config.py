@@ -1,15 +1,17 @@
-from dataclasses import replace
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from candid import PRESETS, CandidError, ClassifierConfig
-from candid.config import from_dict, to_dict
+from candid.config import MaybeInfinite, check_fields, from_dict, to_dict
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_configuration_survives_json(name: str) -> None:
-    import json
-
     config = PRESETS[name]
     assert from_dict(ClassifierConfig, json.loads(json.dumps(to_dict(config)))) == config
 
@@ -65,3 +67,56 @@ def test_lists_do_for_tuples() -> None:
     assert hash(replace(PRESETS["cifar"].flow, blocks=[1, 1, 1])) == hash(  # type: ignore[arg-type]
         replace(PRESETS["cifar"].flow, blocks=(1, 1, 1))
     )
+
+
+@dataclass(frozen=True)
+class Settings:
+    beta: MaybeInfinite = 1.0
+    limit: MaybeInfinite | None = None
+    rate: float = 0.1
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@pytest.mark.parametrize("key", ["beta", "limit"])
+@pytest.mark.parametrize("value", [math.inf, 0.0, -2.5, 3])
+def test_a_field_may_take_infinity(key: str, value: float) -> None:
+    found = from_dict(Settings, {key: value})
+    assert getattr(found, key) == value and isinstance(getattr(found, key), float)
+    assert from_dict(Settings, to_dict(found)) == found
+    assert Settings(**{key: value}) == found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("beta", math.nan, "'beta' must be a finite number"),
+        ("beta", -math.inf, "'beta' must be a finite number"),
+        ("beta", 10**400, "'beta' must be a finite number"),
+        ("beta", "inf", "'beta' must be of type float, not 'inf'"),
+        ("beta", True, "'beta' must be of type float"),
+        ("beta", None, "'beta' must be of type float"),
+        ("limit", math.nan, "'limit' must be a finite number"),
+        ("limit", "1", "'limit' must be of type float"),
+        ("rate", math.inf, "'rate' must be a finite number"),
+        ("model", 3, "'model' must be a table of keys, not 3"),
+        ("model", [("blocks", 1)], "'model' must be a table of keys"),
+        ("model", {1: "a"}, "'model' must be a table of keys"),
+    ],
+)
+def test_what_is_no_number_or_table_is_refused(key: str, value: Any, message: str) -> None:
+    for make in (lambda: from_dict(Settings, {key: value}), lambda: Settings(**{key: value})):
+        with pytest.raises(CandidError, match=message):
+            make()
+
+
+def test_a_table_is_kept_as_it_is_and_copied() -> None:
+    table = {"blocks": [2, 2], "entry": "none", "inner": {"a": 1}}
+    found = Settings(model=table)
+    table["entry"] = "3x3"
+    assert found.model["entry"] == "none"
+    plain = json.loads(json.dumps(to_dict(replace(found, model={**found.model, "widths": (4, 8)}))))
+    assert plain["model"] == {"blocks": [2, 2], "entry": "none", "inner": {"a": 1}, "widths": [4, 8]}
+    assert from_dict(Settings, plain).model == plain["model"]

@@ -1,6 +1,6 @@
 """Data sets from one string, and batches of them."""
 
-from candid.data.datasets import ArraySplit, Dataset, FileSplit, View, open_dataset
+from candid.data.datasets import ArraySplit, Dataset, FileSplit, ShardSplit, View, open_dataset
 from candid.data.images import BadImageError
 from candid.data.loader import Plan, evaluation_batches, training_batches
 from candid.data.transforms import ten_crops
@@ -11,6 +11,7 @@ __all__ = [
     "Dataset",
     "FileSplit",
     "Plan",
+    "ShardSplit",
     "View",
     "evaluation_batches",
     "open_dataset",

@@ -1,6 +1,6 @@
 """One string to a data set: its splits, its class names, and how a model sees its images."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -19,6 +19,8 @@ from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
 
 Crop = Literal["none", "shift", "resized"]
+Batch = tuple[Tensor, Tensor]
+"""Images (B, C, H, W) uint8 and labels (B,)."""
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """Shows the progress of going through an iterable: (iterable, description, length)."""
 CACHE_BYTES = 2 * 2**30
@@ -74,11 +76,7 @@ class ArraySplit:
     def batch(self, indices: Tensor, view: View, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         images = self.images[indices]
-        if numbers is not None and view.crop != "none":
-            images = padded_crops(images, numbers, padding=max(1, view.height // 8))
-        if numbers is not None and view.flip:
-            images = random_flips(images, numbers)
-        return images
+        return images if numbers is None else _augmented(images, view, numbers, view.crop != "none")
 
     def prepared(self, view: View, skip_bad: bool, track: Track) -> tuple["ArraySplit", list[str]]:
         """As the model sees them: slightly smaller ones are framed by zeros, others are resized."""
@@ -94,7 +92,9 @@ class ArraySplit:
             return replace(self, images=fitted(images, view.size).contiguous()), []
         box = centre_box(width, height, view.size)
         scaled = [
-            np.array(resized(Image.fromarray(pixels.squeeze(2)), box, view.size))
+            np.array(
+                resized(Image.fromarray(pixels[..., 0] if view.channels == 1 else pixels), box, view.size)
+            )
             for pixels in track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
         ]
         stacked = torch.from_numpy(np.stack(scaled)).view(-1, *view.size, view.channels)
@@ -122,17 +122,8 @@ class FileSplit:
 
     def batch(self, indices: Tensor, view: View, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
-        images = []
-        for i, index in enumerate(indices.tolist()):
-            crop = numbers[i] if numbers is not None and view.crop == "resized" else None
-            try:
-                images.append(decode_as(self.paths[index], view, crop))
-            except BadImageError as error:
-                raise _bad_image(self.paths[index], error) from error
-        stacked = torch.stack(images)
-        if numbers is None or view.crop == "resized":
-            return stacked if numbers is None or not view.flip else random_flips(stacked, numbers)
-        return ArraySplit(stacked, self.labels[indices]).batch(torch.arange(len(stacked)), view, numbers)
+        paths = [self.paths[i] for i in indices.tolist()]
+        return decode_batch(paths, view, numbers, lambda i, error: _bad_image(paths[i], error))
 
     def prepared(
         self, view: View, skip_bad: bool, track: Track
@@ -168,6 +159,55 @@ class FileSplit:
         return (split.subset(good) if bad else split), skipped
 
 
+@dataclass(frozen=True)
+class ShardSplit:
+    """Tar shards, read one after the other: no image can be looked up by its number."""
+
+    urls: tuple[str, ...]
+    images: int
+    """How many there are; in training, how many an epoch has."""
+    classes: int
+
+    def __len__(self) -> int:
+        return self.images
+
+    def prepared(self, view: View, skip_bad: bool, track: Track) -> tuple["ShardSplit", list[str]]:
+        """As it is: only reading the shards would tell which images are bad."""
+        if skip_bad:
+            raise CandidError(
+                "Tar shards can't be searched for bad images: leave --skip-bad out, pack them without."
+            )
+        return self, []
+
+
+IndexedSplit = ArraySplit | FileSplit
+Split = IndexedSplit | ShardSplit
+
+
+def decode_batch(
+    sources: Sequence[Path | bytes],
+    view: View,
+    numbers: Tensor | None,
+    blame: Callable[[int, BadImageError], CandidError],
+) -> Tensor:
+    """Images (B, C, H, W), augmented if ``numbers`` (B, 5) are given; ``blame(i, error)`` names a bad one."""
+    images = []
+    for i, source in enumerate(sources):
+        crop = numbers[i] if numbers is not None and view.crop == "resized" else None
+        try:
+            images.append(decode_as(source, view, crop))
+        except BadImageError as error:
+            raise blame(i, error) from error
+    stacked = torch.stack(images)
+    return stacked if numbers is None else _augmented(stacked, view, numbers, view.crop == "shift")
+
+
+def _augmented(images: Tensor, view: View, numbers: Tensor, shift: bool) -> Tensor:
+    if shift:
+        images = padded_crops(images, numbers, padding=max(1, view.height // 8))
+    return random_flips(images, numbers) if view.flip else images
+
+
 def decode_as(source: Path | bytes, view: View, numbers: Tensor | None) -> Tensor:
     """One image as ``view`` wants it, with its random resized crop if ``numbers`` are given."""
 
@@ -183,9 +223,6 @@ def _bad_image(path: Path, error: BadImageError) -> CandidError:
     return CandidError(
         f"'{path}' can't be used: {error}. Repair or remove it, or add --skip-bad to leave such files out."
     )
-
-
-Split = ArraySplit | FileSplit
 
 
 @dataclass(frozen=True)
@@ -214,12 +251,20 @@ class Dataset:
 
 
 def open_dataset(
-    spec: str, *, holdout: float = 0.05, test_fraction: float = 0.2, split_seed: int = 0
+    spec: str,
+    *,
+    holdout: float = 0.05,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    val_spec: str | None = None,
+    epoch_images: int | None = None,
+    classes: int | None = None,
 ) -> Dataset:
     """The data set that ``spec`` names.
 
     ``digits`` (bundled), or a folder with: ``train/<class>/...`` and ``val/<class>/...`` and/or
     ``test/<class>/...``; class folders alone; MNIST-style idx files; CIFAR-10's binary or python batches.
+    Or tar shards, see ``candid.data.shards.open_shards``; only they take the last three arguments.
 
     Without a ``val`` folder, the share ``holdout`` of the training images is kept out of training, class
     by class, to choose the best model and to calibrate p-values. Without any second folder, the share
@@ -229,6 +274,14 @@ def open_dataset(
     >>> len(digits.train), len(digits.val), len(digits.test)
     (1368, 70, 359)
     """
+    from candid.data import shards
+
+    if shards.is_shards(spec):
+        dataset = shards.open_shards(spec, val_spec, epoch_images, classes)
+        _check_classes(dataset)
+        return dataset
+    if val_spec is not None or epoch_images is not None:
+        raise CandidError(f"--val-data and --epoch-images are for tar shards: '{spec}' has none.")
     splits, class_names = _read(spec)
     if "val" not in splits and "test" not in splits:
         splits["train"], splits["test"] = _divided(splits["train"], test_fraction, split_seed, class_names)
@@ -244,9 +297,7 @@ def _read(spec: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         return {"train": ArraySplit(*formats.read_digits())}, tuple(map(str, range(10)))
     folder = Path(spec).expanduser()
     if not folder.exists():
-        raise CandidError(
-            f"There is no data set or folder '{spec}': {did_you_mean(spec, ['digits'])} or name a folder."
-        )
+        raise CandidError(f"There is no data set or folder '{spec}': name a folder, or use 'digits'.")
     if not folder.is_dir():
         raise CandidError(f"'{spec}' is a file: name the folder of the data set.")
     if formats.has_idx(folder):
@@ -280,7 +331,7 @@ def _read_image_folder(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
                 raise CandidError(
                     f"'{entry}' is no class of '{parts['train']}': {did_you_mean(entry.name, class_names)}"
                 )
-            found = sorted(p for p in entry.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+            found = sorted(p for p in entry.rglob("*") if _is_image(p, entry))
             if not found:
                 raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
             paths += found
@@ -295,7 +346,14 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
 
 
-def _divided(split: Split, fraction: float, seed: int, class_names: tuple[str, ...]) -> tuple[Split, Split]:
+def _is_image(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in EXTENSIONS and not hidden and path.is_file()
+
+
+def _divided(
+    split: IndexedSplit, fraction: float, seed: int, class_names: tuple[str, ...]
+) -> tuple[IndexedSplit, IndexedSplit]:
     """``split`` without, and with only, a random ``fraction`` of each class."""
     if not 0 < fraction < 1:
         raise CandidError(f"The share of images to keep apart must lie between 0 and 1, not {fraction}.")
@@ -304,10 +362,11 @@ def _divided(split: Split, fraction: float, seed: int, class_names: tuple[str, .
         members = (split.labels == label).nonzero().flatten()
         if len(members) == 1:
             raise CandidError(
-                f"The class '{name}' has only one image, too few to keep some apart: add more or remove it."
+                f"The class '{name}' has too few images to keep some apart: add more or remove it."
             )
         order = torch.randperm(len(members), generator=generator(seed, label))
-        chosen[members[order[: max(1, round(fraction * len(members)))]]] = True
+        kept = min(max(1, round(fraction * len(members))), len(members) - 1)
+        chosen[members[order[:kept]]] = True
     return split.subset((~chosen).nonzero().flatten()), split.subset(chosen.nonzero().flatten())
 
 
@@ -316,8 +375,9 @@ def _check_classes(dataset: Dataset) -> None:
         split = getattr(dataset, name)
         if split is not None and not len(split):
             raise CandidError(f"The {name} part of the data has no images: add some.")
-    present = dataset.train.labels.unique()
-    if len(dataset.class_names) < 2 or len(present) < 2:
+    labels = range(len(dataset.class_names))
+    present = set(labels if isinstance(dataset.train, ShardSplit) else dataset.train.labels.tolist())
+    if len(labels) < 2 or len(present) < 2:
         raise CandidError("The data has a single class: a classifier needs at least two.")
     for label, name in enumerate(dataset.class_names):
         if label not in present:

@@ -83,8 +83,12 @@ def read_idx_file(path: Path) -> Tensor:
         raise CandidError(f"'{path}' can't be unpacked (cut?): {error}; copy it again.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise CandidError(f"'{path}' is not an idx file of bytes: give MNIST's format or an image folder.")
+    if content[3] > 4:
+        raise CandidError(f"'{path}' has {content[3]} dimensions, images have three: copy it again.")
     header = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:header].ljust(header - 4, b"\0"))
+    if len(content) == header:
+        raise CandidError(f"'{path}' is empty or cut: copy it again.")
     if len(content) != header + math.prod(shape):
         raise CandidError(
             f"'{path}' has {len(content)} bytes instead of {header + math.prod(shape)}: it is cut or padded; "
@@ -108,7 +112,8 @@ def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
     names_file = folder / "batches.meta.txt"
     if not names_file.is_file():
         return splits, CIFAR_CLASSES
-    return splits, tuple(names_file.read_text(encoding="utf-8", errors="replace").split())
+    found = tuple(names_file.read_text(encoding="utf-8", errors="replace").split())
+    return splits, found if len(found) == len(CIFAR_CLASSES) else CIFAR_CLASSES
 
 
 def _cifar_binary(path: Path) -> Arrays:
@@ -131,7 +136,8 @@ def _cifar_python(path: Path) -> Arrays:
 
 
 def _checked_cifar(path: Path, pixels: Tensor, labels: Tensor) -> Arrays:
-    if pixels.shape != (len(labels), 3072) or int(labels.min()) < 0 or int(labels.max()) > 9:
+    fits = labels.dim() == 1 and len(labels) > 0 and pixels.shape == (len(labels), 3072)
+    if not fits or int(labels.min()) < 0 or int(labels.max()) > 9:
         raise CandidError(f"'{path}' doesn't hold 3 x 32 x 32 images of ten classes: copy it again.")
     return Arrays(pixels.reshape(-1, 3, 32, 32), labels)
 

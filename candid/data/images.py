@@ -1,8 +1,10 @@
 """Image files to 8-bit tensors, and what is wrong with those that can't be."""
 
+import math
 from collections.abc import Callable
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -16,6 +18,8 @@ EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm",
 LARGEST = 89_478_485
 """Pixels; PIL takes more for an attack on memory."""
 MODES = {1: "L", 3: "RGB"}
+LYING, MIRRORED, UPSIDE_DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
+"""EXIF orientations whose width is the height, and whose far end across or down is the near one."""
 ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
@@ -31,39 +35,60 @@ def decode(
     Grey, paletted, transparent (over white), CMYK and 16-bit images become 8-bit grey or RGB. A JPEG is
     decoded at a half, a quarter or an eighth where the crop needs no more.
     """
-    image = _open(source)
-    try:
-        lies = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-        width, height = image.size[::-1] if lies else image.size
-        left, top, right, bottom = box(width, height)
-        surplus = min((right - left) / size[1], (bottom - top) / size[0])
-        if image.format == "JPEG" and surplus >= 2:
-            image.draft(None, (int(image.size[0] / surplus), int(image.size[1] / surplus)))
-        image = _in_mode(ImageOps.exif_transpose(image), MODES[channels])
-        across, down = image.size[0] / width, image.size[1] / height
-        scaled = (left * across, top * down, min(right, width) * across, min(bottom, height) * down)
-        image = resized(image, scaled, size)
-    except BadImageError:
-        raise
-    except Exception as error:  # PIL's decoders raise whatever they like
-        raise BadImageError(f"it is cut or damaged: {error}") from error
-    return torch.from_numpy(np.array(image).reshape(*size, channels)).permute(2, 0, 1)
+    with _file(source) as file:
+        try:
+            return _cropped(_open(file), channels, size, box)
+        except BadImageError:
+            raise
+        except Exception as error:  # PIL's decoders raise whatever they like
+            raise BadImageError(f"it is cut or damaged: {error}") from error
+
+
+def _cropped(
+    image: Image.Image, channels: int, size: tuple[int, int], box: Callable[[int, int], Box]
+) -> Tensor:
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    width, height = image.size[::-1] if orientation in LYING else image.size
+    left, top, right, bottom = box(width, height)
+    surplus = min((right - left) / size[1], (bottom - top) / size[0])
+    scale = _reduce(image, surplus) if image.format == "JPEG" and surplus >= 2 else 1.0
+    upright = _in_mode(ImageOps.exif_transpose(image), MODES[channels])
+    # a reduced JPEG ends with a pixel that only partly belongs to the image
+    x = upright.size[0] - width * scale if orientation in MIRRORED else 0
+    y = upright.size[1] - height * scale if orientation in UPSIDE_DOWN else 0
+    right, bottom = min(right, width), min(bottom, height)
+    scaled = (left * scale + x, top * scale + y, right * scale + x, bottom * scale + y)
+    pixels = np.array(resized(upright, scaled, size))
+    return torch.from_numpy(pixels.reshape(*size, channels)).permute(2, 0, 1)
+
+
+def _reduce(image: Image.Image, surplus: float) -> float:
+    """Have a JPEG decoded at no less than 1 / ``surplus`` of its size; the share that it will have."""
+    width, height = image.size
+    drafted = image.draft(None, (math.ceil(width / surplus), math.ceil(height / surplus)))
+    return 1.0 if drafted is None else drafted[1][2] / width
 
 
 def check_file(path: Path) -> None:
-    """A quick look without decoding: the header can be read and the end is there."""
-    image = _open(path)
-    ending = ENDINGS.get(str(image.format))
-    if ending is not None:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            if ending not in file.read():
-                raise BadImageError("its end is missing")
+    """A quick look: the header can be read and the end is there; only without an end it is decoded."""
+    with _file(path) as file:
+        ending = ENDINGS.get(str(_open(file).format), b"")
+        file.seek(max(0, file.seek(0, SEEK_END) - 4096))
+        if ending in file.read():
+            return
+    decode(path, 3, (1, 1), lambda width, height: (0, 0, width, height))
 
 
-def _open(source: Path | bytes) -> Image.Image:
+def _file(source: Path | bytes) -> BinaryIO:
     try:
-        image = Image.open(BytesIO(source) if isinstance(source, bytes) else source)
+        return BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+    except OSError as error:
+        raise BadImageError(str(error)) from error
+
+
+def _open(file: BinaryIO) -> Image.Image:
+    try:
+        image = Image.open(file)
     except UnidentifiedImageError as error:
         raise BadImageError("it is empty, not an image, or its beginning is damaged") from error
     except Image.DecompressionBombError as error:
@@ -81,7 +106,8 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
         raise BadImageError("its pixels are floating-point numbers of unknown range")
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
-        image = Image.fromarray((levels >> 8 if levels.max(initial=0) > 255 else levels).astype(np.uint8))
+        levels = levels >> 8 if levels.max(initial=0) > 255 else levels
+        image = Image.fromarray(levels.clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -1,6 +1,6 @@
 """Batches for training and evaluation: which images, in which order, loaded by whom."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from candid.data.datasets import ArraySplit, Split, View
+from candid.data import shards
+from candid.data.datasets import ArraySplit, Batch, IndexedSplit, ShardSplit, Split, View
 from candid.data.transforms import NUMBERS
 from candid.errors import CandidError
 from candid.randomness import generator
 
-Batch = tuple[Tensor, Tensor]
-"""Images (B, C, H, W) uint8 and labels (B,)."""
 Request = tuple[int | None, Tensor]
 """The epoch, None for no augmentation, and the indices of the images."""
 
@@ -63,16 +62,32 @@ class Plan:
                 yield epoch, order[first : first + size]
 
 
-class _Fetcher(TorchDataset[Batch]):
+class _Fetcher(TorchDataset[Batch | CandidError]):
     """Loads a whole batch at once; runs in a worker if there are any."""
 
-    def __init__(self, split: Split, view: View, seed: int) -> None:
+    def __init__(self, split: IndexedSplit, view: View, seed: int) -> None:
         self.split, self.view, self.seed = split, view, seed
 
-    def __getitem__(self, request: Request) -> Batch:  # type: ignore[override]
+    def __getitem__(self, request: Request) -> Batch | CandidError:
         epoch, indices = request
         numbers = None if epoch is None else _numbers(self.seed, epoch, len(self.split))[indices]
-        return self.split.batch(indices, self.view, numbers), self.split.labels[indices]
+        try:
+            return self.split.batch(indices, self.view, numbers), self.split.labels[indices]
+        except CandidError as error:
+            return error
+
+
+def _raising(batches: Iterable[Batch | CandidError]) -> Iterator[Batch]:
+    """``batches``; an error among them is raised, with its own message instead of a worker's traceback."""
+    error = None
+    for batch in batches:
+        if isinstance(batch, CandidError):
+            error = batch
+            break
+        yield batch
+    del batches  # ends the workers now; a traceback would keep them
+    if error is not None:
+        raise error
 
 
 @lru_cache(maxsize=1)
@@ -88,31 +103,39 @@ class _Requests:
         return self.requests
 
 
-def _load(split: Split, view: View, seed: int, requests: Iterator[Request], workers: int) -> Iterator[Batch]:
+def _load(
+    split: IndexedSplit, view: View, seed: int, requests: Iterator[Request], workers: int
+) -> Iterator[Batch]:
     workers = 0 if isinstance(split, ArraySplit) else workers  # memory is faster than another process
-    return iter(
-        DataLoader(
-            _Fetcher(split, view, seed),
-            batch_size=None,
-            sampler=_Requests(requests),
-            num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
-            prefetch_factor=4 if workers else None,
-        )
+    loader = DataLoader(
+        _Fetcher(split, view, seed),
+        batch_size=None,
+        sampler=_Requests(requests),
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        prefetch_factor=4 if workers else None,
     )
+    return _raising(iter(loader))
 
 
 def training_batches(
     split: Split, view: View, plan: Plan, start: int, stop: int, parts: range, workers: int = 0
 ) -> Iterator[Batch]:
     """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented."""
+    if isinstance(split, ShardSplit):
+        return shards.shard_training_batches(split, view, plan, start, stop, parts, workers)
     return _load(split, view, plan.seed, plan.requests(start, stop, parts), workers)
 
 
 def evaluation_batches(
     split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
 ) -> Iterator[Batch]:
-    """The images of ``split`` in their order, every ``world``-th from ``rank`` on, without augmentation."""
-    own = torch.arange(rank, len(split), world)
+    """The images of ``split`` in their order, every ``world``-th from ``rank`` on, without augmentation.
+
+    Of tar shards, each of ``world`` processes gets other images, in an order of their own.
+    """
+    if isinstance(split, ShardSplit):
+        return shards.shard_evaluation_batches(split, view, batch, rank, world, workers)
+    own = torch.arange(len(split))[rank::world]
     requests: Iterator[Request] = ((None, part) for part in own.split(batch) if len(part))
     return _load(split, view, 0, requests, workers)

@@ -48,7 +48,7 @@ def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1
     (110.0, 30.0, 530.0, 450.0)
     """
     scale = min(width / size[1], height / size[0]) / margin
-    w, h = size[1] * scale, size[0] * scale
+    w, h = min(width, size[1] * scale), min(height, size[0] * scale)  # rounding must not lead outside
     return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
 
@@ -79,8 +79,8 @@ def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
 
 
 def _reflected(index: Tensor, size: int) -> Tensor:
-    index = index.abs()
-    return torch.where(index < size, index, 2 * (size - 1) - index)
+    period = max(1, 2 * (size - 1))
+    return (index % period).minimum(-index % period)
 
 
 def random_flips(images: Tensor, numbers: Tensor) -> Tensor:

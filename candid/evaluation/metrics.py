@@ -9,17 +9,17 @@ from torch import Tensor
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of images whose most probable class is the right one."""
-    return float((logits.argmax(1) == labels).double().mean())
+    return (logits.argmax(1) == labels).double().mean().item()
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> float:
     """Mean of -log p(right class | x), in nats."""
-    return float(F.cross_entropy(logits.double(), labels))
+    return F.cross_entropy(logits.double(), labels).item()
 
 
 def bits_per_dimension(log_density: Tensor, dimensions: int) -> float:
     """Mean of -log2 p(x) / D, of 8-bit images."""
-    return float(-log_density.mean() / (dimensions * math.log(2)))
+    return -log_density.mean().item() / (dimensions * math.log(2))
 
 
 def expected_calibration_error(posterior: Tensor, labels: Tensor, bins: int = 15) -> float:
@@ -32,6 +32,7 @@ def expected_calibration_error(posterior: Tensor, labels: Tensor, bins: int = 15
     """
     confidence, predicted = posterior.double().max(dim=1)
     right = (predicted == labels).double()
-    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    bin_of = torch.bucketize(confidence, inner_edges)
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_of, confidence - right)
-    return float(gaps.abs().sum() / len(labels))
+    return (gaps.abs().sum() / len(labels)).item()

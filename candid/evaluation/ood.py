@@ -16,3 +16,17 @@ def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     ordered = calibration.sort().values
     at_least = len(ordered) - torch.searchsorted(ordered, scores.contiguous())
     return (1 + at_least).double() / (len(ordered) + 1)
+
+
+def typicality_p_values(log_density: Tensor, calibration: Tensor) -> Tensor:
+    """Two-sided p-values of log densities: an image is an outlier if it is too improbable or too probable.
+
+    Twice the smaller of the two one-sided conformal p-values, at most 1. Images that are simpler than the
+    training images, such as blank ones, often have too high a density.
+
+    >>> typicality_p_values(torch.tensor([-9.0, 0.4]), torch.linspace(0, 1, 99))
+    tensor([0.0200, 0.8200], dtype=torch.float64)
+    """
+    too_low = p_values(-log_density, -calibration)
+    too_high = p_values(log_density, calibration)
+    return (2 * torch.minimum(too_low, too_high)).clamp(max=1)

@@ -38,8 +38,8 @@ def predict_batches(
             logits.append(model.logits(x).cpu())
         labels.append(y)
     if not labels:
-        classes = model.config.classes
-        return Predictions(torch.empty(0, dtype=torch.long), torch.empty(0, classes), torch.empty(0).double())
+        density = torch.empty(0).double() if isinstance(model, GenerativeClassifier) else None
+        return Predictions(torch.empty(0, dtype=torch.long), torch.empty(0, model.config.classes), density)
     return Predictions(torch.cat(labels), torch.cat(logits), torch.cat(densities) if densities else None)
 
 

@@ -47,6 +47,11 @@ class TrainConfig:
     schedule: Literal["one-cycle", "plateau"] = "one-cycle"
     learning_rate: float = 4e-3
     """The highest one."""
+    means_rate: float = 0.1
+    """Learning rate of the class means as a share of the others': they have as many numbers as the image,
+    and steps of the full size would blur the density."""
+    scales_rate: float = 5.0
+    """The same for ActNorm's scales: their parameter is ten times the scale, and moves that much slower."""
     burn_in: float = 0.15
     """Epochs (plateau) or share of the run (one-cycle) over which the learning rate rises."""
     patience: int = 5
@@ -91,7 +96,7 @@ class TrainConfig:
             self, 0, 10**9, "seed", "split_seed", "workers", "coolings", "weight_decay", "save_minutes"
         )
         check_range(self, 0, 1, "label_smoothing", "momentum", "holdout")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "means_rate", "scales_rate", "clip"):
             if getattr(self, name) <= 0:
                 raise CandidError(f"'{name}' must be positive, not {getattr(self, name)}.")
         if not 0 <= self.burn_in <= (0.9 if self.schedule == "one-cycle" else self.epochs):

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import Tensor
 
 from candid.errors import CandidError
 from candid.training.config import TrainConfig
@@ -43,6 +44,15 @@ def launch(config: TrainConfig, devices: int | None = None) -> Fabric:
     )
     fabric.launch()
     return fabric
+
+
+def summed(fabric: Fabric, values: Tensor) -> Tensor:
+    """``values`` summed over all processes, on the CPU."""
+    if fabric.world_size == 1:
+        return values
+    values = values.to(fabric.device)
+    torch.distributed.all_reduce(values)
+    return values.cpu()
 
 
 def first_error(fabric: Fabric, error: CandidError | None) -> CandidError | None:

@@ -88,8 +88,10 @@ class RunFolder:
         self.write_text("results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
 
     @property
-    def is_finished(self) -> bool:
-        return (self.path / "results.json").is_file()
+    def results(self) -> dict[str, Any] | None:
+        """Of a finished run."""
+        path = self.path / "results.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def save_state(self, state: State) -> None:
         with _saving(self.path), replacing(self.path / "state.pt") as path, path.open("wb") as file:

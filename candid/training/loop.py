@@ -25,17 +25,18 @@ from candid.evaluation.metrics import bits_per_dimension
 from candid.evaluation.predictions import predict_batches, to_float
 from candid.loss import Losses, information_bottleneck_loss
 from candid.randomness import generator
+from candid.training.board import Board
 from candid.training.config import TrainConfig
-from candid.training.engine import StopFlag, first_error, launch, stopping_on_signals
+from candid.training.engine import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid.training.folder import Row, RunFolder, State
-from candid.training.optimiser import build_optimiser, is_over, learning_rate
+from candid.training.optimiser import build_optimiser, is_over, learning_rate, set_learning_rate
 from candid.training.progress import Progress
 from candid.training.setup import Model, build_model, open_data, start_actnorm
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
 """Batches of each process over which batch-norm statistics are averaged at the end."""
-AfterEpoch = Callable[[RunFolder, list[Row]], None]
+AfterEpoch = Callable[[RunFolder, list[Row]], object]
 
 
 @dataclass
@@ -84,6 +85,9 @@ def train(
     run = _Run(fabric, config, folder, data, view, plan, model, show, after_epoch if first else None)
     if state is not None:
         run.restore(state)
+        if run.is_over and folder.results is not None:
+            show.say(f"this run is finished: {folder.path}")
+            return Outcome(True, folder.results)
     with stopping_on_signals() as stop, show:
         if not run.train(stop):
             show.say(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
@@ -109,6 +113,7 @@ class _Run:
         self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
         self.data, self.view, self.plan = data, view, plan
         self.after_epoch = after_epoch
+        self.board: Board | None = None
         self.model = model
         self.wrapped, self.optimiser = fabric.setup(model, build_optimiser(model, config))
         self.parts = range(
@@ -133,7 +138,9 @@ class _Run:
             self.data.train, self.view, self.plan, self.step, steps, self.parts, config.workers
         )
         self.show.begin(config.epochs, steps, self.step, self.plan.batch)
-        while self.step < steps and not is_over(config, self._val_losses):
+        if config.tensorboard and self.fabric.is_global_zero:
+            self.board = Board(self.folder.path / "tensorboard", self.step)
+        while not self.is_over:
             start = time.monotonic()
             losses = self._optimise([next(batches) for _ in self.parts], stop)
             self.tally = [a + b for a, b in zip(self.tally, [*losses, time.monotonic() - start], strict=True)]
@@ -147,12 +154,16 @@ class _Run:
                 return False
         return True
 
+    @property
+    def is_over(self) -> bool:
+        steps = self.config.epochs * self.plan.steps_per_epoch
+        return self.step >= steps or is_over(self.config, self._val_losses)
+
     def _optimise(self, batches: list[tuple[Tensor, Tensor]], stop: StopFlag) -> list[float]:
         """One step of the optimiser; the mean losses over all processes."""
         self._to_training_mode()
         rate = learning_rate(self.config, self.step, self.plan.steps_per_epoch, self._val_losses)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.optimiser, rate)
         sums = [0.0] * 3
         for part, (images, labels) in zip(self.parts, batches, strict=True):
             more = part != self.parts[-1] and self.fabric.world_size > 1
@@ -191,9 +202,7 @@ class _Run:
         """The losses averaged over the processes; an error or a signal in one of them reaches all."""
         values = torch.zeros(3) if losses is None else torch.stack(losses).detach().float().cpu()
         flags = torch.tensor([self.error is not None, stop.signal is not None]).float()
-        report = torch.cat((values, flags))
-        if self.fabric.world_size > 1:
-            report = self.fabric.all_reduce(report.to(self.fabric.device), reduce_op="sum").cpu()
+        report = summed(self.fabric, torch.cat((values, flags)))
         if report[3]:
             self._raise_together()
         self.stopping |= bool(report[4])
@@ -251,6 +260,8 @@ class _Run:
         self._save(val)
         self._raise_together()
         self.show.epoch(row)
+        if self.board is not None:
+            self.board.epoch(row)
 
     def _evaluate(self, split: Split) -> Row:
         """Figures of the bare model on a split, the work shared by the processes."""
@@ -262,9 +273,7 @@ class _Run:
         right = (logits.argmax(1) == labels).sum()
         entropy = F.cross_entropy(logits.double(), labels, reduction="sum")
         total = torch.zeros(()) if log_density is None else log_density.sum()
-        sums = torch.stack([right.double(), entropy, total.double()])
-        if fabric.world_size > 1:
-            sums = fabric.all_reduce(sums.to(fabric.device), reduce_op="sum").cpu()
+        sums = summed(fabric, torch.stack([right.double(), entropy, total.double()]))
         accuracy, entropy, log_density = (sums / len(split)).unbind()
         figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
         beta = self.config.beta

@@ -2,25 +2,45 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from candid.flow.coupling import ActNorm
+from candid.mixture import LatentMixture
 from candid.training.config import TrainConfig
 
 
 def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD with momentum or AdamW; weight decay on convolution weights alone."""
+    """SGD with momentum or AdamW; weight decay on convolution weights alone.
+
+    Each group has a ``share`` of the learning rate: :func:`set_learning_rate`.
+    """
     convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d)}
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if id(p) in convolutions], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if id(p) not in convolutions], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    means = {id(p) for m in model.modules() if isinstance(m, LatentMixture) for p in m.parameters()}
+    scales = {id(m.gamma) for m in model.modules() if isinstance(m, ActNorm)}
+    groups: dict[str, dict[str, Any]] = {
+        "convolutions": {"params": [], "weight_decay": config.weight_decay, "share": 1.0},
+        "means": {"params": [], "weight_decay": 0.0, "share": config.means_rate},
+        "scales": {"params": [], "weight_decay": 0.0, "share": config.scales_rate},
+        "others": {"params": [], "weight_decay": 0.0, "share": 1.0},
+    }
+    for p in model.parameters():
+        if p.requires_grad:
+            kinds = {"convolutions": convolutions, "means": means, "scales": scales}
+            kind = next((kind for kind, members in kinds.items() if id(p) in members), "others")
+            groups[kind]["params"].append(p)
+    used = [group for group in groups.values() if group["params"]]
     if config.optimiser == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.momentum, 0.99), fused=True)
+        return torch.optim.SGD(used, lr=config.learning_rate, momentum=config.momentum, fused=True)
+    return torch.optim.AdamW(used, lr=config.learning_rate, betas=(config.momentum, 0.99), fused=True)
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """``rate`` times each group's share."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["share"]
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, val_losses: Sequence[float]) -> float:

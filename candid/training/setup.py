@@ -23,7 +23,14 @@ def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, View]:
     """The data of the run, checked, and how its model sees it."""
     flow = config.model_config(classes=2).flow
     view = View(flow.channels, flow.height, flow.width, config.crop, config.flip)
-    data = open_dataset(config.data, holdout=config.holdout, split_seed=config.split_seed)
+    data = open_dataset(
+        config.data,
+        holdout=config.holdout,
+        split_seed=config.split_seed,
+        val_spec=config.val_data,
+        epoch_images=config.epoch_images,
+        classes=config.model.get("classes"),
+    )
     return data.prepared(view, config.skip_bad, track), view
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -187,3 +188,38 @@ def test_a_layer_may_stand_in_a_chain_twice() -> None:
 def test_widening_restores_orthogonality_from_any_precision(narrow_type: torch.dtype) -> None:
     w = OrthogonalMixing(32).to(narrow_type).double().matrix.weight
     torch.testing.assert_close(w @ w.T, torch.eye(32, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("style", ["paper", "released"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_actnorm_starts_with_zero_mean_and_unit_variance(
+    style: Literal["paper", "released"], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    spread, mean = torch.tensor([1e-2, 1.0, 5.0, 1e4]), torch.tensor([0.1, 0.0, -3.0, 1e4])
+    x = torch.randn(8, 4, 3, 5, generator=generator) * spread[:, None, None] + mean[:, None, None]
+    x, layer = x.to(dtype), randomise(ActNorm(4, style).to(dtype))
+    layer.start_from(x)
+    z, _ = layer(x)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-8
+    torch.testing.assert_close(z.mean((0, 2, 3)), torch.zeros(4, dtype=dtype), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        z.var((0, 2, 3), correction=0), torch.ones(4, dtype=dtype), rtol=0, atol=tolerance
+    )
+    assert all(p.requires_grad and p.grad_fn is None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("style", ["paper", "released"])
+def test_actnorm_started_from_data_keeps_the_contract(
+    style: Literal["paper", "released"], generator: torch.Generator
+) -> None:
+    x = 3 + 0.2 * torch.randn(6, 3, 2, 4, dtype=torch.float64, generator=generator)
+    x[:, 1] = 0.7  # a constant channel
+    layer = ActNorm(3, style).double()
+    layer.start_from(x)
+    z, log_det = layer(x[:2])
+    assert z.isfinite().all() and log_det.isfinite().all()
+    assert all(p.isfinite().all() for p in layer.parameters())
+    torch.testing.assert_close(z[:, 1], torch.zeros(2, 2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
+    truth = autograd_log_det(lambda v: layer(v)[0], x[:2])
+    torch.testing.assert_close(log_det, truth, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(layer.inverse(z)[0], x[:2], rtol=0, atol=1e-9)

@@ -1,0 +1,121 @@
+"""What loading costs: training steps on images that are read, decoded and augmented, against a fixed batch.
+
+At 32 x 32 the images are PNG files that are decoded once and kept in memory, as every small set is; at
+224 x 224 they are JPEG photos of 500 x 375, decoded and cropped by two worker processes for every step.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+from benchmarks.common import Timing, parser, set_threads, show, write
+from candid.data import Plan, View, open_dataset, training_batches
+from candid.evaluation.predictions import to_float
+from candid.randomness import generator
+from candid.training import TrainConfig, load_config
+from candid.training.loop import losses_of
+from candid.training.optimiser import build_optimiser
+from candid.training.setup import build_model
+
+LIMIT = 1.1
+Step = Callable[[Tensor, Tensor], None]
+
+
+class Case(NamedTuple):
+    """One model and the image files it is trained on."""
+
+    preset: str
+    images: int
+    size: tuple[int, int]
+    ending: str
+    batch: int
+    rounds: int
+    steps: int
+
+
+def make_photos(folder: Path, case: Case) -> None:
+    """Crops of scikit-learn's two photos, in two class folders."""
+    random, (width, height) = generator(0), case.size
+    for name in ("china", "flower"):
+        photo = Image.fromarray(load_sample_image(f"{name}.jpg")).resize((960, 640))
+        (folder / name).mkdir()
+        for i in range(case.images // 2):
+            left, top = (
+                int(torch.randint(room, (), generator=random)) for room in (960 - width, 640 - height)
+            )
+            crop = photo.crop((left, top, left + width, top + height))
+            crop.save(folder / name / f"{i:05d}{case.ending}")
+
+
+def training_step(config: TrainConfig) -> Step:
+    """A whole step: forward, backward, clipping, optimiser."""
+    model = build_model(config, ("a", "b")).train()
+    optimiser = build_optimiser(model, config)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        losses_of(model, to_float(images, "cpu"), labels, config, generator(0)).total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def measure(config: TrainConfig, case: Case) -> tuple[Timing, Timing]:
+    """Seconds of a step, loaded and on a fixed batch; the rounds take turns."""
+    flow = config.model_config(2).flow
+    view = View(flow.channels, flow.height, flow.width, config.crop, config.flip)
+    data = open_dataset(config.data).prepared(view)
+    plan = Plan(len(data.train), config.batch, 1, seed=0)
+    step = training_step(config)
+    fixed_batch = next(training_batches(data.train, view, plan, 0, 1, range(1)))
+    step(*fixed_batch)
+    loaded, fixed = [], []
+    for _ in range(case.rounds):
+        batches = training_batches(data.train, view, plan, 0, case.steps + 1, range(1), config.workers)
+        step(*next(batches))
+        start = time.perf_counter()
+        for batch in batches:
+            step(*batch)
+        loaded.append((time.perf_counter() - start) / case.steps)
+        start = time.perf_counter()
+        for _ in range(case.steps):
+            step(*fixed_batch)
+        fixed.append((time.perf_counter() - start) / case.steps)
+    return Timing(tuple(loaded)), Timing(tuple(fixed))
+
+
+def main() -> int:
+    options = parser("benchmarks.loading", __doc__).parse_args()
+    set_threads(options.threads)
+    quick: bool = options.quick
+    cases = {
+        "32 x 32, cifar": Case("cifar", 1600, (32, 32), ".png", 128, *((2, 2) if quick else (5, 10))),
+        "224 x 224, imagenet": Case("imagenet", 96, (500, 375), ".jpg", *((2, 1, 2) if quick else (8, 4, 4))),
+    }
+    results: dict[str, Any] = {}
+    rows = []
+    for name, case in cases.items():
+        with tempfile.TemporaryDirectory() as folder:
+            make_photos(Path(folder), case)
+            loaded, fixed = measure(
+                load_config(data=folder, preset=case.preset, batch=case.batch, workers=2), case
+            )
+        ratio = loaded.ratio(fixed)
+        results[name] = {"loaded": loaded.seconds, "fixed": fixed.seconds, "ratio": ratio}
+        rows.append((name, case.batch, loaded, fixed, f"{ratio:.3f}"))
+    show("Seconds a training step: median (range)", ("", "batch", "loaded", "fixed batch", "ratio"), rows)
+    write("loading", quick, {"limit": LIMIT, "cases": results})
+    return int(not quick and any(result["ratio"] > LIMIT for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

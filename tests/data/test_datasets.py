@@ -1,0 +1,295 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from candid.data import ArraySplit, Dataset, FileSplit, View, open_dataset
+from candid.data import datasets as module
+from candid.errors import CandidError
+from candid.training.config import TrainConfig
+from candid.training.setup import open_data
+from tests.data.helpers import encoded, picture, pixels, write_folder
+
+VIEW = View(3, 10, 12)
+
+
+def files(split: object) -> list[str]:
+    assert isinstance(split, FileSplit)
+    return [str(path) for path in split.paths]
+
+
+def test_three_folders_are_three_splits(tmp_path: Path) -> None:
+    for name, count in (("train", 4), ("val", 3), ("test", 2)):
+        write_folder(tmp_path / name, {"cat": count, "dog": count})
+    data = open_dataset(str(tmp_path))
+    assert data.test is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (8, 6, 4)
+    assert data.class_names == ("cat", "dog")
+    for name in ("train", "val", "test"):
+        split = getattr(data, name)
+        assert all(Path(path).is_relative_to(tmp_path / name) for path in files(split))
+        expected = [("cat", "dog").index(Path(path).parent.name) for path in files(split)]
+        assert split.labels.tolist() == expected
+
+
+def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 10, "dog": 20})
+    write_folder(tmp_path / "test", {"cat": 2, "dog": 2})
+    data = open_dataset(str(tmp_path), holdout=0.2)
+    assert (len(data.train), len(data.val)) == (24, 6)
+    assert data.test is not None
+    assert len(data.test) == 4
+
+
+def test_class_folders_alone_are_divided_in_three(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 20, "dog": 10})
+    data = open_dataset(str(tmp_path), holdout=0.25, test_fraction=0.2)
+    assert data.test is not None
+    assert data.test.labels.tolist() == [0] * 4 + [1] * 2  # type: ignore[union-attr]
+    assert data.val.labels.tolist() == [0] * 4 + [1] * 2  # type: ignore[union-attr]
+    parts = [set(files(data.train)), set(files(data.val)), set(files(data.test))]
+    assert len(set.union(*parts)) == sum(map(len, parts)) == 30
+
+
+def test_what_is_held_out_depends_on_the_split_seed_alone(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 20, "dog": 10})
+
+    def held_out(seed: int, split_seed: int) -> list[str]:
+        changes = {"channels": 3, "height": 12, "width": 12}
+        config = TrainConfig(str(tmp_path), model=changes, seed=seed, split_seed=split_seed, crop="resized")
+        data, _ = open_data(config, lambda images, *_: images)
+        return files(data.val) + files(data.test)
+
+    assert held_out(0, 0) == held_out(1, 0)
+    assert held_out(0, 0) != held_out(0, 1)
+
+
+def test_one_image_of_each_class_always_stays_in_training(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 3, "dog": 2})
+    write_folder(tmp_path / "test", {"cat": 1})
+    data = open_dataset(str(tmp_path), holdout=0.99)
+    assert data.train.labels.tolist() == [0, 1]  # type: ignore[union-attr]
+
+
+def test_a_class_with_one_image_cannot_be_divided(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 5, "dog": 1})
+    with pytest.raises(CandidError, match="'dog' has too few images"):
+        open_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
+def test_a_share_outside_zero_and_one_is_refused(share: float) -> None:
+    with pytest.raises(CandidError, match="between 0 and 1"):
+        open_dataset("digits", holdout=share)
+
+
+def test_images_may_lie_deeper_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 2, "dog": 2})
+    write_folder(tmp_path / "val", {"cat": 2, "dog": 2})
+    write_folder(tmp_path / "train" / "cat" / "2024" / "may", {"best": 1})
+    for hidden in (".git", "__pycache__"):
+        write_folder(tmp_path / "train" / hidden, {"x": 1})
+    write_folder(tmp_path / "train" / "cat" / ".thumbnails", {"x": 1})
+    (tmp_path / "train" / "cat" / "._000.png").write_bytes(b"resource fork")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "dog" / "LOUD.PNG").write_bytes(picture(99))
+    data = open_dataset(str(tmp_path))
+    assert data.class_names == ("cat", "dog")
+    found = [str(Path(path).relative_to(tmp_path / "train")) for path in files(data.train)]
+    assert found == [
+        "cat/000.png",
+        "cat/001.png",
+        "cat/2024/may/best/000.png",
+        "dog/000.png",
+        "dog/001.png",
+        "dog/LOUD.PNG",
+    ]
+
+
+def empty(folder: Path) -> None:
+    pass
+
+
+def one_class(folder: Path) -> None:
+    write_folder(folder, {"cat": 3})
+
+
+def empty_class(folder: Path) -> None:
+    write_folder(folder, {"cat": 3, "dog": 0})
+
+
+def unknown_class(folder: Path) -> None:
+    write_folder(folder / "train", {"cat": 3, "dog": 3})
+    write_folder(folder / "val", {"cat": 3, "dogs": 3})
+
+
+def no_train(folder: Path) -> None:
+    write_folder(folder / "val", {"cat": 3, "dog": 3})
+    write_folder(folder / "test", {"cat": 3, "dog": 3})
+
+
+def empty_val(folder: Path) -> None:
+    write_folder(folder / "train", {"cat": 3, "dog": 3})
+    (folder / "val").mkdir()
+
+
+def only_other_files(folder: Path) -> None:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        (folder / name / "readme.txt").write_text("no image")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (empty, "has no class folders: give at least two"),
+        (one_class, "has 1 class folder: give at least two"),
+        (empty_class, "class folder '.*dog' has no images"),
+        (unknown_class, "dogs' is no class of .*train': did you mean 'dog'?"),
+        (no_train, "has val and test but no train folder"),
+        (empty_val, "val' has no class folders with images"),
+        (only_other_files, "class folder '.*cat' has no images"),
+    ],
+)
+def test_a_folder_that_is_no_data_set_says_why(tmp_path: Path, make: object, message: str) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    with pytest.raises(CandidError, match=message):
+        open_dataset(str(tmp_path))
+
+
+def test_something_else_than_a_folder_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CandidError, match="is a file: name the folder"):
+        open_dataset(str(tmp_path / "file"))
+    with pytest.raises(CandidError, match="no data set or folder 'digit': name a folder, or use 'digits'"):
+        open_dataset("digit")
+
+
+@pytest.mark.parametrize("option", [{"val_spec": "val.tar"}, {"epoch_images": 10}])
+def test_options_of_shards_are_refused_elsewhere(option: dict[str, object]) -> None:
+    with pytest.raises(CandidError, match="are for tar shards"):
+        open_dataset("digits", **option)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Path:
+    """Ten images, of which one of train is cut, one is text, and one of val is empty."""
+    write_folder(tmp_path / "train", {"cat": 4, "dog": 3})
+    write_folder(tmp_path / "val", {"cat": 2, "dog": 1})
+    whole = picture(0)
+    (tmp_path / "train" / "cat" / "001.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "train" / "dog" / "002.png").write_text("not an image")
+    (tmp_path / "val" / "cat" / "000.png").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_the_first_bad_file_stops_by_default(spoilt: Path, crop: module.Crop) -> None:
+    data = open_dataset(str(spoilt))
+    with pytest.raises(CandidError, match=r"train/cat/001.png' can't be used: it is cut .* add --skip-bad"):
+        data.prepared(View(3, 10, 12, crop))
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_bad_files_are_left_out_and_listed_on_demand(spoilt: Path, crop: module.Crop) -> None:
+    data = open_dataset(str(spoilt)).prepared(View(3, 10, 12, crop), skip_bad=True)
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1]  # type: ignore[union-attr]
+    assert data.val.labels.tolist() == [0, 1]  # type: ignore[union-attr]
+    names = [line.split(": ")[0] for line in data.skipped]
+    assert names == [str(spoilt / p) for p in ("train/cat/001.png", "train/dog/002.png", "val/cat/000.png")]
+    assert all(": it is " in line for line in data.skipped)
+    images = data.train.batch(torch.tensor([1]), VIEW)  # type: ignore[union-attr]
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), pixels(2))
+
+
+def test_a_class_without_good_images_is_an_error(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 2, "cow": 2, "dog": 1})
+    write_folder(tmp_path / "val", {"cat": 2})
+    (tmp_path / "train" / "dog" / "000.png").write_bytes(b"")
+    with pytest.raises(CandidError, match="'dog' has no training images"):
+        open_dataset(str(tmp_path)).prepared(VIEW, skip_bad=True)
+
+
+def test_small_sets_are_decoded_once_and_large_ones_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path, {"cat": 6, "dog": 6}, width=17)
+    data = open_dataset(str(tmp_path))
+    cached = data.prepared(VIEW)
+    assert isinstance(cached.train, ArraySplit)
+    monkeypatch.setattr(module, "CACHE_BYTES", 100)
+    filed = data.prepared(VIEW)
+    assert isinstance(filed.train, FileSplit)
+    everything = torch.arange(len(data.train))
+    assert torch.equal(cached.train.labels, filed.train.labels)
+    assert torch.equal(cached.train.batch(everything, VIEW), filed.train.batch(everything, VIEW))
+    numbers = torch.rand(len(everything), 5)
+    shifted = View(3, 10, 12, "shift", flip=True)
+    assert torch.equal(
+        cached.train.batch(everything, shifted, numbers), filed.train.batch(everything, shifted, numbers)
+    )
+
+
+def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 6, "dog": 6})
+    seen = []
+
+    def track(items: object, task: str, length: int) -> object:
+        seen.append((task, length))
+        return items
+
+    open_dataset(str(tmp_path)).prepared(VIEW, track=track)  # type: ignore[arg-type]
+    assert [task for task, _ in seen] == ["reading images"] * 3
+    assert sum(length for _, length in seen) == 12
+
+
+def array_data(images: Tensor) -> Dataset:
+    labels = torch.arange(len(images)) % 2
+    split = ArraySplit(images, labels)
+    return Dataset(split, split, None, ("a", "b"))
+
+
+def prepared(images: Tensor, view: View) -> Tensor:
+    split = array_data(images).prepared(view).train
+    assert isinstance(split, ArraySplit)
+    return split.images
+
+
+def test_slightly_smaller_images_get_a_frame_of_zeros() -> None:
+    images = torch.randint(1, 256, (4, 1, 28, 28), dtype=torch.uint8)
+    framed = prepared(images, View(1, 32, 32))
+    assert torch.equal(framed[:, :, 2:30, 2:30], images)
+    assert framed.sum() == images.sum()
+
+
+def test_grey_becomes_colour_and_colour_grey() -> None:
+    grey = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8)
+    colours = prepared(grey, View(3, 8, 8))
+    assert torch.equal(colours, grey.repeat(1, 3, 1, 1))
+    assert torch.equal(prepared(colours, View(1, 8, 8)), grey)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(16, 16), (5, 9)])
+def test_images_of_another_size_are_resized_like_files(channels: int, size: tuple[int, int]) -> None:
+    arrays = [pixels(seed)[:, :, :channels] for seed in range(4)]
+    images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+    view = View(channels, *size)
+    expected = [module.decode_as(encoded(Image.fromarray(array.squeeze())), view, None) for array in arrays]
+    assert torch.equal(prepared(images, view), torch.stack(expected))
+
+
+def test_a_model_needs_one_or_three_channels() -> None:
+    with pytest.raises(CandidError, match="1 or 3 channels"):
+        View(2, 8, 8)
+
+
+def test_a_photo_of_the_models_size_is_not_cropped_further() -> None:
+    view = View(3, 10, 12, "resized")
+    same = module.decode_as(picture(1), view, None)
+    assert np.array_equal(same.permute(1, 2, 0).numpy(), pixels(1))
+    larger = module.decode_as(picture(1, 30, 36), view, None)
+    assert (larger.float() - same.float()).abs().max() > 5

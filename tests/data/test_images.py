@@ -1,0 +1,235 @@
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from candid.data.images import LARGEST, BadImageError, check_file, decode
+from candid.data.transforms import Box, resized
+from tests.data.helpers import encoded, picture, pixels
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def whole(width: int, height: int) -> Box:
+    return 0, 0, width, height
+
+
+def colour(source: Path | bytes, channels: int = 3) -> list[int]:
+    """The colour of an image that has only one."""
+    image = decode(source, channels, (4, 6), whole)
+    values = image.flatten(1).unique(dim=1)
+    assert values.shape[1] == 1
+    return values.flatten().tolist()
+
+
+def paletted(*, transparent: bool) -> Image.Image:
+    image = Image.new("P", (6, 4), 1)
+    image.putpalette([0, 0, 0, 200, 100, 50])
+    if transparent:
+        image.info["transparency"] = 1
+    return image
+
+
+def sixteen_bit(level: int) -> Image.Image:
+    return Image.fromarray(np.full((4, 6), level, dtype=np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "expected"),
+    [
+        (Image.new("L", (6, 4), 90), "PNG", [90, 90, 90]),
+        (Image.new("LA", (6, 4), (90, 255)), "PNG", [90, 90, 90]),
+        (Image.new("LA", (6, 4), (90, 0)), "PNG", [255, 255, 255]),
+        (Image.new("RGB", (6, 4), (10, 20, 30)), "PNG", [10, 20, 30]),
+        (Image.new("RGBA", (6, 4), (10, 20, 30, 255)), "PNG", [10, 20, 30]),
+        (Image.new("RGBA", (6, 4), (0, 100, 200, 128)), "PNG", [127, 177, 227]),
+        (paletted(transparent=False), "PNG", [200, 100, 50]),
+        (paletted(transparent=True), "PNG", [255, 255, 255]),
+        (paletted(transparent=False), "GIF", [200, 100, 50]),
+        (Image.new("CMYK", (6, 4), (255, 0, 0, 0)), "TIFF", [0, 255, 255]),
+        (Image.new("1", (6, 4), 1), "PNG", [255, 255, 255]),
+        (Image.new("1", (6, 4), 0), "PNG", [0, 0, 0]),
+        (sixteen_bit(90 * 256 + 200), "PNG", [90, 90, 90]),
+        (sixteen_bit(90), "PNG", [90, 90, 90]),
+        (sixteen_bit(65535), "TIFF", [255, 255, 255]),
+        (Image.new("I", (6, 4), 2_000_000), "TIFF", [255, 255, 255]),
+        (Image.new("RGB", (6, 4), (10, 20, 30)), "WEBP", [10, 20, 30]),
+        (Image.new("RGB", (6, 4), (10, 20, 30)), "BMP", [10, 20, 30]),
+        (Image.new("L", (6, 4), 90), "PPM", [90, 90, 90]),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
+)
+def test_every_mode_becomes_eight_bit_colours(
+    tmp_path: Path, image: Image.Image, kind: str, expected: list[int]
+) -> None:
+    content = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    assert colour(path) == colour(content) == expected
+    if len(set(expected)) == 1:
+        assert colour(path, channels=1) == expected[:1]
+
+
+def test_colours_become_grey_by_their_brightness() -> None:
+    content = encoded(Image.new("RGB", (6, 4), (255, 0, 0)))
+    assert colour(content, channels=1) == [76]
+
+
+def test_floating_point_images_are_refused() -> None:
+    with pytest.raises(BadImageError, match="floating-point"):
+        decode(encoded(Image.new("F", (6, 4)), "TIFF"), 1, (4, 6), whole)
+
+
+def oriented(kind: str, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(Image.fromarray(pixels(3, 40, 64)), kind, exif=exif)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_turned_upright_before_it_is_cropped(tmp_path: Path, orientation: int, kind: str) -> None:
+    path = tmp_path / "photo"
+    path.write_bytes(oriented(kind, orientation))
+    sizes = []
+
+    def box(width: int, height: int) -> Box:
+        sizes.append((width, height))
+        return 3.5, 2.0, 33.5, 38.0
+
+    result = decode(path, 3, (20, 25), box)
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image)
+    assert sizes == [upright.size]
+    expected = np.asarray(resized(upright, (3.5, 2.0, 33.5, 38.0), (20, 25)))
+    assert np.array_equal(result.permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(20, 30), (75, 110), (9, 10)])
+def test_a_reduced_jpeg_is_close_to_the_full_one(size: tuple[int, int], orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(Image.fromarray(pixels(5, 301, 450)), "JPEG", quality=95, exif=exif)
+    full = encoded(Image.fromarray(pixels(5, 301, 450)), "PNG", exif=exif)
+
+    def box(width: int, height: int) -> Box:
+        return 0.1 * width, 0.05 * height, 0.95 * width, 0.9 * height
+
+    difference = decode(content, 3, size, box).float() - decode(full, 3, size, box).float()
+    assert difference.abs().max() <= 3
+    assert difference.abs().mean() < 0.7
+
+
+def test_a_jpeg_is_never_reduced_below_the_size_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+        seen.append(((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0]))
+        return resized(image, box, size)
+
+    monkeypatch.setattr("candid.data.images.resized", watched)
+    content = picture(5, 100, 100, kind="JPEG")
+    for side in range(1, 36):
+        decode(content, 3, (side, side), lambda *_: (0, 0, 77, 77))
+    assert len(seen) == 35
+    assert min(map(min, seen)) >= 1
+    assert max(map(max, seen[9:])) < 2
+
+
+@pytest.fixture(params=["JPEG", "PNG"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "cut"
+    content = picture(1, 200, 200, kind=request.param)
+    path.write_bytes(content[: len(content) // 2])
+    return path
+
+
+def test_a_cut_image_is_noticed_without_and_with_decoding(damaged: Path) -> None:
+    with pytest.raises(BadImageError, match="cut"):
+        check_file(damaged)
+    with pytest.raises(BadImageError, match="cut"):
+        decode(damaged, 3, (10, 10), whole)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not an image\n", b"\x89PNG\r\n\x1a\n"], ids=["empty", "text", "start"]
+)
+def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.png"
+    path.write_bytes(content)
+    for look in (lambda: check_file(path), lambda: decode(path, 3, (4, 4), whole)):
+        with pytest.raises(BadImageError, match="it is empty, not an image, or its beginning is damaged"):
+            look()
+
+
+def test_a_missing_file_is_a_bad_image(tmp_path: Path) -> None:
+    with pytest.raises(BadImageError, match="No such file"):
+        check_file(tmp_path / "missing.png")
+
+
+def forged_png(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("side", "reason"), [(10_000, "10000 x 10000 pixels"), (30_000, "too large")])
+def test_an_image_too_large_to_decode_is_refused(side: int, reason: str) -> None:
+    assert side**2 > LARGEST
+    with pytest.raises(BadImageError, match=reason):
+        decode(forged_png(side, side), 3, (4, 4), whole)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
+def test_good_files_pass_the_quick_look(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(picture(1, 30, 30, kind=kind))
+    check_file(path)
+
+
+def test_data_behind_the_end_of_a_photo_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(picture(1, 30, 30, kind="JPEG") + bytes(10_000))
+    check_file(path)
+
+
+def decoded_or_refused(content: bytes) -> Tensor | None:
+    try:
+        return decode(content, 3, (4, 5), whole)
+    except BadImageError:
+        return None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"P6 "]),
+)
+def test_random_bytes_are_an_image_or_refused(content: bytes, start: bytes) -> None:
+    image = decoded_or_refused(start + content)
+    assert image is None or image.shape == (3, 4, 5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([picture(1, kind=kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")]),
+    st.floats(0, 1, exclude_max=True),
+    st.none() | st.integers(1, 255),
+)
+def test_damaged_images_are_decoded_or_refused(content: bytes, place: float, flip: int | None) -> None:
+    at = int(place * len(content))
+    bad = content[:at] if flip is None else content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :]
+    image = decoded_or_refused(bad)
+    assert image is None or image.shape == (3, 4, 5)
+    assert torch.is_tensor(decoded_or_refused(content))

@@ -1,0 +1,211 @@
+"""Real training runs in this process: what they compute, write and refuse."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import candid
+from candid import CandidError, NonFiniteError, ResNet
+from candid.data import ArraySplit, Plan, training_batches
+from candid.evaluation.predictions import to_float
+from candid.training import RunFolder, train
+from candid.training.setup import open_data
+from tests.training.runs import curve, small_config
+
+
+def untracked(items: Iterable[Any], _: str, __: int) -> Iterable[Any]:
+    return items
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    assert train(small_config(epochs=8, tensorboard=True), folder).finished
+    return folder
+
+
+def test_a_run_learns(finished: Path) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    assert results["test"]["accuracy"] > 0.85
+    losses = curve(finished, "train_loss")
+    assert losses[-1] < 0.6 * losses[0]
+    assert curve(finished, "train_bits_per_dim")[-1] < curve(finished, "train_bits_per_dim")[0]
+
+
+def test_the_run_folder_is_complete_and_agrees_with_itself(finished: Path) -> None:
+    expected = {"config.toml", "metrics.csv", "model", "results.json", "state.pt", "tensorboard"}
+    assert {path.name for path in finished.iterdir()} == expected
+    assert RunFolder(finished).config() == small_config(epochs=8, tensorboard=True)
+    assert curve(finished, "epoch") == list(range(1, 9))
+    model = candid.load(finished / "model" / "last")
+    assert model.class_names == tuple("0123456789")
+    assert model.metadata["training"]["config"]["epochs"] == 8
+    data, _ = open_data(small_config(epochs=8), untracked)
+    assert isinstance(data.test, ArraySplit)
+    x = to_float(data.test.images, "cpu")
+    results = json.loads((finished / "results.json").read_text())["test"]
+    best = candid.load(finished / "model" / "best")
+    assert (best.predict(x) == data.test.labels).double().mean().item() == pytest.approx(results["accuracy"])
+    bits = -best.log_density(x).mean().item() / (64 * math.log(2))
+    assert bits == pytest.approx(results["bits_per_dim"], rel=1e-5)
+
+
+def test_tensorboard_gets_every_epoch(finished: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("val_accuracy")] == pytest.approx(
+        curve(finished, "val_accuracy"), rel=1e-5
+    )
+
+
+def test_batch_norm_statistics_are_averages_with_the_final_weights(finished: Path) -> None:
+    config = small_config(epochs=8)
+    data, view = open_data(config, untracked)
+    model = candid.load(finished / "model" / "last").train()
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    averaged = norm.running_mean.clone()  # type: ignore[union-attr]
+    plan = Plan(len(data.train), config.batch, 1, config.seed)
+    inputs: list[torch.Tensor] = []
+    norm.register_forward_hook(lambda _, given, __: inputs.append(given[0].mean((0, 2, 3))))
+    with torch.no_grad():
+        for images, _ in training_batches(data.train, view, plan, 0, plan.steps_per_epoch, range(1)):
+            model(to_float(images, "cpu"))
+    torch.testing.assert_close(averaged, torch.stack(inputs).mean(0), atol=2e-2, rtol=0)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(small_config(epochs=1, seed=seed), tmp_path / name)
+    a, b, c = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in "abc")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not torch.equal(a["mixture.mean"], c["mixture.mean"])
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, math.inf])
+def test_beta_weighs_the_losses(tmp_path: Path, beta: float) -> None:
+    train(small_config(epochs=1, beta=beta), tmp_path / "run")
+    (loss,), (bits,), (entropy,) = (
+        curve(tmp_path / "run", f"train_{name}") for name in ("loss", "bits_per_dim", "cross_entropy")
+    )
+    offset = candid.load(tmp_path / "run" / "model" / "last").bits_offset
+    l_x = (bits - offset) * math.log(2)
+    expected = entropy if math.isinf(beta) else (l_x + beta * entropy) / (1 + beta)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_memory_by_inversion_and_accumulation_change_the_losses_little(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "inverse": {"memory": "inverse"},
+        "parts": {"accumulate": 2},
+    }
+    for name, changes in runs.items():
+        train(small_config(epochs=1, **changes), tmp_path / name)
+    (plain,), (inverse,), (parts,) = (curve(tmp_path / name, "train_loss") for name in runs)
+    assert inverse == pytest.approx(plain, rel=1e-3)
+    assert parts == pytest.approx(plain, rel=0.1)  # batch norm sees half of the batch
+
+
+def test_mixed_precision_is_close_to_full_precision(tmp_path: Path) -> None:
+    for precision in ("32", "bf16"):
+        train(small_config(epochs=1, batch=256, precision=precision), tmp_path / precision)
+    (full,), (mixed,) = (curve(tmp_path / name, "train_loss") for name in ("32", "bf16"))
+    assert mixed == pytest.approx(full, rel=0.05)
+    assert mixed != full
+
+
+def test_sgd_with_plateaus_runs(tmp_path: Path) -> None:
+    config = small_config(
+        epochs=30,
+        optimiser="sgd",
+        schedule="plateau",
+        learning_rate=1e-9,
+        burn_in=1.0,
+        patience=1,
+        coolings=1,
+    )
+    assert train(config, tmp_path / "run").finished
+    rates = curve(tmp_path / "run", "learning_rate")
+    assert len(rates) < 30  # two plateaus ended it
+    assert rates[-1] == pytest.approx(1e-10)
+
+
+def test_the_baseline_trains_in_the_same_loop(tmp_path: Path) -> None:
+    outcome = train(small_config(epochs=6, baseline=True, label_smoothing=0.0), tmp_path / "run")
+    assert outcome.results["test"]["accuracy"] > 0.7
+    assert "bits_per_dim" not in outcome.results["test"]
+    model = candid.load_any(tmp_path / "run" / "model" / "best")
+    assert isinstance(model, ResNet)
+    assert model.class_names == tuple("0123456789")
+
+
+def test_means_only_changes_the_means_alone(finished: Path, tmp_path: Path) -> None:
+    start = str(finished / "model" / "last")
+    train(small_config(epochs=1, start=start, means_only=True), tmp_path / "run")
+    before, after = candid.load(start).state_dict(), candid.load(tmp_path / "run/model/last").state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == {"mixture.mean", "mixture.prototypes"}
+
+
+def test_a_run_can_start_from_a_model(finished: Path, tmp_path: Path) -> None:
+    train(small_config(epochs=1, start=str(finished / "model" / "last")), tmp_path / "run")
+    assert curve(tmp_path / "run", "train_loss")[0] < curve(finished, "train_loss")[1]
+    with pytest.raises(CandidError, match="not the kind of model"):
+        train(small_config(start=str(finished / "model/last"), baseline=True), tmp_path / "other")
+
+
+def test_a_finished_run_stays_as_it_is(finished: Path) -> None:
+    before = (finished / "state.pt").read_bytes()
+    outcome = train(RunFolder(finished).config(), finished, resume=True)
+    assert outcome.finished and outcome.results == json.loads((finished / "results.json").read_text())
+    assert (finished / "state.pt").read_bytes() == before
+
+
+def test_divergence_names_step_and_layer_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"schedule": "plateau", "burn_in": 0.0}
+    train(small_config(epochs=1, **settings), tmp_path / "run")
+    before = (tmp_path / "run" / "state.pt").read_bytes()
+    wild = small_config(epochs=2, learning_rate=1e30, clip=1e30, **settings)
+    with pytest.raises(
+        NonFiniteError, match=r"Step \d+ \(epoch 2\): .*(layer|gradient of) '.*--learning-rate"
+    ):
+        train(wild, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "state.pt").read_bytes() == before
+    candid.load(tmp_path / "run" / "model" / "last")
+
+
+def test_what_can_be_known_before_computing_is_refused_before(finished: Path, tmp_path: Path) -> None:
+    refused = {
+        "A batch of 5000 is larger than the 12": small_config(batch=5000),
+        "can't be shared equally by 7": small_config(accumulate=7),
+        "10 classes, more than the model's 4": small_config(model={"classes": 4}),
+        "There is no data set or folder": small_config(data=str(tmp_path / "nowhere")),
+        "There is no model at": small_config(start=str(tmp_path / "nowhere")),
+    }
+    for message, config in refused.items():
+        with pytest.raises(CandidError, match=message):
+            train(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(CandidError, match="already has a run: add --resume"):
+        train(small_config(), finished)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CandidError, match="is not a folder"):
+        train(small_config(), tmp_path / "file")
+    with pytest.raises(CandidError, match="There is no run to resume"):
+        RunFolder(tmp_path / "empty").config()
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    train(small_config(epochs=1), tmp_path / "run")
+    state = tmp_path / "run" / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(CandidError, match=r"state.pt' can't be read"):
+        train(small_config(epochs=1), tmp_path / "run", resume=True)
