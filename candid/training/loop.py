@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from candid.baseline import ResNet
 from candid.classifier import GenerativeClassifier
 from candid.config import to_dict
 from candid.data import Dataset, Plan, View, evaluation_batches, training_batches
-from candid.data.datasets import Split
+from candid.data.datasets import Batch, Split
 from candid.errors import CandidError, NonFiniteError
 from candid.evaluation.metrics import bits_per_dimension
 from candid.evaluation.predictions import predict_batches, to_float
@@ -142,7 +142,7 @@ class _Run:
             self.board = Board(self.folder.path / "tensorboard", self.step)
         while not self.is_over:
             start = time.monotonic()
-            losses = self._optimise([next(batches) for _ in self.parts], stop)
+            losses = self._optimise(batches, stop)
             self.tally = [a + b for a, b in zip(self.tally, [*losses, time.monotonic() - start], strict=True)]
             self.show.advance(self._figures(losses))
             if self.step % per_epoch == 0:
@@ -159,16 +159,16 @@ class _Run:
         steps = self.config.epochs * self.plan.steps_per_epoch
         return self.step >= steps or is_over(self.config, self._val_losses)
 
-    def _optimise(self, batches: list[tuple[Tensor, Tensor]], stop: StopFlag) -> list[float]:
+    def _optimise(self, batches: Iterator[Batch], stop: StopFlag) -> list[float]:
         """One step of the optimiser; the mean losses over all processes."""
         self._to_training_mode()
         rate = learning_rate(self.config, self.step, self.plan.steps_per_epoch, self._val_losses)
         set_learning_rate(self.optimiser, rate)
         sums = [0.0] * 3
-        for part, (images, labels) in zip(self.parts, batches, strict=True):
+        for part in self.parts:
             more = part != self.parts[-1] and self.fabric.world_size > 1
             with self.fabric.no_backward_sync(self.wrapped) if more else nullcontext():
-                losses = self._losses(images, labels, part)
+                losses = self._losses(batches, part)
                 agreed = self._agree(losses, stop)
                 if losses is not None:
                     self.fabric.backward(losses.total / len(self.parts))
@@ -183,20 +183,22 @@ class _Run:
         self.step += 1
         return sums
 
-    def _losses(self, images: Tensor, labels: Tensor, part: int) -> Losses | None:
-        """Of one part of the batch; None, with the reason in ``self.error``, if they are not finite."""
+    def _losses(self, batches: Iterator[Batch], part: int) -> Losses | None:
+        """Of the next batch; None, with the reason in ``self.error``, if they can't be had."""
         device, config = self.fabric.device, self.config
-        x, y = to_float(images, device), labels.to(device, non_blocking=True)
         noise = generator(config.seed, self.step, part, 3, device=device)
         try:
+            images, labels = next(batches)
+            x, y = to_float(images, device), labels.to(device, non_blocking=True)
             losses = losses_of(self.wrapped, x, y, config, noise)
+            if torch.isfinite(losses.total):
+                return losses
+            self.error = self._diverged("The loss became non-finite")
         except NonFiniteError as error:
             self.error = self._diverged(str(error))
-            return None
-        if not torch.isfinite(losses.total):
-            self.error = self._diverged("The loss became non-finite")
-            return None
-        return losses
+        except CandidError as error:
+            self.error = error
+        return None
 
     def _agree(self, losses: Losses | None, stop: StopFlag) -> list[float]:
         """The losses averaged over the processes; an error or a signal in one of them reaches all."""

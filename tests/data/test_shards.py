@@ -3,86 +3,19 @@ import sys
 import tarfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from candid.data import Dataset, Plan, ShardSplit, View, evaluation_batches, open_dataset, training_batches
+from candid.data import Dataset, ShardSplit, evaluation_batches, open_dataset
 from candid.data import shards as module
-from candid.data.datasets import decode_batch
 from candid.data.shards import is_shards, open_shards
 from candid.errors import CandidError
-from candid.training.config import TrainConfig
-from candid.training.setup import open_data
-from tests.data.helpers import picture, pixels, write_shard, write_tar
-
-VIEW = View(3, 10, 12)
-AUGMENTED = View(3, 10, 12, "resized", flip=True)
-SIZES = [7, 5, 6, 4, 8, 6]
-SEED_OF = {pixels(seed).transpose(2, 0, 1).tobytes(): seed for seed in range(60)}
-Batches = list[tuple[Tensor, Tensor]]
-
-
-def write_shards(folder: Path) -> Path:
-    """36 training images in six shards, then 9 and 2 for validation, 5 for testing."""
-    start = 0
-    names = [f"train-{i}.tar" for i in range(6)] + ["val-0.tar", "val-1.tar", "test.tar"]
-    for name, size in zip(names, [*SIZES, 9, 2, 5], strict=True):
-        write_shard(folder / name, range(start, start + size))
-        start += size
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def data(folder: Path) -> Dataset:
-    return open_dataset(str(folder))
-
-
-def seeds(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
-    """Which pictures the batches show, by their pixels; their labels must fit."""
-    found = []
-    for images, labels in batches:
-        assert images.shape[1:] == (3, 10, 12)
-        assert images.dtype == torch.uint8
-        for image, label in zip(images, labels, strict=True):
-            found.append(SEED_OF[image.numpy().tobytes()])
-            assert found[-1] % 3 == label
-    return found
-
-
-def load(
-    split: object,
-    start: int = 0,
-    stop: int = 14,
-    *,
-    view: View = VIEW,
-    batch: int = 6,
-    processes: int = 1,
-    rank: int = 0,
-    accumulate: int = 1,
-    seed: int = 0,
-    workers: int = 0,
-) -> Batches:
-    assert isinstance(split, ShardSplit)
-    plan = Plan(len(split), batch, processes * accumulate, seed)
-    parts = range(rank * accumulate, (rank + 1) * accumulate)
-    return [(x, y) for x, y in training_batches(split, view, plan, start, stop, parts, workers)]
-
-
-def same(one: Batches, other: Batches) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
-    )
+from tests.data.helpers import picture, write_shard, write_tar
+from tests.data.shard_helpers import VIEW, load, same, seeds, write_shards
 
 
 @pytest.mark.parametrize(
@@ -216,14 +149,14 @@ def test_a_url_that_cannot_be_read_is_named(spec: str) -> None:
 
 
 def test_a_command_that_fails_after_all_images_is_noticed(folder: Path) -> None:
-    spec = f"pipe:cat {folder}/train-0.tar; sleep 0.2; exit 3"
+    spec = f"pipe:cat {folder}/train-0.tar; exec >&-; sleep 0.2; exit 3"
     with pytest.raises(CandidError, match="exit 3"):
         open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
 
 
 def test_padding_behind_the_end_of_a_shard_does_no_harm(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "padding").write_bytes(bytes(300_000))
-    spec = f"pipe:cat {folder}/train-0.tar {tmp_path}/padding"
+    spec = f"pipe:exec cat {folder}/train-0.tar {tmp_path}/padding"
     data = open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
     assert sorted(seeds(evaluation_batches(data.val, VIEW, 4))) == [*range(7)]
 
@@ -334,122 +267,3 @@ def test_other_files_and_folders_in_a_shard_do_no_harm(tmp_path: Path) -> None:
     data = open_shards(path, path)
     assert (len(data.train), len(data.val)) == (2, 2)
     assert sorted(seeds(evaluation_batches(data.val, VIEW, 2))) == [0, 1]
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_evaluation_shows_every_image_once(data: Dataset, world: int, workers: int) -> None:
-    for split, expected in ((data.train, range(36)), (data.val, range(36, 47))):
-        batches = [list(evaluation_batches(split, VIEW, 4, rank, world, workers)) for rank in range(world)]
-        assert sorted(seed for part in batches for seed in seeds(part)) == [*expected]
-        assert max(len(y) for part in batches for _, y in part) <= 4
-        assert all(batches)
-
-
-def test_one_reader_shows_every_image_once_an_epoch(data: Dataset) -> None:
-    found = seeds(load(data.train, 0, 12))
-    assert sorted(found[:36]) == sorted(found[36:]) == [*range(36)]
-    assert found[:36] != found[36:]
-    assert found[:36] != sorted(found[:36])
-    assert seeds(load(data.train, 0, 6, seed=1)) != found[:36]
-
-
-def test_every_epoch_starts_anew(folder: Path) -> None:
-    short = open_dataset(str(folder), epoch_images=24).train
-    found = seeds(load(short, 0, 16))
-    assert [len(set(found[i : i + 24])) for i in (0, 24, 48, 72)] == [24, 24, 24, 24]
-
-
-def test_a_small_buffer_shuffles_too(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BUFFER", 4)
-    assert isinstance(data.train, ShardSplit)
-    one = ShardSplit(data.train.urls[:1], 7, 3)
-    assert sorted(seeds(load(one, 0, 7, batch=1))) == [*range(7)]
-    firsts = [seeds(load(one, 7 * epoch, 7 * epoch + 1, batch=1))[0] for epoch in range(60)]
-    assert set(firsts) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_processes_read_different_shards(data: Dataset, workers: int) -> None:
-    found = [set(seeds(load(data.train, 0, 6, processes=2, rank=i, workers=workers))) for i in range(2)]
-    assert not found[0] & found[1]
-    assert min(map(len, found)) > 10
-
-
-def test_the_same_run_gives_the_same_batches(data: Dataset) -> None:
-    first = load(data.train, view=AUGMENTED, workers=2)
-    assert same(load(data.train, view=AUGMENTED, workers=2), first)
-    assert same(load(data.train, view=AUGMENTED, workers=1), load(data.train, view=AUGMENTED))
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("start", [1, 5, 6, 9, 14])
-def test_a_later_start_goes_on_with_the_same_batches(data: Dataset, start: int, accumulate: int) -> None:
-    everything = load(data.train, view=AUGMENTED, accumulate=accumulate)
-    rest = load(data.train, start, view=AUGMENTED, accumulate=accumulate)
-    assert len(everything) == 14 * accumulate
-    assert same(rest, everything[start * accumulate :])
-
-
-@pytest.mark.parametrize(("workers", "accumulate", "start"), [(2, 1, 1), (2, 1, 8), (3, 1, 7), (2, 3, 5)])
-def test_workers_take_up_their_turns_after_a_later_start(
-    data: Dataset, workers: int, accumulate: int, start: int
-) -> None:
-    def batches(start: int) -> Batches:
-        return load(
-            data.train,
-            start,
-            view=AUGMENTED,
-            batch=12,
-            processes=2,
-            rank=1,
-            accumulate=accumulate,
-            workers=workers,
-        )
-
-    assert same(batches(start), batches(0)[start * accumulate :])
-
-
-def test_what_is_skipped_is_not_decoded(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-
-    def counting(sources: list[bytes], *rest: object) -> Tensor:
-        decoded.append(len(sources))
-        return decode_batch(sources, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "decode_batch", counting)
-    load(data.train, 5, 7)
-    assert decoded == [6, 6]
-
-
-def test_augmentation_differs_between_batches_and_epochs(tmp_path: Path) -> None:
-    path = str(write_shard(tmp_path / "train.tar", range(1)))
-    split = ShardSplit((path,), 3, 3)
-    for view in (AUGMENTED, View(3, 10, 12, "shift", flip=True)):
-        images = [image.numpy().tobytes() for image, _ in load(split, 0, 12, view=view, batch=1)]
-        assert len(set(images)) > 6
-
-
-def test_surplus_workers_are_not_started(data: Dataset) -> None:
-    assert isinstance(data.train, ShardSplit)
-    two = ShardSplit(data.train.urls[:2], 12, 3)
-    assert same(load(two, workers=5), load(two, workers=2))
-    assert same(load(two, processes=2, rank=1, workers=2), load(two, processes=2, rank=1))
-
-
-def test_more_processes_than_shards_are_refused(data: Dataset) -> None:
-    with pytest.raises(CandidError, match="7 processes can't share 6 training shards: start fewer"):
-        load(data.train, batch=7, processes=7)
-
-
-def test_a_run_takes_its_shards_from_its_configuration(folder: Path) -> None:
-    config = TrainConfig(
-        f"{folder}/train-{{0..5}}.tar",
-        model={"channels": 3, "height": 16, "width": 16, "classes": 5},
-        val_data=f"{folder}/val-0.tar",
-        epoch_images=20,
-    )
-    data, view = open_data(config, lambda images, *_: images)
-    assert (len(data.train), len(data.val), len(data.class_names)) == (20, 9, 5)
-    images, _ = next(training_batches(data.train, view, Plan(20, 4, 1, 0), 0, 1, range(1)))
-    assert images.shape == (4, 3, 16, 16)
