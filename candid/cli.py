@@ -302,7 +302,7 @@ def demo(
     from candid.training import Progress
 
     progress = Progress(Console())
-    progress.say("Training the digits preset at beta 1 on 1259 of scikit-learn's 1797 digits.")
+    progress.say("Training the digits preset at beta 1 on scikit-learn's digits.")
     shown = digits_demo(
         out / "run",
         progress,

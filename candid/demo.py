@@ -139,15 +139,11 @@ def not_digits(digits: Tensor) -> dict[str, Tensor]:
     photo = (255 * sample_photo(224).mean(0, keepdim=True)).to(torch.uint8)
     left, top = torch.randint(0, 224 - 32, (2, n), generator=random)
     patches = torch.stack([photo[:, t : t + 32, s : s + 32] for t, s in zip(top, left, strict=True)])
+    greys = torch.randint(0, 256, (n,), generator=random, dtype=torch.uint8)
     return {
         "inverted digits": 255 - digits,
         "shuffled pixels": digits.flatten(1)[:, torch.randperm(64, generator=random)].view_as(digits),
         "photo patches": F.avg_pool2d(patches.float(), 4).to(torch.uint8),
         "random pixels": torch.randint(0, 256, digits.shape, generator=random, dtype=torch.uint8),
-        "plain grey": torch.arange(n)
-        .mul(256)
-        .div(n, rounding_mode="floor")
-        .to(torch.uint8)[:, None, None, None]
-        .expand(-1, 1, 8, 8)
-        .contiguous(),
+        "plain grey": greys[:, None, None, None].expand(-1, 1, 8, 8),
     }

@@ -64,7 +64,7 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
 
 def opinions(demo: DigitsDemo, shown: int = 8) -> Figure:
     """Examples of each group of images, with the model's class, its posterior and the p-value."""
-    figure = Figure(figsize=(1.15 * shown + 1.3, 1.5 * len(demo.opinions) + 0.6), layout="constrained")
+    figure = Figure(figsize=(0.9 * shown + 1, 1.25 * len(demo.opinions) + 0.5), layout="constrained")
     rows = figure.subplots(len(demo.opinions), shown)
     for axes_row, (name, opinion) in zip(rows, demo.opinions.items(), strict=True):
         for i, axes in enumerate(axes_row):

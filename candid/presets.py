@@ -68,7 +68,16 @@ PRESETS: Mapping[str, ClassifierConfig] = {
         std=(0.247, 0.243, 0.262),
     ),
     "digits": ClassifierConfig(
-        FlowConfig(1, 8, 8, blocks=(2, 3), widths=(16, 32), entry="none", pointwise_width=16),
+        FlowConfig(
+            1,
+            8,
+            8,
+            blocks=(1, 2, 1),
+            widths=(24, 48, 64),
+            entry="none",
+            pointwise_width=16,
+            mixing="permutation",
+        ),
         classes=10,
         mean=(0.3,),
         std=(0.38,),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from candid.config import MaybeInfinite, check_fields, check_range, from_dict, to_dict
 from candid.data.datasets import Crop
+from candid.data.shards import is_shards
 from candid.errors import CandidError, did_you_mean
 from candid.flow.invertible import Memory
 from candid.presets import PRESETS, ClassifierConfig, preset
@@ -191,7 +192,8 @@ def resumed(recorded: TrainConfig, flags: Mapping[str, Any]) -> TrainConfig:
         if value is None or value == getattr(recorded, key):
             continue
         longer = key == "epochs" and recorded.schedule == "plateau"
-        if key not in MACHINE_KEYS and not longer:
+        dealt = key == "workers" and is_shards(recorded.data)  # each worker reads shards of its own
+        if (key not in MACHINE_KEYS or dealt) and not longer:
             raise CandidError(
                 f"The run was started with {key} = {_toml(getattr(recorded, key))}: it can't change in a "
                 "resumed run; leave the option out, or start a new run with another --out."

@@ -9,7 +9,7 @@ from typing import Any
 
 from candid.training import TrainConfig, load_config
 
-MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4}
+MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4, "mixing": "orthogonal"}
 SMALL = [f"--set={key}={value}" for key, value in MODEL.items()]
 COMMAND = [sys.executable, "-m", "candid", "train"]
 

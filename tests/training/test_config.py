@@ -99,6 +99,8 @@ def test_a_resumed_run_keeps_what_decides_its_result(tmp_path: Path) -> None:
         resumed(recorded, {"epochs": 6})
     with pytest.raises(CandidError, match="started with beta = 1.0"):
         resumed(recorded, {"beta": 2.0})
+    with pytest.raises(CandidError, match="started with workers = 2"):
+        resumed(TrainConfig(data="train-{0..9}.tar"), {"workers": 3})
     plateau = TrainConfig(data="digits", epochs=5, schedule="plateau")
     assert resumed(plateau, {"epochs": 6}).epochs == 6
     (tmp_path / "config.toml").write_text(write_toml(recorded))
