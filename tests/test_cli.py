@@ -76,13 +76,20 @@ def test_a_users_mistake_is_one_line_on_standard_error_and_code_2(cut_model: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_demo_sends_a_photo_there_and_back(tmp_path: Path) -> None:
-    done = run("demo", "--out", tmp_path)
+def test_demo_trains_and_tells_digits_from_other_images(tmp_path: Path) -> None:
+    done = run("demo", "--out", tmp_path, "--epochs", "6")
     assert done.returncode == 0, done.stderr
+    accuracy, bits, _ = re.findall(r"│ +([\d.]+) %? *│ +([\d.]+) │ +([\d.]+) % │", done.stdout)[0]
+    assert float(accuracy) > 80
+    assert 3 < float(bits) < 9
+    flagged = {name: int(share) for name, share in re.findall(r"│ ([a-z ]+?) +│ +(\d+) % │", done.stdout)}
+    assert flagged["test digits"] < 20
+    assert flagged["random pixels"] == flagged["inverted digits"] == 100
     error = re.search(r"largest error (\S+)", done.stdout)
     assert error is not None and float(error[1]) < 1e-4
-    with Image.open(tmp_path / "round_trip.png") as figure:
-        assert figure.width > 1000
+    for name in ("digits.png", "calibration.png", "round_trip.png", "run/curves.png"):
+        with Image.open(tmp_path / name) as figure:
+            assert figure.width > 400
 
 
 def test_version_and_help() -> None:

@@ -15,7 +15,14 @@ COMMAND = [sys.executable, "-m", "candid", "train"]
 
 
 def small_config(**changes: Any) -> TrainConfig:
-    settings = {"data": "digits", "epochs": 2, "workers": 0, "model": MODEL}
+    settings = {
+        "data": "digits",
+        "epochs": 2,
+        "workers": 0,
+        "model": MODEL,
+        "learning_rate": 8e-3,
+        "crop": "none",
+    }
     return load_config("digits", **(settings | changes))
 
 

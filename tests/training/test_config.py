@@ -85,7 +85,7 @@ def test_bad_recipes_are_named(tmp_path: Path) -> None:
     data=st.text(min_size=1),
     beta=st.one_of(st.just(math.inf), st.floats(0, 1e6)),
     rate=st.floats(1e-12, 1e3),
-    blocks=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    blocks=st.lists(st.integers(1, 5), min_size=3, max_size=3),
 )
 def test_a_configuration_survives_toml(data: str, beta: float, rate: float, blocks: list[int]) -> None:
     config = TrainConfig(data=data, beta=beta, learning_rate=rate, model={"blocks": blocks, "entry": "none"})
