@@ -202,7 +202,9 @@ def train(
     weight_decay: Annotated[float | None, typer.Option(help="Of convolution weights.")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.")] = None,
     label_smoothing: Annotated[float | None, typer.Option()] = None,
-    crop: Annotated[Literal["none", "shift", "resized"] | None, typer.Option(help="Random crops.")] = None,
+    crop: Annotated[
+        Literal["none", "shift", "wobble", "resized"] | None, typer.Option(help="Random crops.")
+    ] = None,
     flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Random mirror images.")] = None,
     baseline: Annotated[
         bool | None, typer.Option("--baseline", help="Train the ResNet beside the preset instead.")

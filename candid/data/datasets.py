@@ -14,11 +14,19 @@ from torch import Tensor
 
 from candid.data import formats
 from candid.data.images import EXTENSIONS, MODES, BadImageError, check_file, decode
-from candid.data.transforms import centre_box, fitted, padded_crops, random_box, random_flips, resized
+from candid.data.transforms import (
+    centre_box,
+    fitted,
+    padded_crops,
+    random_box,
+    random_flips,
+    resized,
+    wobbled,
+)
 from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
 
-Crop = Literal["none", "shift", "resized"]
+Crop = Literal["none", "shift", "wobble", "resized"]
 Batch = tuple[Tensor, Tensor]
 """Images (B, C, H, W) uint8 and labels (B,)."""
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -31,10 +39,10 @@ CACHE_BYTES = 2 * 2**30
 class View:
     """How a model sees images.
 
-    Training images are shifted by an eighth of their height (``"shift"``, for sets whose images all have
-    the model's framing) or randomly cropped and resized (``"resized"``, for photos), and mirrored if
-    ``flip``. Others are resized until they cover the model's size, ``margin`` times it for photos, and
-    their centre is cropped.
+    Training images are shifted by up to an eighth of their height (``"shift"``, for sets whose images all
+    have the model's framing), moved, turned and resized a little (``"wobble"``, for drawings), or randomly
+    cropped and resized (``"resized"``, for photos), and mirrored if ``flip``. Others are resized until they
+    cover the model's size, ``margin`` times it for photos, and their centre is cropped.
     """
 
     channels: int
@@ -76,7 +84,8 @@ class ArraySplit:
     def batch(self, indices: Tensor, view: View, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         images = self.images[indices]
-        return images if numbers is None else _augmented(images, view, numbers, view.crop != "none")
+        crop = "shift" if view.crop == "resized" else view.crop  # there is no more than these pixels
+        return images if numbers is None else _augmented(images, numbers, crop, view.flip)
 
     def prepared(self, view: View, skip_bad: bool, track: Track) -> tuple["ArraySplit", list[str]]:
         """As the model sees them: slightly smaller ones are framed by zeros, others are resized."""
@@ -199,13 +208,15 @@ def decode_batch(
         except BadImageError as error:
             raise blame(i, error) from error
     stacked = torch.stack(images)
-    return stacked if numbers is None else _augmented(stacked, view, numbers, view.crop == "shift")
+    return stacked if numbers is None else _augmented(stacked, numbers, view.crop, view.flip)
 
 
-def _augmented(images: Tensor, view: View, numbers: Tensor, shift: bool) -> Tensor:
-    if shift:
-        images = padded_crops(images, numbers, padding=max(1, view.height // 8))
-    return random_flips(images, numbers) if view.flip else images
+def _augmented(images: Tensor, numbers: Tensor, crop: Crop, flip: bool) -> Tensor:
+    if crop == "shift":
+        images = padded_crops(images, numbers, padding=max(1, images.shape[2] // 8))
+    if crop == "wobble":
+        images = wobbled(images, numbers)
+    return random_flips(images, numbers) if flip else images
 
 
 def decode_as(source: Path | bytes, view: View, numbers: Tensor | None) -> Tensor:

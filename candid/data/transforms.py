@@ -78,6 +78,22 @@ def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
     )
 
 
+def wobbled(
+    images: Tensor, numbers: Tensor, angle: float = 0.2, zoom: float = 0.15, shift: float = 0.125
+) -> Tensor:
+    """Each image turned by up to ``angle`` (radians), resized by up to the factor 1 + ``zoom`` and moved.
+
+    ``shift`` is the largest move as a share of the image; what comes in from outside is its reflection.
+    """
+    x, y, _, size, turn = (2 * numbers - 1).unbind(1)
+    scale = torch.exp(math.log1p(zoom) * size)
+    cos, sin = torch.cos(angle * turn) * scale, torch.sin(angle * turn) * scale
+    rows = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1)
+    grid = F.affine_grid(rows.view(-1, 2, 3), list(images.shape), align_corners=False)
+    moved = F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
+    return moved.round().to(images.dtype)
+
+
 def _reflected(index: Tensor, size: int) -> Tensor:
     period = max(1, 2 * (size - 1))
     return (index % period).minimum(-index % period)

@@ -15,6 +15,7 @@ from candid.data.transforms import (
     random_flips,
     resized,
     ten_crops,
+    wobbled,
 )
 
 SIDE = st.integers(1, 3000)
@@ -117,3 +118,23 @@ def test_an_image_of_the_right_size_is_not_resampled() -> None:
     image = Image.effect_noise((6, 5), 80)
     assert np.array_equal(np.asarray(resized(image, (0, 0, 6, 5), (5, 6))), np.asarray(image))
     assert resized(image, (1, 0, 5, 5), (5, 6)).size == (6, 5)
+
+
+def test_wobbling_moves_turns_and_resizes() -> None:
+    image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    image[0, 0, 7:9, 3:13] = 200  # a bar across the middle
+    still = torch.full((1, 5), 0.5)
+    assert torch.equal(wobbled(image, still), image)
+
+    def spread(numbers: list[float], axis: int) -> float:
+        weights = wobbled(image, torch.tensor([numbers]))[0, 0].float().sum(1 - axis)
+        places = torch.arange(16.0)
+        mean = (weights * places).sum() / weights.sum()
+        return float(((weights * (places - mean) ** 2).sum() / weights.sum()).sqrt())
+
+    middle = [0.5] * 5
+    assert spread([0.5, 0.5, 0.5, 0.5, 1.0], axis=0) > 1.3 * spread(middle, axis=0)  # turned
+    assert spread([0.5, 0.5, 0.5, 0.0, 0.5], axis=1) > 1.1 * spread(middle, axis=1)  # larger
+    moved = wobbled(image, torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.5]]))
+    assert torch.equal(moved[..., :13], image[..., 2:15])  # by an eighth of the width
+    assert moved.dtype == torch.uint8
