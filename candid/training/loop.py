@@ -36,6 +36,7 @@ from candid.training.setup import Model, build_model, open_data, start_actnorm
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
 """Batches of each process over which batch-norm statistics are averaged at the end."""
+TELL_SECONDS = 10.0
 AfterEpoch = Callable[[RunFolder, list[Row]], object]
 
 
@@ -61,7 +62,7 @@ def train(
 
     A run that was stopped or killed goes on with ``resume=True`` and ends with the same bits as one that
     was not (same machine, same number of processes). ``after_epoch`` gets the folder and all epochs'
-    figures, in the first process.
+    figures, in the first process, after the last epoch and before at most every ten seconds.
     """
     folder = RunFolder(Path(out))
     if folder.exists and not resume:
@@ -112,14 +113,15 @@ class _Run:
     ) -> None:
         self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
         self.data, self.view, self.plan = data, view, plan
-        self.after_epoch = after_epoch
+        self.after_epoch: AfterEpoch = after_epoch or (lambda *_: None)
         self.board: Board | None = None
         self.model = model
         self.wrapped, self.optimiser = fabric.setup(model, build_optimiser(model, config))
         self.parts = range(
             fabric.global_rank * config.accumulate, (fabric.global_rank + 1) * config.accumulate
         )
-        self.step, self.best, self.saved_at = 0, math.inf, time.monotonic()
+        self.step, self.best = 0, math.inf
+        self.saved_at, self.told_at = time.monotonic(), -math.inf
         self.rows: list[Row] = []
         self.tally = [0.0] * 4  # of the epoch under way: sums of loss, L_X, L_Y over its steps, seconds
         self.stopping = False
@@ -307,8 +309,9 @@ class _Run:
                         self.best,
                     )
                 )
-                if val is not None and self.after_epoch is not None:
+                if val is not None and (self.is_over or time.monotonic() - self.told_at > TELL_SECONDS):
                     self.after_epoch(self.folder, self.rows)
+                    self.told_at = time.monotonic()
             except (CandidError, OSError) as error:
                 self.error = error if isinstance(error, CandidError) else CandidError(str(error))
         self.saved_at = time.monotonic()
