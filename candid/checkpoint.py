@@ -227,5 +227,10 @@ def _remove_leftovers(folder: Path, weights: Path) -> None:
     for old in folder.glob(f"{WEIGHTS}*"):
         if old != weights:
             old.unlink(missing_ok=True)
+    remove_unfinished(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a killed process left half-written in ``folder``."""
     for room in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(room, ignore_errors=True)

@@ -22,7 +22,7 @@ MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensor
 class TrainConfig:
     """Everything that decides what a run computes; ``config.toml`` of a run folder holds it.
 
-    >>> TrainConfig(data="digits", beta=math.inf).beta
+    >>> TrainConfig(data="digits", beta=float("inf")).beta
     inf
     """
 

@@ -78,6 +78,8 @@ def train(
     state = folder.load_state() if resume else None
     if state is None and config.actnorm_from_data and config.start is None:
         start_actnorm(model, data, view, plan)
+    if first:
+        checkpoint.remove_unfinished(folder.path)
     if first and state is None:
         folder.create(config)
     if first and data.skipped:

@@ -58,7 +58,7 @@ def test_what_is_held_out_depends_on_the_split_seed_alone(tmp_path: Path) -> Non
     write_folder(tmp_path, {"cat": 20, "dog": 10})
 
     def held_out(seed: int, split_seed: int) -> list[str]:
-        changes = {"channels": 3, "height": 12, "width": 12}
+        changes = {"channels": 3, "height": 16, "width": 16}
         config = TrainConfig(str(tmp_path), model=changes, seed=seed, split_seed=split_seed, crop="resized")
         data, _ = open_data(config, lambda images, *_: images)
         return files(data.val) + files(data.test)

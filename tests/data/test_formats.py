@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from candid.data import formats, open_dataset
@@ -290,4 +291,6 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
 def test_digits_use_the_whole_range_of_grey() -> None:
     digits = formats.read_digits()
     assert digits.images.shape == (1797, 1, 8, 8)
-    assert digits.images.unique().tolist() == [round(level * 255 / 16) for level in range(17)]
+    assert torch.equal((digits.images // 15)[:, 0], torch.from_numpy(load_digits().images).to(torch.uint8))
+    assert digits.images.unique().tolist() == list(range(17 * 15))
+    assert torch.equal(formats.read_digits().images, digits.images)
