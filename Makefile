@@ -23,7 +23,7 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (4 minutes)
+test: lint ## Style, types, doctests and all tests (8 minutes)
 	$(BIN)/pytest --numprocesses 2
 
 bench: $(READY) ## Speed and memory beside peers (quiet machine; about 10 minutes)
