@@ -90,6 +90,7 @@ class ResNet(nn.Module):
         for name, values in (("image_mean", config.mean), ("image_std", config.std)):
             per_channel = torch.tensor(values, device="cpu")[:, None, None]
             self.register_buffer(name, per_channel, persistent=False)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _build(self, config: ResNetConfig) -> None:
         entry = config.widths[0]
@@ -112,6 +113,7 @@ class ResNet(nn.Module):
         """Mean-pooled features, (B, 4 x last width)."""
         # A network without memory (meta) has these two on the CPU.
         mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
+        x = x.contiguous(memory_format=torch.channels_last)
         x = F.relu(self.bn1(self.conv1((x - mean) / std)))
         if self.config.stem == "7x7":
             x = F.max_pool2d(x, 3, stride=2, padding=1)

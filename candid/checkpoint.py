@@ -46,6 +46,8 @@ def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> 
     folder = Path(path)
     if folder.is_file():
         raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
+    if isinstance(model, GenerativeClassifier) and model.is_frozen:
+        raise CheckpointError("A frozen model can't be saved: save the one it was made from.")
     record = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -93,7 +95,7 @@ def load_any(path: str | os.PathLike[str], memory: Memory = "plain") -> Generati
             model = GenerativeClassifier(record["config"], record["class_names"], memory)
     load_weights(model, _read_weights(folder, record["weights"]), source=str(folder))
     model.metadata = record["metadata"]
-    return model.float().eval()
+    return model.float().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def load_config(path: str | os.PathLike[str]) -> ClassifierConfig:

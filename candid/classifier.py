@@ -1,5 +1,6 @@
 """The generative classifier: pixels in, likelihoods out, samples back."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from candid.errors import CandidError, NonFiniteError
 from candid.flow.backbone import build_flow
+from candid.flow.frozen import FrozenFlow, freeze
 from candid.flow.invertible import Memory
 from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
@@ -75,6 +77,7 @@ class GenerativeClassifier(nn.Module):
             # The configuration holds them; on the CPU even where a model is built without memory (meta).
             per_channel = torch.tensor(values, device="cpu")[:, None, None]
             self.register_buffer(name, per_channel, persistent=False)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.memory = memory
         self.metadata: dict[str, Any] = {}
         """What else is saved with the model, as JSON: how it was trained, scores for p-values."""
@@ -111,6 +114,26 @@ class GenerativeClassifier(nn.Module):
     def dimensions(self) -> int:
         """D, the length of the latent."""
         return self.config.flow.dimensions
+
+    def frozen(self) -> "GenerativeClassifier":
+        """A copy for inference: the same results to rounding in about half of the time.
+
+        Batch norm, ActNorm and mixing are folded into weights (:mod:`candid.flow.frozen`), the norms of
+        the means are computed once. Gradients reach images, not weights; it can't be trained or saved.
+
+        >>> fast = GenerativeClassifier.from_preset("digits").frozen()
+        >>> fast.posterior(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+        """
+        copied = copy.copy(self)
+        copied._modules = {"flow": freeze(self.flow), "mixture": self.mixture.frozen()}
+        copied._buffers = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False)}
+        return copied.eval()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this is a copy for inference."""
+        return isinstance(self.flow, FrozenFlow)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Outputs:
         """One pass; ``generator`` draws the dequantisation noise in training mode."""
@@ -196,7 +219,8 @@ class GenerativeClassifier(nn.Module):
         if self.training:
             device = x.device if generator is None else generator.device
             noise = torch.rand(x.shape, generator=generator, device=device, dtype=noise.dtype).to(x.device)
-        return (x.to(noise.dtype) + noise / 255 - self.image_mean) / self.image_std
+        x = x.to(noise.dtype, memory_format=torch.channels_last)
+        return (x + noise / 255 - self.image_mean) / self.image_std
 
     def _check_images(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -1,4 +1,7 @@
-"""The command line: it parses, calls one function and shows the result."""
+"""The command line: it parses, calls one function and shows the result.
+
+Commands import what they need themselves, after their checks: help and mistakes don't wait for torch.
+"""
 
 import json
 import os
@@ -149,9 +152,6 @@ def import_(
     class_names: Annotated[Path | None, typer.Option(help="A text file with one class name a line.")] = None,
 ) -> None:
     """Bring in a checkpoint that the paper's authors released for ImageNet, or torchvision's ResNet."""
-    from candid import save
-    from candid.torchvision_weights import import_any
-
     if out.is_file():
         raise CandidError(f"'{out}' is a file: name a folder to write the model to.")
     names = None
@@ -160,6 +160,10 @@ def import_(
             names = class_names.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
+
+    from candid import save
+    from candid.torchvision_weights import import_any
+
     model = import_any(file, names)
     save(model, out)
     channels, height, width = model.image_shape
@@ -234,19 +238,20 @@ def train(
 ) -> None:
     """Train a generative classifier, or a ResNet beside it."""
     flags = {k: v for k, v in locals().items() if k not in ("out", "recipe", "devices", "resume", "model")}
+    if model:
+        flags["model"] = _changes(model)
+    if resume and out is None:
+        raise CandidError("Name the run to resume with --out.")
+    if not resume and data is None:
+        raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
+
     from candid import plots
     from candid.training import Progress, RunFolder, load_config, resumed
     from candid.training import train as run_training
 
-    if model:
-        flags["model"] = _changes(model)
-    if resume:
-        if out is None:
-            raise CandidError("Name the run to resume with --out.")
+    if resume and out is not None:
         config = resumed(RunFolder(out).config(), flags)
     else:
-        if data is None:
-            raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
         config = load_config(recipe, **flags)
         out = out or Path("runs") / config.preset
     outcome = run_training(

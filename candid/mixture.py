@@ -1,5 +1,6 @@
 """The Gaussian mixture in latent space: one unit-variance component a class."""
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,7 @@ class LatentMixture(nn.Module):
     """
 
     log_priors: Tensor
+    frozen_norms: Tensor | None
 
     def __init__(
         self,
@@ -57,6 +59,14 @@ class LatentMixture(nn.Module):
         check_priors(priors, classes)
         logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
         self.register_buffer("log_priors", torch.tensor(logs))
+        self.register_buffer("frozen_norms", None)
+
+    @torch.no_grad()
+    def frozen(self) -> "LatentMixture":
+        """A copy that is not trained and knows the norms of its means."""
+        copied = copy.deepcopy(self).requires_grad_(False)
+        copied.frozen_norms = copied.squared_norms()
+        return copied
 
     def logits(self, z: Tensor) -> Tensor:
         """``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
@@ -79,6 +89,8 @@ class LatentMixture(nn.Module):
 
     def squared_norms(self) -> Tensor:
         """``|mu_y|^2``, (M,)."""
+        if self.frozen_norms is not None:
+            return self.frozen_norms
         with full_precision(self.mean):
             if self.alpha is None:
                 rest = self.prototypes.square().sum(1)

@@ -1,7 +1,10 @@
 """Figures; the only place that imports matplotlib."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -10,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from candid.demo import DigitsDemo, RoundTrip
+if TYPE_CHECKING:
+    from candid.demo import DigitsDemo, RoundTrip
 
 matplotlib.use("Agg")
 SIGNIFICANT = 0.05

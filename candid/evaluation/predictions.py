@@ -44,5 +44,5 @@ def predict_batches(
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:
-    """8-bit images to floats in [0, 1] on ``device``, channels last in memory: convolutions like it."""
-    return (images.to(device, non_blocking=True).float() / 255).contiguous(memory_format=torch.channels_last)
+    """8-bit images to floats in [0, 1] on ``device``."""
+    return images.to(device, non_blocking=True).float() / 255

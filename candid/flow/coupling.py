@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid.errors import CandidError
+from candid.flow.fused import affine, scaled_tanh
 from candid.flow.invertible import Invertible, full_precision
 from candid.flow.reversible import Gradients, ParameterGradients, PulledBack
 
@@ -27,10 +28,21 @@ class _Coupling(Invertible):
     def __init__(self, clamp: float, scale_gain: float, shift_gain: float) -> None:
         super().__init__()
         self.clamp, self.scale_gain, self.shift_gain = clamp, scale_gain, shift_gain
+        self.gains_folded = False
+
+    def _affine(self, subnet: nn.Module, condition: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x s(c) + t(c)`` and the sum of log s, (B,)."""
+        if self.training and torch.is_grad_enabled():
+            a = subnet(condition).to(condition.dtype)
+            return affine(a, x, self.clamp, self.scale_gain, self.shift_gain)
+        log_s, t = self._log_scale_and_shift(subnet, condition)
+        return torch.addcmul(t, x, log_s.exp()), log_s.flatten(1).sum(1)
 
     def _log_scale_and_shift(self, subnet: nn.Module, condition: Tensor) -> tuple[Tensor, Tensor]:
         a_scale, a_shift = subnet(condition).to(condition.dtype).chunk(2, dim=1)
-        return self.clamp * torch.tanh(self.scale_gain * a_scale), self.shift_gain * a_shift
+        if self.gains_folded:
+            return scaled_tanh(a_scale.sigmoid(), self.clamp), a_shift
+        return scaled_tanh((2 * self.scale_gain * a_scale).sigmoid(), self.clamp), self.shift_gain * a_shift
 
     def _pull_back_affine(
         self, subnet: nn.Module, condition: Tensor, z: Tensor, gradients: Gradients, condition_too: bool
@@ -86,8 +98,8 @@ class AffineCoupling(_Coupling):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x1, x2 = x.split(self.split, dim=1)
-        log_s, t = self._log_scale_and_shift(self.subnet, x1)
-        return torch.cat((x1, x2 * log_s.exp() + t), dim=1), log_s.flatten(1).sum(1)
+        z2, log_det = self._affine(self.subnet, x1, x2)
+        return torch.cat((x1, z2), dim=1), log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         z1, z2 = z.split(self.split, dim=1)
@@ -133,11 +145,9 @@ class DownsamplingCoupling(_Coupling):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x1, x2 = x.split(self.split, dim=1)
-        log_s2, t2 = self._log_scale_and_shift(self.strided, x1)
-        z2 = F.pixel_unshuffle(x2, 2) * log_s2.exp() + t2
-        log_s1, t1 = self._log_scale_and_shift(self.low_resolution, z2)
-        z1 = F.pixel_unshuffle(x1, 2) * log_s1.exp() + t1
-        return torch.cat((z1, z2), dim=1), log_s1.flatten(1).sum(1) + log_s2.flatten(1).sum(1)
+        z2, log_det2 = self._affine(self.strided, x1, F.pixel_unshuffle(x2, 2))
+        z1, log_det1 = self._affine(self.low_resolution, z2, F.pixel_unshuffle(x1, 2))
+        return torch.cat((z1, z2), dim=1), log_det1 + log_det2
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         z1, z2 = z.split(self.split_after, dim=1)
@@ -190,16 +200,17 @@ class ActNorm(Invertible):
         self.gamma.copy_(softplus + torch.log(-torch.expm1(-b * softplus)) / b)
         self.offset.copy_(-mean * scale)
 
-    def _scale(self) -> Tensor:
+    def scale(self) -> Tensor:
+        """g, (C,)."""
         return 0.1 * F.softplus(self.gamma, beta=self.sharpness)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scale = self._scale()
+        scale = self.scale()
         z = torch.addcmul(_per_channel(self.offset), x, _per_channel(scale))
         return z, self._log_det(scale, x)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        scale = self._scale()
+        scale = self.scale()
         return (z - _per_channel(self.offset)) / _per_channel(scale), -self._log_det(scale, z)
 
     @staticmethod
@@ -271,15 +282,16 @@ class OrthogonalMixing(Invertible):
         self.matrix = OrthogonalMatrix(random_orthogonal(channels))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _mix(x, self.matrix.weight), x.new_zeros(x.shape[0])
+        return mix(x, self.matrix.weight), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return _mix(z, self.matrix.weight.T), z.new_zeros(z.shape[0])
+        return mix(z, self.matrix.weight.T), z.new_zeros(z.shape[0])
 
 
-def _mix(x: Tensor, matrix: Tensor) -> Tensor:
+def mix(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``W x + b`` at every pixel, channels last. No convolution: those are rounded to TF32 on GPUs."""
     with full_precision(x):
-        return F.conv2d(x, matrix[:, :, None, None])
+        return F.linear(x.permute(0, 2, 3, 1), matrix, bias).permute(0, 3, 1, 2)
 
 
 class CoefficientScale(Invertible):

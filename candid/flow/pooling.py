@@ -68,15 +68,22 @@ class DCTPooling(Invertible):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision(x):
-            z = self.over_height.weight @ x @ self.over_width.weight.T
-        return z.permute(0, 3, 2, 1).flatten(1), x.new_zeros(x.shape[0])
+            z = self._matrix() @ x.permute(0, 2, 3, 1).flatten(1, 2)
+        return z.flatten(1), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         channels, height, width = self.shape
         with full_precision(z):
-            z = z.reshape(z.shape[0], width, height, channels).permute(0, 3, 2, 1)
-            x = self.over_height.weight.T @ z @ self.over_width.weight
-        return x, x.new_zeros(x.shape[0])
+            x = self._matrix().T @ z.unflatten(1, (height * width, channels))
+        return x.unflatten(1, (height, width)).permute(0, 3, 1, 2), z.new_zeros(z.shape[0])
+
+    def _matrix(self) -> Tensor:
+        """Both transforms in one: from pixels, row by row, to coefficients, (HW, HW)."""
+        _, height, width = self.shape
+        both = torch.kron(
+            self.over_width.weight, self.over_height.weight
+        )  # columns: pixels, column by column
+        return both.unflatten(1, (width, height)).mT.flatten(1)
 
 
 def dct_matrix(n: int) -> Tensor:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from candid.flow.fused import can_fuse, norm_relu_conv
+
 
 def bottleneck(
     channels_in: int, channels_out: int, width: int, stride: int = 1, output_gain: float = 1.0
@@ -65,7 +67,21 @@ def low_resolution_entry(
     return _initialised(_conv(channels_in, width, 3), *_norm_relu(width), out, output_gain=output_gain)
 
 
-class FullResolutionEntry(nn.Sequential):
+class Subnet(nn.Sequential):
+    """Layers one after another; in training, norm, ReLU and convolution as one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self)
+        while layers:
+            match layers:
+                case nn.BatchNorm2d() as norm, nn.ReLU(), nn.Conv2d() as conv, *layers if can_fuse(x, norm):
+                    x = norm_relu_conv(x, norm, conv)
+                case layer, *layers:
+                    x = layer(x)
+        return x
+
+
+class FullResolutionEntry(Subnet):
     """Convolution, batch norm, ReLU, strided convolution, and the rest.
 
     Its activations at the image's own resolution are by far the largest of the whole network. While
@@ -129,4 +145,4 @@ def _initialised(*layers: nn.Module, output_gain: float = 1.0) -> nn.Sequential:
             nn.init.zeros_(conv.bias)
     with torch.no_grad():
         convolutions[-1].weight.mul_(output_gain)
-    return nn.Sequential(*layers)
+    return Subnet(*layers)

@@ -55,7 +55,7 @@ def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
     if config.means_only:
         assert isinstance(model, GenerativeClassifier)
         model.flow.requires_grad_(False)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 @torch.no_grad()
