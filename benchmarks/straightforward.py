@@ -36,6 +36,8 @@ class Block(nn.Module):
         coupling, norm, mixing = (layer for _, layer in chain.leaves())
         assert isinstance(coupling, AffineCoupling | DownsamplingCoupling)
         assert isinstance(norm, ActNorm)
+        for name, subnet in coupling.named_children():
+            setattr(coupling, name, nn.Sequential(*subnet.children()))
         self.coupling, self.norm = coupling, norm
         if isinstance(mixing, Permutation):
             weight = torch.eye(len(mixing.index))[mixing.index]

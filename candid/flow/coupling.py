@@ -1,7 +1,7 @@
 """Affine couplings, ActNorm and channel mixing: the parts of a coupling block."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -236,10 +236,34 @@ class Permutation(Invertible):
         self.register_buffer("inverse_index", index.argsort())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.index_select(1, self.index), x.new_zeros(x.shape[0])
+        return _Permute.apply(x, self.index, self.inverse_index), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return z.index_select(1, self.inverse_index), z.new_zeros(z.shape[0])
+        return _Permute.apply(z, self.inverse_index, self.index), z.new_zeros(z.shape[0])
+
+
+class _Permute(torch.autograd.Function):
+    """``x[:, index]``, with a gradient that is a permutation again instead of a sum."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, inverse_index: Tensor) -> Tensor:
+        return x.index_select(1, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse_index = ctx.saved_tensors
+        return _Permute.apply(gradient, inverse_index, index), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent.index_select(1, ctx.saved_tensors[0])
 
 
 class OrthogonalMatrix(nn.Module):
