@@ -125,6 +125,8 @@ class GenerativeClassifier(nn.Module):
         >>> fast.posterior(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
         """
+        if self.is_frozen:
+            return self
         copied = copy.copy(self)
         copied._modules = {"flow": freeze(self.flow), "mixture": self.mixture.frozen()}
         copied._buffers = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False)}

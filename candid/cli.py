@@ -222,6 +222,10 @@ def train(
         Literal["plain", "inverse"] | None,
         typer.Option(help="inverse: recompute activations; memory then doesn't grow with depth."),
     ] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option("--compile", help="Let torch compile the network first (needs a C++ compiler)."),
+    ] = None,
     seed: Annotated[int | None, typer.Option()] = None,
     devices: Annotated[
         int | None, typer.Option(help="Processes on this machine.", show_default="all GPUs, or 1")

@@ -28,6 +28,8 @@ def predict_batches(
     """``model``, in evaluation mode, on batches of 8-bit images (B, C, H, W) and labels (B,)."""
     labels, logits, densities = [], [], []
     device = model.image_mean.device
+    if isinstance(model, GenerativeClassifier):
+        model = model.frozen()
     for images, y in batches:
         x = to_float(images, device)
         if isinstance(model, GenerativeClassifier):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid.errors import CandidError
-from candid.flow.fused import affine, scaled_tanh
+from candid.flow.fused import affine, is_trained, scaled_tanh
 from candid.flow.invertible import Invertible, full_precision
 from candid.flow.reversible import Gradients, ParameterGradients, PulledBack
 
@@ -32,7 +32,7 @@ class _Coupling(Invertible):
 
     def _affine(self, subnet: nn.Module, condition: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x s(c) + t(c)`` and the sum of log s, (B,)."""
-        if self.training and torch.is_grad_enabled():
+        if is_trained(self):
             a = subnet(condition).to(condition.dtype)
             return affine(a, x, self.clamp, self.scale_gain, self.shift_gain)
         log_s, t = self._log_scale_and_shift(subnet, condition)
@@ -236,10 +236,17 @@ class Permutation(Invertible):
         self.register_buffer("inverse_index", index.argsort())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _Permute.apply(x, self.index, self.inverse_index), x.new_zeros(x.shape[0])
+        return _permuted(x, self.index, self.inverse_index), x.new_zeros(x.shape[0])
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return _Permute.apply(z, self.inverse_index, self.index), z.new_zeros(z.shape[0])
+        return _permuted(z, self.inverse_index, self.index), z.new_zeros(z.shape[0])
+
+
+def _permuted(x: Tensor, index: Tensor, inverse_index: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return x.index_select(1, index)
+    z: Tensor = _Permute.apply(x, index, inverse_index)
+    return z
 
 
 class _Permute(torch.autograd.Function):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid.errors import CandidError
+from candid.errors import CandidError, NonFiniteError
 from candid.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -32,6 +32,7 @@ class FrozenFlow(Chain):
     """What :func:`freeze` makes of a network."""
 
 
+@torch.no_grad()
 def freeze(flow: Chain) -> FrozenFlow:
     """The same bijection as ``flow`` in evaluation mode, faster; it can't be trained.
 
@@ -49,7 +50,13 @@ def freeze(flow: Chain) -> FrozenFlow:
         else:
             assert layer is not None
             layers[name.replace(".", "_")] = _frozen_coupling(layer)
-    return FrozenFlow(layers).eval().requires_grad_(False)
+    frozen = FrozenFlow(layers).eval().requires_grad_(False)
+    for name, weight in frozen.named_buffers():
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError(
+                f"The weights of '{name}' are not finite: the model can't be used, train it again."
+            )
+    return frozen
 
 
 def _frozen_coupling(layer: Invertible) -> Invertible:
@@ -131,14 +138,13 @@ class FrozenConvolution(nn.Module):
         super().__init__()
         self.stride, self.padding = conv.stride, conv.padding
         self.relu = False
-        weight = conv.weight.detach()
-        self.register_buffer("weight", weight.contiguous(memory_format=torch.channels_last))
-        self.register_buffer(
-            "bias", weight.new_zeros(len(weight)) if conv.bias is None else conv.bias.detach()
-        )
+        weight = conv.weight.detach().clone(memory_format=torch.channels_last)
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", weight.new_zeros(len(weight)))
+        if conv.bias is not None:
+            self.bias += conv.bias
         self._packed: dict[bool, Tensor] = {}
 
-    @torch.no_grad()
     def then(self, scale: Tensor, shift: Tensor) -> None:
         """Scales and shifts the output channels, too."""
         assert not self.relu
@@ -202,7 +208,6 @@ class ScaledMixing(_Merged):
     inverse_weight: Tensor
     inverse_bias: Tensor
 
-    @torch.no_grad()
     def __init__(self, norm: ActNorm, mixing: OrthogonalMixing) -> None:
         super().__init__(norm)
         w, g, o = (v.double() for v in (mixing.matrix.weight, norm.scale(), norm.offset))
@@ -225,7 +230,6 @@ class ScaledPermutation(_Merged):
     index: Tensor
     inverse_index: Tensor
 
-    @torch.no_grad()
     def __init__(self, norm: ActNorm, permutation: Permutation) -> None:
         super().__init__(norm)
         self.register_buffer("scale", norm.scale()[:, None, None])

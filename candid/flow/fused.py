@@ -23,14 +23,14 @@ def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d) -> Tensor:
     return result
 
 
+def is_trained(module: nn.Module) -> bool:
+    """Whether gradients of this module are wanted, and not left to torch's compiler."""
+    return module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def can_fuse(x: Tensor, norm: nn.Module) -> bool:
     """Whether a batch norm of exactly this kind is being trained in full precision."""
-    return (
-        type(norm) is nn.BatchNorm2d
-        and norm.training
-        and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(x.device.type)
-    )
+    return type(norm) is nn.BatchNorm2d and is_trained(norm) and not torch.is_autocast_enabled(x.device.type)
 
 
 class _NormReluConv(torch.autograd.Function):

@@ -15,6 +15,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
 from candid.errors import CandidError
+from candid.machine import keep_freed_memory
 from candid.training.config import TrainConfig
 
 PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
@@ -43,6 +44,8 @@ def launch(config: TrainConfig, devices: int | None = None) -> Fabric:
         precision=PRECISION[config.precision],
     )
     fabric.launch()
+    if not on_gpu:
+        keep_freed_memory()
     return fabric
 
 

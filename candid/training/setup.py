@@ -55,6 +55,8 @@ def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
     if config.means_only:
         assert isinstance(model, GenerativeClassifier)
         model.flow.requires_grad_(False)
+    if config.compile:
+        (model if isinstance(model, ResNet) else model.flow).compile()
     return model
 
 

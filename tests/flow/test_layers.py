@@ -24,11 +24,22 @@ from candid.flow import (
     random_orthogonal,
 )
 from candid.flow.backbone import released_dct_scale
+from candid.flow.frozen import freeze
 from candid.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 from tests.helpers import autograd_log_det, randomise
 
 narrow = partial(bottleneck, width=3)
 strided = partial(bottleneck, width=3, stride=2)
+
+
+def frozen_chain(mixing: Invertible) -> Invertible:
+    """Every kind of layer that freezing changes."""
+    coupling = DownsamplingCoupling(
+        3, partial(strided_entry, width=4), partial(low_resolution_entry, width=4)
+    )
+    layers = [coupling, ActNorm(12), mixing, AffineCoupling(12, narrow)]
+    return freeze(randomise(Chain(layers).double()))
+
 
 LAYERS: dict[str, tuple[Callable[[], Invertible], tuple[int, ...]]] = {
     "coupling": (lambda: AffineCoupling(6, narrow), (6, 3, 5)),
@@ -56,6 +67,8 @@ LAYERS: dict[str, tuple[Callable[[], Invertible], tuple[int, ...]]] = {
     "haar, orthonormal": (lambda: HaarPooling(scale=1.0), (1, 2, 2)),
     "dct": (lambda: DCTPooling(3, 4, 5), (3, 4, 5)),
     "coefficient scale": (lambda: CoefficientScale(released_dct_scale(3)), (18,)),
+    "frozen, orthogonal": (lambda: frozen_chain(OrthogonalMixing(12)), (3, 4, 6)),
+    "frozen, permutation": (lambda: frozen_chain(Permutation(12)), (3, 4, 6)),
     "chain": (
         lambda: Chain([HaarPooling(), AffineCoupling(4, narrow), Chain([ActNorm(4), OrthogonalMixing(4)])]),
         (1, 4, 4),

@@ -1,0 +1,35 @@
+"""What the C library is told about memory."""
+
+import platform
+import subprocess
+import sys
+
+SCRIPT = """
+import resource, torch
+from candid.machine import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        torch.ones(20_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def settled():
+    return [faults() for _ in range(8)][-1]
+
+usual, told = settled(), keep_freed_memory()
+kept, told_back = settled(), keep_freed_memory(False)
+print(told, told_back, usual, kept, settled())
+"""
+
+
+def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    told, told_back, *counts = done.stdout.split()
+    if platform.libc_ver()[0] != "glibc":
+        assert told == told_back == "False"
+        return
+    usual, kept, again = map(int, counts)
+    assert told == told_back == "True"
+    assert kept < usual / 10
+    assert again > usual / 2
