@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating timings, tables, result files."""
+"""What the benchmarks share: alternating timings, the machine's limit, tables, figures, result files."""
 
 import argparse
 import json
@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
+LIMIT = "limit"
 console = Console() if Console().is_terminal else Console(width=120)
 
 
@@ -30,12 +31,54 @@ class Timing:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    def ratios(self, peer: "Timing") -> tuple[float, ...]:
+        """The rounds' own ratios to ``peer``: a slow round slows both and cancels."""
+        return tuple(a / b for a, b in zip(self.seconds, peer.seconds, strict=True))
+
     def ratio(self, peer: "Timing") -> float:
-        """Median of the rounds' own ratios to ``peer``: a slow round slows both and cancels."""
-        return statistics.median(a / b for a, b in zip(self.seconds, peer.seconds, strict=True))
+        """Median of :meth:`ratios`."""
+        return statistics.median(self.ratios(peer))
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({min(self.seconds):.3f} to {max(self.seconds):.3f})"
+        return spread(self.seconds)
+
+
+Timings = Mapping[str, Timing]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of each round; its median should be at most ``target``, or at least."""
+
+    rounds: tuple[float, ...]
+    target: float | None = None
+    at_least: bool = False
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def met(self) -> bool:
+        if self.target is None:
+            return True
+        return self.measured >= self.target if self.at_least else self.measured <= self.target
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        if self.target is None:
+            return spread(self.rounds), "", ""
+        sign = ">=" if self.at_least else "<="
+        return spread(self.rounds), f"{sign} {self.target:.3g}", "met" if self.met else "missed"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range; a single value as it is."""
+    median = statistics.median(values)
+    digits = 3 if median >= 0.1 else 5
+    if len(values) == 1:
+        return f"{median:.{digits}f}"
+    return f"{median:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def alternate(
@@ -51,6 +94,20 @@ def alternate(
             if round_ >= warmup:
                 seconds[name].append(elapsed)
     return {name: Timing(tuple(rounds)) for name, rounds in seconds.items()}
+
+
+def alternate_with_limit(
+    contenders: Mapping[str, Callable[[], object]], repeats: int, gmacs: float, quick: bool
+) -> dict[str, Timing]:
+    """:func:`alternate`, and the limit: what ``gmacs`` take at the rate of a large matrix product.
+
+    The product is one of the contenders, so that each round has its own rate.
+    """
+    n = 512 if quick else 3072
+    a, b, out = torch.rand(n, n), torch.rand(n, n), torch.empty(n, n)
+    times = alternate({**contenders, LIMIT: lambda: torch.mm(a, b, out=out)}, repeats)
+    share = gmacs * 1e9 / n**3
+    return {**times, LIMIT: Timing(tuple(share * seconds for seconds in times[LIMIT].seconds))}
 
 
 def parser(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -90,6 +147,43 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     console.print(table)
 
 
+def show_times(title: str, times: Timings) -> None:
+    """Seconds of every contender, and those of the first one as a share of them."""
+    first, ours = next(iter(times.items()))
+    rows = [(name, timing, spread(ours.ratios(timing))) for name, timing in times.items()]
+    show(f"{title}: median (lowest to highest)", ("", "s", f"{first} / this"), rows)
+
+
+def conclude(
+    script: str,
+    quick: bool,
+    cases: Mapping[str, Timings],
+    figures: Mapping[str, Figure],
+    more: Mapping[str, Any] | None = None,
+) -> int:
+    """Shows the figures and writes everything; 1 if a target was missed, which a quick run can't."""
+    if quick:
+        figures = {name: Figure(figure.rounds) for name, figure in figures.items()}
+    rows = [(name, *figure.row) for name, figure in figures.items()]
+    show("Figures", ("", "measured", "target", ""), rows)
+    seconds = {case: {name: t.seconds for name, t in times.items()} for case, times in cases.items()}
+    ratios = {
+        case: {name: ours.ratios(t) for name, t in times.items()}
+        for case, times in cases.items()
+        for ours in [next(iter(times.values()))]
+    }
+    judged = {
+        name: {"measured": f.measured, "rounds": f.rounds, "target": f.target, "at_least": f.at_least}
+        for name, f in figures.items()
+    }
+    write(
+        script,
+        quick,
+        {"seconds": seconds, "ratios of the first to each": ratios, "figures": judged, **(more or {})},
+    )
+    return int(not all(figure.met for figure in figures.values()))
+
+
 def write(script: str, quick: bool, results: Mapping[str, Any]) -> None:
     """Writes ``results/<script>.json``, with what is needed to judge the figures later."""
     environment = {
@@ -102,7 +196,7 @@ def write(script: str, quick: bool, results: Mapping[str, Any]) -> None:
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
     }
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{script}.json"
     path.write_text(json.dumps({"environment": environment, **results}, indent=2) + "\n")
     console.print(f"Written to {path}")

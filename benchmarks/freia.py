@@ -1,6 +1,6 @@
-"""The imagenet network of Candid beside the same network built from FrEIA's public blocks.
+"""The network of Candid, built from FrEIA's public blocks: same stages, widths, blocks and subnets.
 
-Both have the same stages, widths, blocks and subnets (candid.flow.subnets). Two peers:
+The subnets are Candid's (candid.flow.subnets). Two peers:
 
 - "AllInOneBlock": coupling, ActNorm and hard permutation in one block. It permutes with a dense 1 x 1
   convolution, so it computes more than Candid's index permutation does.
@@ -16,9 +16,7 @@ What FrEIA has no block for, and what stands in its place:
   padded to 8 before PixelShuffle, so that the wide convolutions are the same. The other peer splits at 8.
 - DCT: Flatten, which computes nothing.
 - Mixture with low-rank means: as a user would write it, M x D means from the factors and the expanded
-  square. Rows "with head" have it, rows "network" compare the invertible networks alone.
-
-Lower ratios are better: Candid's time over the peer's, in the same process and round.
+  square.
 """
 
 import math
@@ -31,16 +29,13 @@ import FrEIA.modules as Fm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.common import Timing, alternate, console, parser, set_threads, show, write
-from candid import FlowConfig, GenerativeClassifier, information_bottleneck_loss
-from candid.flow.invertible import Memory
+from candid import FlowConfig, GenerativeClassifier
 from candid.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
-from candid.mixture import LatentMixture, log_standard_normal
+from candid.mixture import LatentMixture
 
 Subnet = Callable[[int, int], nn.Module]
-BETA = 1.0
+ALL_IN_ONE, COMPOSED = "FrEIA, AllInOneBlock", "FrEIA, composed"
 
 
 class Peer(ABC):
@@ -180,124 +175,19 @@ class PeerClassifier(nn.Module):
         z, log_det = self.network(v)
         return self.head(z), log_det
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x: Tensor, y: Tensor, beta: float = 1.0) -> Tensor:
         log_prob, log_det = self(x)
         joint = log_prob - math.log(log_prob.shape[1])
         l_x = -(joint.logsumexp(1) + log_det).mean() / x[0].numel()
         l_y = F.cross_entropy(joint, y, label_smoothing=0.05)
-        return (l_x + BETA * l_y) / (1 + BETA)
+        return (l_x + beta * l_y) / (1 + beta)
 
 
-def network_step(network: nn.Module, v: Tensor) -> None:
-    """Maximum likelihood under a standard normal latent: what needs no head."""
-    network.zero_grad()
-    z, log_det = network(v)
-    (-(log_standard_normal(z) + log_det).mean() / z.shape[1]).backward()
-
-
-def classifier_step(model: GenerativeClassifier, memory: Memory, x: Tensor, y: Tensor) -> None:
-    model.zero_grad()
-    model.memory = memory
-    information_bottleneck_loss(model, x, y, BETA).total.backward()
-
-
-def peer_step(peer: PeerClassifier, x: Tensor, y: Tensor) -> None:
-    peer.zero_grad()
-    peer.loss(x, y).backward()
-
-
-def inference(model: Callable[[Tensor], object], x: Tensor) -> None:
-    with torch.inference_mode():
-        model(x)
-
-
-def macs(model: nn.Module, shape: tuple[int, ...]) -> tuple[float, float]:
-    """GMAC of a forward pass: for every image, and once a batch."""
-    counts = []
-    for batch in (1, 2):
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(torch.rand(batch, *shape))
-        counts.append(counter.get_total_flops() / 2e9)
-    return counts[1] - counts[0], 2 * counts[0] - counts[1]
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def sizes(models: dict[str, nn.Module], shape: tuple[int, ...]) -> dict[str, tuple[int, float, float]]:
-    """Trainable parameters, GMAC an image and GMAC a batch of each model."""
-    return {name: (parameters(model), *macs(model.eval(), shape)) for name, model in models.items()}
-
-
-def show_sizes(measured: dict[str, tuple[int, float, float]]) -> None:
-    rows = [(name, f"{n:,}", f"{each:.2f}", f"{once:.2f}") for name, (n, each, once) in measured.items()]
-    show("Sizes: is the comparison fair?", ("model", "parameters", "GMAC an image", "GMAC a batch"), rows)
-
-
-def show_times(times: dict[str, dict[str, Timing]]) -> None:
-    rows = []
-    for case, timings in times.items():
-        ours, *peers = timings.items()
-        rows.append((case, ours[0], ours[1], ""))
-        rows += [("", name, timing, f"{ours[1].ratio(timing):.2f}") for name, timing in peers]
-    show("Times: median (fastest to slowest) in s", ("case", "", "s", "first / this"), rows)
-
-
-def main() -> None:
-    options = parser("benchmarks.freia", __doc__)
-    options.add_argument(
-        "--repeats", type=int, default=None, help="rounds of each case (default: 5, quick 2)"
-    )
-    chosen = options.parse_args()
-    set_threads(chosen.threads)
-    repeats = chosen.repeats or (2 if chosen.quick else 5)
-    torch.manual_seed(0)
-
-    name = "tiny" if chosen.quick else "imagenet"
-    ours = GenerativeClassifier.from_preset(name, mixing="permutation")
-    config, shape = ours.config.flow, ours.image_shape
-    networks: dict[str, nn.Module] = {
-        "Candid": ours.flow,
-        "FrEIA, AllInOneBlock": AllInOne(config).build(),
-        "FrEIA, composed": Composed(config).build(),
-    }
-    peers = {key: PeerClassifier(n, ours) for key, n in networks.items() if n is not ours.flow}
-    whole: dict[str, nn.Module] = {"Candid": ours, **peers}
-    kinds = {"network": networks, "with head": whole}
-    x, y = torch.rand(8, *shape), torch.arange(8)
-    v = (x - ours.image_mean) / ours.image_std
+def peers(like: GenerativeClassifier, x: Tensor) -> dict[str, PeerClassifier]:
+    """Both peers of ``like``; FrEIA's ActNorm starts from ``x``, the images of its first batch."""
+    networks = {ALL_IN_ONE: AllInOne(like.config.flow).build(), COMPOSED: Composed(like.config.flow).build()}
+    classifiers = {name: PeerClassifier(network, like) for name, network in networks.items()}
     with torch.no_grad():
-        for network in networks.values():  # FrEIA's ActNorm starts from the data of its first batch
-            network(v)
-
-    both = {f"{key}, {kind}": model for kind, models in kinds.items() for key, model in models.items()}
-    measured = sizes(both, shape)
-    show_sizes(measured)
-    times: dict[str, dict[str, Timing]] = {}
-    with console.status("measuring"):
-        for batch in (1, 8):
-            for kind, models, images in (("network", networks, v), ("with head", whole, x)):
-                times[f"forward, batch {batch}, {kind}"] = alternate(
-                    {key: partial(inference, model.eval(), images[:batch]) for key, model in models.items()},
-                    repeats,
-                )
-        for model in whole.values():
-            model.train()
-        times["training step, batch 8, network"] = alternate(
-            {key: partial(network_step, network, v) for key, network in networks.items()}, repeats
-        )
-        plain = partial(classifier_step, ours, "plain", x, y)
-        steps = {key: partial(peer_step, peer, x, y) for key, peer in peers.items()}
-        times["training step, batch 8, with head"] = alternate({"Candid": plain, **steps}, repeats)
-        times["training step, batch 8, less memory"] = alternate(
-            {'Candid, memory="inverse"': partial(classifier_step, ours, "inverse", x, y), "Candid": plain},
-            repeats,
-        )
-    show_times(times)
-    seconds = {case: {key: t.seconds for key, t in timings.items()} for case, timings in times.items()}
-    write("freia", chosen.quick, {"sizes": measured, "seconds": seconds})
-
-
-if __name__ == "__main__":
-    main()
+        for network in networks.values():
+            network((x - like.image_mean) / like.image_std)
+    return classifiers

@@ -3,10 +3,12 @@
 (a) imagenet preset, batch 8: memory="inverse" against plain autograd
 (b) the same with twice the blocks: does the memory of "inverse" grow with depth?
 (c) the latent mixture alone, forward and backward: how much does it need beside its parameters?
+(d) imagenet preset with permutations, batch 16: both beside the straightforward formulation
+    (benchmarks/straightforward.py)
 
-Each case runs in a process of its own. Bytes are those that torch's CPU allocator hands out,
-read from the profiler's trace: they are the same in every run. "Beyond" is the peak of the whole step
-without parameters, buffers and all gradients. As a cross-check, the growth of the resident memory
+Each case runs in a process of its own (--quick: all in one). Bytes are those that torch's CPU allocator
+hands out, read from the profiler's trace: they are the same in every run. "Beyond" is the peak of the
+whole step without parameters, buffers and all gradients. As a cross-check, the growth of the resident memory
 over an unprofiled step is printed beside it: that one also has oneDNN's scratch memory and misses what
 was allocated but never touched.
 """
@@ -19,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import console, parser, set_threads, show, write
-from candid import GenerativeClassifier, information_bottleneck_loss
+from benchmarks.common import Figure, conclude, console, parser, set_threads, show
+from benchmarks.models import classifier
+from benchmarks.straightforward import Straightforward
+from candid import information_bottleneck_loss
 from candid.mixture import LatentMixture, log_standard_normal
 
 MB = 1e6
@@ -59,12 +64,22 @@ class Peak:
         return self.peak - self.gradients
 
 
-def classifier_step(quick: bool, **changes: Any) -> tuple[nn.Module, Step]:
-    model = GenerativeClassifier.from_preset("tiny" if quick else "imagenet", **changes)
-    x, y = torch.rand(8, *model.image_shape), torch.arange(8)
+def classifier_step(quick: bool, batch: int = 8, **changes: Any) -> tuple[nn.Module, Step]:
+    model = classifier(quick, **changes)
+    x, y = torch.rand(batch, *model.image_shape), torch.arange(batch)
 
     def step() -> None:
         information_bottleneck_loss(model, x, y, beta=1.0).total.backward()
+
+    return model, step
+
+
+def straightforward_step(quick: bool) -> tuple[nn.Module, Step]:
+    model = Straightforward(classifier(quick))
+    x, y = torch.rand(16, *model.noise.shape), torch.arange(16)
+
+    def step() -> None:
+        model.loss(x, y).backward()
 
     return model, step
 
@@ -88,12 +103,15 @@ def double_blocks(quick: bool) -> tuple[int, ...]:
 
 
 CASES: dict[str, Callable[[bool], tuple[nn.Module, Step]]] = {
-    "plain": lambda quick: classifier_step(quick, memory="plain"),
-    "inverse": lambda quick: classifier_step(quick, memory="inverse"),
+    "plain": partial(classifier_step, memory="plain", mixing="orthogonal"),
+    "inverse": partial(classifier_step, memory="inverse", mixing="orthogonal"),
     "inverse, twice the blocks": lambda quick: classifier_step(
-        quick, memory="inverse", blocks=double_blocks(quick)
+        quick, memory="inverse", mixing="orthogonal", blocks=double_blocks(quick)
     ),
     "mixture": mixture_step,
+    "plain, batch 16": partial(classifier_step, batch=16, memory="plain"),
+    "inverse, batch 16": partial(classifier_step, batch=16, memory="inverse"),
+    "straightforward, batch 16": straightforward_step,
 }
 
 
@@ -164,9 +182,9 @@ def _status(key: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
-def in_process(case: str, quick: bool, threads: int) -> Peak:
-    """``case`` measured in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.memory", "--case", case, "--threads", str(threads)]
+def in_process(cases: list[str], quick: bool, threads: int) -> dict[str, Peak]:
+    """``cases`` measured in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--threads", str(threads), "--cases", *cases]
     # Every larger block is mapped by itself, so that freed memory leaves the resident set at once.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
@@ -176,11 +194,12 @@ def in_process(case: str, quick: bool, threads: int) -> Peak:
         text=True,
     )
     if done.returncode:
-        sys.exit(f"The case '{case}' failed:\n{done.stderr}")
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+        sys.exit(f"Failed: {', '.join(cases)}\n{done.stderr}")
+    return {name: Peak(**peak) for name, peak in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def report(peaks: dict[str, Peak], quick: bool, explain: bool) -> dict[str, Any]:
+def report(peaks: dict[str, Peak], explain: bool) -> dict[str, Figure]:
+    """Shows the bytes; what follows from them."""
     rows = [
         (
             name,
@@ -193,48 +212,53 @@ def report(peaks: dict[str, Peak], quick: bool, explain: bool) -> dict[str, Any]
     ]
     columns = ("step", "parameters", "gradients", "peak in total", "peak beyond", "beyond, resident")
     show("Memory in MB", columns, rows)
-    plain, inverse, deep, mixture = (peaks[name] for name in CASES)
-    figures = {
-        "(a) inverse / plain, beyond": (inverse.beyond / plain.beyond, 1 / 3),
-        "(a) inverse / plain, with gradients": (inverse.peak / plain.peak, 1 / 3),
-        "(a) inverse / plain, in total": (inverse.total / plain.total, None),
-        "(b) growth of inverse, beyond, in %": (100 * (deep.beyond / inverse.beyond - 1), 15),
-        "(c) mixture, peak / parameters": (mixture.peak / mixture.parameters, 3),
-    }
-    judged = [
-        (name, f"{value:.3f}", *_judge(value, None if quick else limit))
-        for name, (value, limit) in figures.items()
-    ]
-    show("Figures", ("figure", "measured", "target", ""), judged)
     if explain:
         for name, p in peaks.items():
             show(f"Alive at the peak of '{name}'", ("tensor",), [(line,) for line in p.alive])
+    plain, inverse, deep, mixture, plain16, inverse16, straightforward = (peaks[name] for name in CASES)
     return {
-        "bytes": {name: asdict(p) for name, p in peaks.items()},
-        "figures": {name: {"measured": value, "target": limit} for name, (value, limit) in figures.items()},
+        **less_memory("(a) batch 8", inverse, plain),
+        "(b) growth of inverse, beyond, in %": Figure((100 * (deep.beyond / inverse.beyond - 1),), 15),
+        "(c) mixture, peak / parameters": Figure((mixture.peak / mixture.parameters,), 3),
+        **less_memory("(d) batch 16", inverse16, plain16),
+        "(d) batch 16, plain / straightforward, in total": Figure(
+            (plain16.total / straightforward.total,), 0.5
+        ),
+        "(d) batch 16, inverse / straightforward, in total": Figure(
+            (inverse16.total / straightforward.total,)
+        ),
     }
 
 
-def _judge(value: float, limit: float | None) -> tuple[str, str]:
-    if limit is None:
-        return "", ""
-    return f"{limit:.3f}", "met" if value <= limit else "missed"
+def less_memory(case: str, inverse: Peak, plain: Peak) -> dict[str, Figure]:
+    return {
+        f"{case}, inverse / plain, beyond": Figure((inverse.beyond / plain.beyond,), 1 / 3),
+        f"{case}, inverse / plain, with gradients": Figure((inverse.peak / plain.peak,), 1 / 3),
+        f"{case}, inverse / plain, in total": Figure((inverse.total / plain.total,)),
+    }
 
 
-def main() -> None:
+def main() -> int:
     options = parser("benchmarks.memory", __doc__)
     options.add_argument("--explain", action="store_true", help="list the largest tensors alive at each peak")
-    options.add_argument("--case", choices=CASES, help="measure one case in this process and print JSON")
+    options.add_argument(
+        "--cases", nargs="+", choices=CASES, help="measure these in this process and print JSON"
+    )
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
-    if chosen.case:
-        print(json.dumps(asdict(measure(*CASES[chosen.case](chosen.quick)))))
-        return
+    if chosen.cases:
+        print(json.dumps({case: asdict(measure(*CASES[case](chosen.quick))) for case in chosen.cases}))
+        return 0
     set_threads(chosen.threads)
+    peaks: dict[str, Peak] = {}
     with console.status("measuring"):
-        peaks = {case: in_process(case, chosen.quick, chosen.threads) for case in CASES}
-    write("memory", chosen.quick, report(peaks, chosen.quick, chosen.explain))
+        for cases in [list(CASES)] if chosen.quick else [[case] for case in CASES]:
+            peaks |= in_process(cases, chosen.quick, chosen.threads)
+    figures = report(peaks, chosen.explain)
+    return conclude(
+        "memory", chosen.quick, {}, figures, {"bytes": {name: asdict(p) for name, p in peaks.items()}}
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -59,11 +59,11 @@ class _NormReluConv(torch.autograd.Function):
         needs_x, needs_gamma, needs_beta, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         scale = gamma * inverse_std
         h = torch.addcmul(_channels(beta - mean * scale), x, _channels(scale)).relu_()
-        grad_weight = weight_gradient(g, h, weight, ctx.conv) if needs_weight else None
+        wants_h = needs_x or needs_gamma or needs_beta
+        grad_h, grad_weight = convolution_gradients(g, h, weight, ctx.conv, wants_h, needs_weight)
         grad_bias = g.sum((0, 2, 3)) if needs_bias else None
-        if not (needs_x or needs_gamma or needs_beta):
+        if grad_h is None:
             return None, None, None, grad_weight, grad_bias, None, None
-        grad_h = input_gradient(g, h, weight, ctx.conv)
         aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
         del h
         wanted = [needs_x, needs_gamma, needs_beta]
@@ -90,38 +90,36 @@ def _channels(v: Tensor) -> Tensor:
     return v[:, None, None]
 
 
-def _convolution_backward(
-    g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, mask: list[bool]
-) -> tuple[Tensor, ...]:
-    """Torch's own gradients of a convolution: those of input, weight and bias that ``mask`` asks for."""
-    grads: tuple[Tensor, ...] = aten.convolution_backward(
+def convolution_gradients(
+    g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, of_input: bool, of_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of a convolution's input x and of its weight from that of its output, g."""
+    by_product = of_weight and _product_is_faster(g, x, conv)
+    mask = [of_input, of_weight and not by_product, False]
+    grad_x, grad_weight, _ = aten.convolution_backward(
         g, x, weight, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups, mask
     )
-    return grads
+    return grad_x, weight_gradient(g, x, weight, conv) if by_product else grad_weight
 
 
-def _is_pointwise(conv: nn.Conv2d) -> bool:
-    return conv.kernel_size == conv.stride == (1, 1)
-
-
-def input_gradient(g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
-    """The gradient of the input x of ``conv`` from that of its output, g."""
-    if x.device.type != "cpu" or not _is_pointwise(conv):
-        return _convolution_backward(g, x, weight, conv, [True, False, False])[0]
-    return (g.permute(0, 2, 3, 1) @ weight.flatten(1)).permute(0, 3, 1, 2)
+def _product_is_faster(g: Tensor, x: Tensor, conv: nn.Conv2d) -> bool:
+    """Where oneDNN is slower on a CPU with AVX2, by up to a factor of two, as measured."""
+    if x.device.type != "cpu" or conv.groups > 1:
+        return False
+    if conv.kernel_size == conv.stride == (1, 1):
+        return min(conv.in_channels, conv.out_channels) >= 48 and g[:, 0].numel() <= 2**13
+    return conv.in_channels >= 64 and x[0].numel() >= 2**14
 
 
 def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
-    """The gradient of the weight of ``conv`` from that of its output, g, and its input x.
+    """The gradient of a convolution's weight as a product with the unfolded patches of its input x.
 
-    On a CPU with AVX2 oneDNN's own is two to four times slower than a matrix product with the
-    unfolded patches of x, as long as these stay in the cache.
+    Few patches are unfolded at once, so that they stay in the cache.
     """
-    if x.device.type != "cpu" or conv.groups > 1:
-        return _convolution_backward(g, x, weight, conv, [False, True, False])[1]
     g, x = (t.permute(0, 2, 3, 1).contiguous() for t in (g, x))  # (B, H, W, C)
-    if _is_pointwise(conv):
-        return (g.flatten(0, 2).T @ x.flatten(0, 2))[:, :, None, None]
+    if conv.kernel_size == conv.stride == (1, 1):
+        grad = g.flatten(0, 2).T @ x.flatten(0, 2)
+        return grad.as_strided(weight.shape, weight.stride())
     patches = _patches(x, conv, g.shape[1:3])
     rows = max(1, PATCH_NUMBERS // patches[0, 0].numel())
     images = max(1, rows // g.shape[1])
