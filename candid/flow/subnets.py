@@ -71,14 +71,17 @@ class Subnet(nn.Sequential):
     """Layers one after another; in training, norm, ReLU and convolution as one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = list(self)
-        while layers:
-            match layers:
-                case nn.BatchNorm2d() as norm, nn.ReLU(), nn.Conv2d() as conv, *layers if can_fuse(x, norm):
-                    x = norm_relu_conv(x, norm, conv)
-                case layer, *layers:
-                    x = layer(x)
-        return x
+        return _run(list(self), x)
+
+
+def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    while layers:
+        match layers:
+            case nn.BatchNorm2d() as norm, nn.ReLU(), nn.Conv2d() as conv, *layers if can_fuse(x, norm):
+                x = norm_relu_conv(x, norm, conv)
+            case layer, *layers:
+                x = layer(x)
+    return x
 
 
 class FullResolutionEntry(Subnet):
@@ -101,10 +104,7 @@ class FullResolutionEntry(Subnet):
         def up_to_the_halving(image: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
             return again(F.relu(look(image) * scale + shift, inplace=True))
 
-        x = torch.cat([_recomputed(up_to_the_halving, image, scale, shift) for image in images])
-        for layer in rest:
-            x = layer(x)
-        return x
+        return _run(rest, torch.cat([_recomputed(up_to_the_halving, i, scale, shift) for i in images]))
 
 
 def _statistics(look: nn.Module, norm: nn.BatchNorm2d, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
