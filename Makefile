@@ -26,7 +26,7 @@ lint: $(READY) ## Style and types
 test: lint ## Style, types, doctests and all tests (8 minutes)
 	$(BIN)/pytest --numprocesses 2
 
-bench: $(READY) ## Speed and memory beside peers (quiet machine; about 10 minutes)
+bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, {{BENCH}} minutes)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove what the other targets made

@@ -204,9 +204,8 @@ def point_rows(points: Points, laws: Laws) -> list[tuple[str, ...]]:
         peaks = (
             f"{total(point, m) / 1e9:.3f} ({laws.peak(m, case) / 1e9:.3f})" for m in ("plain", "inverse")
         )
-        name = f"{sum(case.blocks)} blocks, {case.classes} classes, {case.size} px, batch {case.batch}"
         macs = f"{counts.training_macs(case.batch) / 1e9:.1f}"
-        rows.append((name, macs, f"{counts.total / 1e6:.1f}", *seconds, *peaks))
+        rows.append((str(case), macs, f"{counts.total / 1e6:.1f}", *seconds, *peaks))
     return rows
 
 

@@ -26,6 +26,9 @@ class Case:
     batch: int
     mixing: str = "permutation"
 
+    def __str__(self) -> str:
+        return f"{sum(self.blocks)} blocks, {self.classes} classes, {self.size} px, batch {self.batch}"
+
     @property
     def config(self) -> ClassifierConfig:
         return preset(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from candid.errors import CandidError
-from candid.flow.invertible import full_precision
+from candid.flow.precision import full_precision
 
 
 class LatentMixture(nn.Module):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from candid.errors import CandidError
 from candid.flow.fused import affine, is_trained, scaled_tanh
-from candid.flow.invertible import Invertible, full_precision
+from candid.flow.invertible import Invertible
+from candid.flow.precision import full_precision
 from candid.flow.reversible import Gradients, ParameterGradients, PulledBack
 
 SubnetBuilder = Callable[[int, int], nn.Module]

@@ -6,6 +6,7 @@ ReLU while the result is in the cache.
 """
 
 import copy
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -23,6 +24,7 @@ from candid.flow.coupling import (
     mix,
 )
 from candid.flow.invertible import Chain, Invertible
+from candid.flow.precision import is_autocast
 
 CACHED_NUMBERS = 2**22
 """The largest activation of a subnet that is computed in one piece on a CPU: 16 MB in float32."""
@@ -61,7 +63,9 @@ def freeze(flow: Chain) -> FrozenFlow:
 
 def _frozen_coupling(layer: Invertible) -> Invertible:
     """A coupling with frozen subnets, gains folded into them; any other layer as it is."""
-    if not isinstance(layer, AffineCoupling | DownsamplingCoupling):
+    if not isinstance(layer, AffineCoupling | DownsamplingCoupling) or not all(
+        map(_can_fold, layer.children())
+    ):
         return copy.deepcopy(layer)
     frozen = copy.copy(layer)
     frozen._modules = {
@@ -70,6 +74,17 @@ def _frozen_coupling(layer: Invertible) -> Invertible:
     }
     frozen.gains_folded = True
     return frozen
+
+
+def _can_fold(subnet: nn.Module) -> bool:
+    """Whether it is made of plain convolutions, each followed by batch norm or ReLU or both, as ours are."""
+    kinds = {nn.BatchNorm2d: "N", nn.ReLU: "R", nn.Conv2d: "C"}
+    layers = "".join(kinds.get(type(layer), "?") for layer in subnet.children())
+    return re.fullmatch(r"(NR)?(CN?R?)*C", layers) is not None and all(
+        conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+        for conv in subnet.children()
+        if isinstance(conv, nn.Conv2d)
+    )
 
 
 class FrozenSubnet(nn.Module):
@@ -92,12 +107,11 @@ class FrozenSubnet(nn.Module):
                     convolutions[-1].then(scale, shift)
                 else:
                     self.scale, self.shift = (v.to(layer.weight.dtype)[:, None, None] for v in (scale, shift))
-            elif not isinstance(layer, nn.ReLU):
-                raise CandidError(f"A subnet with a {type(layer).__name__} can't be frozen.")
             elif convolutions:
                 convolutions[-1].relu = True
-        half = len(convolutions[-1].bias) // 2
-        gains = torch.tensor([2 * scale_gain, shift_gain], dtype=torch.float64).repeat_interleave(half)
+        gains = torch.ones_like(convolutions[-1].bias, dtype=torch.float64)
+        gains[: len(gains) // 2] = 2 * scale_gain
+        gains[len(gains) // 2 :] = shift_gain
         convolutions[-1].then(gains, torch.zeros_like(gains))
         self.convolutions = nn.Sequential(*convolutions)
         self.widest = max(len(convolution.bias) for convolution in convolutions)
@@ -182,7 +196,7 @@ def _can_pack(x: Tensor) -> bool:
         x.device.type == "cpu"
         and x.dtype is torch.float32
         and not x.requires_grad
-        and not torch.is_autocast_enabled("cpu")
+        and not is_autocast(x)
         and not torch.compiler.is_compiling()
         and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.is_available()

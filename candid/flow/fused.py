@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from candid.flow.precision import is_autocast
+
 aten = torch.ops.aten
 PATCH_NUMBERS = 2**21
 """Of unfolded patches at once: 8 MB in float32, which stay in the cache."""
@@ -23,6 +25,12 @@ def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d) -> Tensor:
     return result
 
 
+def scale_relu_conv(x: Tensor, scale: Tensor, shift: Tensor, conv: nn.Conv2d) -> Tensor:
+    """``conv(relu(scale x + shift))`` with a scale and a shift for each channel, keeping x alone."""
+    result: Tensor = _ScaleReluConv.apply(x, scale, shift, conv.weight, conv.bias, conv)
+    return result
+
+
 def is_trained(module: nn.Module) -> bool:
     """Whether gradients of this module are wanted, and not left to torch's compiler."""
     return module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -30,7 +38,7 @@ def is_trained(module: nn.Module) -> bool:
 
 def can_fuse(x: Tensor, norm: nn.Module) -> bool:
     """Whether a batch norm of exactly this kind is being trained in full precision."""
-    return type(norm) is nn.BatchNorm2d and is_trained(norm) and not torch.is_autocast_enabled(x.device.type)
+    return type(norm) is nn.BatchNorm2d and is_trained(norm) and not is_autocast(x)
 
 
 class _NormReluConv(torch.autograd.Function):
@@ -58,7 +66,7 @@ class _NormReluConv(torch.autograd.Function):
         x, gamma, beta, weight, mean, inverse_std = ctx.saved_tensors
         needs_x, needs_gamma, needs_beta, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         scale = gamma * inverse_std
-        h = torch.addcmul(_channels(beta - mean * scale), x, _channels(scale)).relu_()
+        h = _scaled_relu(x, scale, beta - mean * scale)
         wants_h = needs_x or needs_gamma or needs_beta
         grad_h, grad_weight = convolution_gradients(g, h, weight, ctx.conv, wants_h, needs_weight)
         grad_bias = g.sum((0, 2, 3)) if needs_bias else None
@@ -71,6 +79,39 @@ class _NormReluConv(torch.autograd.Function):
             grad_h, x, gamma, None, None, mean, inverse_std, True, ctx.eps, wanted
         )
         return *grads, grad_weight, grad_bias, None, None
+
+
+class _ScaleReluConv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        conv: nn.Conv2d,
+    ) -> Tensor:
+        ctx.save_for_backward(x, scale, shift, weight)
+        ctx.conv = conv
+        return F.conv2d(_scaled_relu(x, scale, shift), weight, bias, conv.stride, conv.padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, shift, weight = ctx.saved_tensors
+        h = _scaled_relu(x, scale, shift)
+        grad_h, grad_weight = convolution_gradients(g, h, weight, ctx.conv, True, ctx.needs_input_grad[3])
+        assert grad_h is not None
+        aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
+        grad_scale = torch.mul(grad_h, x, out=h).sum((0, 2, 3))
+        grad_shift = grad_h.sum((0, 2, 3))
+        grad_bias = g.sum((0, 2, 3)) if ctx.needs_input_grad[4] else None
+        return grad_h.mul_(_channels(scale)), grad_scale, grad_shift, grad_weight, grad_bias, None
+
+
+def _scaled_relu(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.addcmul(_channels(shift), x, _channels(scale)).relu_()
 
 
 def _running_statistics(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None]:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, cast
 
 import torch
@@ -33,14 +32,6 @@ class Invertible(nn.Module, ABC):
 
     @abstractmethod
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Switches autocast off for the bijection's own arithmetic on ``x``."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
 
 
 class Chain(Invertible):

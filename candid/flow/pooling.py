@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from candid.flow.coupling import OrthogonalMatrix
-from candid.flow.invertible import Invertible, full_precision
+from candid.flow.invertible import Invertible
+from candid.flow.precision import full_precision
 
 
 class HaarPooling(Invertible):

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from candid.flow.fused import can_fuse, norm_relu_conv
+from candid.flow.fused import can_fuse, norm_relu_conv, scale_relu_conv
+from candid.flow.precision import full_precision, is_autocast
 
 
 def bottleneck(
@@ -98,32 +99,47 @@ class FullResolutionEntry(Subnet):
         look, norm, _, again, *rest = self
         if not (self.frugal and type(norm) is nn.BatchNorm2d):
             return super().forward(x)
+        assert isinstance(look, nn.Conv2d)
+        assert isinstance(again, nn.Conv2d)
         images = x.split(1)
         scale, shift = _as_affine(norm, *_statistics(look, norm, images))
 
         def up_to_the_halving(image: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-            return again(F.relu(look(image) * scale + shift, inplace=True))
+            if is_autocast(image):
+                return again(F.relu(look(image) * scale[:, None, None] + shift[:, None, None], inplace=True))
+            return scale_relu_conv(look(image), scale, shift, again)
 
         return _run(rest, torch.cat([_recomputed(up_to_the_halving, i, scale, shift) for i in images]))
 
 
-def _statistics(look: nn.Module, norm: nn.BatchNorm2d, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance a channel of ``look(images)`` as ``norm`` uses them, differentiable."""
+def _statistics(look: nn.Conv2d, norm: nn.BatchNorm2d, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance a channel of ``look(images)`` as ``norm`` uses them, differentiable.
+
+    A convolution is linear in its patches p: the mean is W E[p], the variance diag(W cov(p) W^T).
+    """
     if not norm.training:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         return norm.running_mean, norm.running_var
 
     def moments(image: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.var_mean(look(image).to(norm.weight.dtype), dim=(0, 2, 3), correction=0)
+        patches = F.unfold(image, look.kernel_size, padding=int(look.padding[0]), stride=look.stride)[0]
+        mean = patches.mean(1, keepdim=True)
+        centred = patches - mean
+        return mean[:, 0], centred @ centred.T / patches.shape[1]
 
-    variances, means = map(torch.stack, zip(*(_recomputed(moments, image) for image in images), strict=True))
-    return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+    with full_precision(images[0]):
+        found = [_recomputed(moments, image) for image in images]
+        means, covariances = (torch.stack(parts) for parts in zip(*found, strict=True))
+        apart = means - means.mean(0)
+        covariance = covariances.mean(0) + apart.T @ apart / len(images)
+        weight = look.weight.flatten(1)
+        return weight @ means.mean(0), ((weight @ covariance) * weight).sum(1)
 
 
 def _as_affine(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     scale = norm.weight * (variance + norm.eps).rsqrt()
-    return scale[:, None, None], (norm.bias - mean * scale)[:, None, None]
+    return scale, norm.bias - mean * scale
 
 
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from candid import CandidError, GenerativeClassifier, NonFiniteError, information_bottleneck_loss, save
+from candid.flow import ActNorm, AffineCoupling, Chain
 from candid.flow import frozen as frozen_module
+from candid.flow.frozen import freeze
 from tests.helpers import randomise, small_classifier
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -48,6 +51,25 @@ def test_gradients_reach_the_image() -> None:
         m.log_density(x).sum().backward()
         found.append(x.grad)
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 1)),
+        (nn.ReLU(), nn.Conv2d(3, 4, 1)),
+        (nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)),
+        (nn.Conv2d(3, 6, 3, padding=1, groups=3), nn.ReLU(), nn.Conv2d(6, 4, 1)),
+        (nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 1)),
+        (nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)),
+    ],
+)
+def test_any_subnet_can_be_frozen(layers: tuple[nn.Module, ...]) -> None:
+    coupling = AffineCoupling(5, lambda *_: nn.Sequential(*layers))
+    chain = randomise(Chain([coupling, ActNorm(5)]).double()).eval()
+    x = torch.randn(2, 5, 6, 6, dtype=torch.float64)
+    for a, b in zip(freeze(chain)(x), chain(x), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_large_activations_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
