@@ -23,10 +23,10 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (8 minutes)
+test: lint ## Style, types, doctests and all tests (9 minutes)
 	$(BIN)/pytest --numprocesses 2
 
-bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, {{BENCH}} minutes)
+bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, 19 minutes)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove what the other targets made

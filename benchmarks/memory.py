@@ -149,19 +149,20 @@ def _peak(events: list[dict[str, Any]], largest: int = 12) -> tuple[int, list[st
             live.pop(address, None)
         if now > peak:
             peak, at_peak = now, dict(live)
-    kinds = Counter((size, _operation(events, when)) for size, when in at_peak.values() if size > MB)
+    operations = [
+        (float(e["ts"]), float(e["ts"]) + float(e["dur"]), e["name"])
+        for e in events
+        if e.get("cat") == "cpu_op"
+    ]
+    kinds = Counter((size, _operation(operations, when)) for size, when in at_peak.values() if size > MB)
     top = sorted(kinds.items(), key=lambda kind: -kind[0][0] * kind[1])[:largest]
     return peak, [f"{count} x {size / MB:.1f} MB  {operation}" for (size, operation), count in top]
 
 
-def _operation(events: list[dict[str, Any]], when: float) -> str:
+def _operation(operations: list[tuple[float, float, str]], when: float) -> str:
     """The outermost and the innermost recorded operations running at ``when``."""
-    running = [
-        (float(e["ts"]), e["name"])
-        for e in events
-        if e.get("cat") == "cpu_op" and float(e["ts"]) <= when <= float(e["ts"]) + float(e["dur"])
-    ]
-    names = [name.removeprefix("autograd::engine::evaluate_function: ") for _, name in sorted(running)]
+    running = sorted((start, name) for start, end, name in operations if start <= when <= end)
+    names = [name.removeprefix("autograd::engine::evaluate_function: ") for _, name in running]
     return " > ".join(dict.fromkeys(names[:1] + names[-3:]))
 
 

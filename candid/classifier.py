@@ -116,7 +116,7 @@ class GenerativeClassifier(nn.Module):
         return self.config.flow.dimensions
 
     def frozen(self) -> "GenerativeClassifier":
-        """A copy for inference: the same results to rounding in about half of the time.
+        """A copy for inference: the same results to rounding in 0.7 of the time.
 
         Batch norm, ActNorm and mixing are folded into weights (:mod:`candid.flow.frozen`), the norms of
         the means are computed once. Gradients reach images, not weights; it can't be trained or saved.

@@ -6,8 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.scaling_laws import stored
+from candid import GenerativeClassifier
+from candid.presets import preset
 
 
 @pytest.mark.parametrize("script", ["forward", "training", "inverse", "mixture", "memory", "cifar"])
@@ -28,3 +35,24 @@ def test_quick_run(script: str, tmp_path: Path) -> None:
         assert figure["target"] is None
     for case in results["ratios of the first to each"].values():
         assert all(math.isfinite(ratio) and ratio > 0 for ratios in case.values() for ratio in ratios)
+
+
+@pytest.mark.parametrize("changes", [{}, {"entry": "7x7"}, {"entry": "none"}, {"mixing": "permutation"}])
+def test_the_memory_law_counts_what_autograd_keeps(changes: dict[str, Any]) -> None:
+    config = preset("tiny", **changes)
+    model = GenerativeClassifier(config).train()
+    parameters = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        z, log_det = model.flow(torch.rand(8, *model.image_shape))
+        held = z.square().sum() + log_det.sum()
+    assert held.requires_grad
+    found = sum(size for address, size in kept.items() if address not in parameters)
+    counted = 4 * 8 * sum(stored(config.flow).values())
+    assert found == pytest.approx(counted, rel=0.03)
