@@ -95,7 +95,7 @@ def test_it_is_a_copy() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter -= parameter.grad
+            parameter.sub_(parameter.grad)
     assert torch.equal(fast(x).logits, before)
     assert not torch.equal(model.eval()(x).logits, before)
     assert not any(parameter.requires_grad for parameter in fast.parameters())

@@ -19,9 +19,21 @@ from tests.helpers import randomise
 sizes = st.integers(1, 6)
 
 
-def layers(channels: int, channels_out: int, kernel: int, stride: int, bias: bool) -> nn.Sequential:
-    conv = nn.Conv2d(channels, channels_out, kernel, stride, kernel // 2, bias=bias)
-    return randomise(nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), conv).double())
+class Layers(nn.Module):
+    """Norm, ReLU and convolution one after another, in float64."""
+
+    def __init__(self, channels: int, channels_out: int, kernel: int, stride: int, bias: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.conv = nn.Conv2d(channels, channels_out, kernel, stride, kernel // 2, bias=bias)
+        randomise(self.double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(F.relu(self.norm(x)))
+        return y
+
+    def written_out(self, x: Tensor) -> Tensor:
+        return norm_relu_conv(x, self.norm, self.conv)
 
 
 def gradients(run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
@@ -43,18 +55,15 @@ def gradients(run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, g: 
 def test_norm_relu_conv_is_autograds(
     shape: tuple[int, int, int, int], channels_out: int, kernel: tuple[int, int], bias: bool, last: bool
 ) -> None:
-    plain = layers(shape[1], channels_out, *kernel, bias)
+    plain = Layers(shape[1], channels_out, *kernel, bias)
     written = copy.deepcopy(plain)
     g = torch.Generator().manual_seed(sum(shape))
     x = torch.randn(shape, dtype=torch.float64, generator=g)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     pull = torch.randn(plain(x).shape, dtype=torch.float64, generator=g)
     written(x)  # both have counted one batch
-    norm, _, conv = written
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert isinstance(conv, nn.Conv2d)
     truth = gradients(plain, plain, x, pull)
-    found = gradients(lambda v: norm_relu_conv(v, norm, conv), written, x, pull)
+    found = gradients(written.written_out, written, x, pull)
     assert len(found) == len(truth)
     for a, b in zip(found, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
@@ -64,12 +73,11 @@ def test_norm_relu_conv_is_autograds(
 
 @pytest.mark.parametrize("frozen", ["norm", "conv", "input"])
 def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same(frozen: str) -> None:
-    module = layers(3, 2, 3, 1, bias=True)
-    norm, _, conv = module
+    module = Layers(3, 2, 3, 1, bias=True)
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=frozen != "input")
     if frozen != "input":
-        {"norm": norm, "conv": conv}[frozen].requires_grad_(False)
-    norm_relu_conv(x, norm, conv).sum().backward()
+        module.get_submodule(frozen).requires_grad_(False)
+    module.written_out(x).sum().backward()
     found = [t.grad for t in (x, *module.parameters())]
     module.zero_grad()
     x.grad = None
@@ -79,16 +87,15 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same(frozen: str) -> N
 
 
 def test_statistics_are_averaged_alike_without_momentum() -> None:
-    modules = 2 * [layers(3, 2, 1, 1, bias=False)]
-    modules[1] = copy.deepcopy(modules[0])
-    for module in modules:
-        module[0].momentum = None
-        module[0].reset_running_stats()
+    plain = Layers(3, 2, 1, 1, bias=False)
+    plain.norm.momentum = None
+    plain.norm.reset_running_stats()
+    written = copy.deepcopy(plain)
     for seed in range(3):
         x = torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        modules[0](x)
-        norm_relu_conv(x, modules[1][0], modules[1][2])
-    for a, b in zip(modules[0].buffers(), modules[1].buffers(), strict=True):
+        plain(x)
+        written.written_out(x)
+    for a, b in zip(plain.buffers(), written.buffers(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -156,7 +163,7 @@ def test_a_training_step_keeps_fewer_numbers_than_autograd() -> None:
                 coupling(x)
             else:
                 x1, x2 = x.split(coupling.split, dim=1)
-                a_scale, a_shift = nn.Sequential(*coupling.subnet)(x1).chunk(2, dim=1)
+                a_scale, a_shift = nn.Sequential(*coupling.subnet.children())(x1).chunk(2, dim=1)
                 log_s = coupling.clamp * torch.tanh(coupling.scale_gain * a_scale)
                 torch.cat((x1, x2 * log_s.exp() + coupling.shift_gain * a_shift), dim=1)
         kept[written_out] = sum(numbers.values())
@@ -165,8 +172,8 @@ def test_a_training_step_keeps_fewer_numbers_than_autograd() -> None:
 
 def test_gradients_written_out_are_not_differentiated_again() -> None:
     x = torch.randn(2, 3, 4, 4, requires_grad=True)
-    norm, _, conv = layers(3, 2, 1, 1, bias=False).float()
-    (g,) = torch.autograd.grad(norm_relu_conv(x, norm, conv).sum(), x, create_graph=True)
+    module = Layers(3, 2, 1, 1, bias=False).float()
+    (g,) = torch.autograd.grad(module.written_out(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         g.sum().backward()
 
