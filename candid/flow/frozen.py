@@ -23,6 +23,7 @@ from candid.flow.coupling import (
     Permutation,
     mix,
 )
+from candid.flow.fused import is_plain
 from candid.flow.invertible import Chain, Invertible
 from candid.flow.precision import is_autocast
 
@@ -81,9 +82,7 @@ def _can_fold(subnet: nn.Module) -> bool:
     kinds = {nn.BatchNorm2d: "N", nn.ReLU: "R", nn.Conv2d: "C"}
     layers = "".join(kinds.get(type(layer), "?") for layer in subnet.children())
     return re.fullmatch(r"(NR)?(CN?R?)*C", layers) is not None and all(
-        conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-        for conv in subnet.children()
-        if isinstance(conv, nn.Conv2d)
+        is_plain(conv) for conv in subnet.children() if isinstance(conv, nn.Conv2d)
     )
 
 

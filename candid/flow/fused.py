@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from candid.errors import CandidError
 from candid.flow.precision import is_autocast
 
 aten = torch.ops.aten
@@ -36,9 +37,14 @@ def is_trained(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def can_fuse(x: Tensor, norm: nn.Module) -> bool:
-    """Whether a batch norm of exactly this kind is being trained in full precision."""
-    return type(norm) is nn.BatchNorm2d and is_trained(norm) and not is_autocast(x)
+def is_plain(conv: nn.Conv2d) -> bool:
+    """Whether it has no groups, no dilation and nothing but zeros around the image."""
+    return conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+
+
+def can_fuse(x: Tensor, norm: nn.Module, conv: nn.Conv2d) -> bool:
+    """Whether plain batch norm and convolution are being trained in full precision."""
+    return type(norm) is nn.BatchNorm2d and is_trained(norm) and not is_autocast(x) and is_plain(conv)
 
 
 class _NormReluConv(torch.autograd.Function):
@@ -53,6 +59,10 @@ class _NormReluConv(torch.autograd.Function):
         norm: nn.BatchNorm2d,
         conv: nn.Conv2d,
     ) -> Tensor:
+        if x.numel() == x.shape[1]:
+            raise CandidError(
+                "Batch norm can't be trained on one number a channel: use a larger batch or larger images."
+            )
         h, mean, inverse_std = torch.native_batch_norm(
             x, gamma, beta, *_running_statistics(norm), True, _momentum(norm), norm.eps
         )
@@ -145,7 +155,7 @@ def convolution_gradients(
 
 def _product_is_faster(g: Tensor, x: Tensor, conv: nn.Conv2d) -> bool:
     """Where oneDNN is slower on a CPU with AVX2, by up to a factor of two, as measured."""
-    if x.device.type != "cpu" or conv.groups > 1:
+    if x.device.type != "cpu":
         return False
     if conv.kernel_size == conv.stride == (1, 1):
         return min(conv.in_channels, conv.out_channels) >= 48 and g[:, 0].numel() <= 2**13

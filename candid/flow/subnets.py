@@ -78,7 +78,7 @@ class Subnet(nn.Sequential):
 def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     while layers:
         match layers:
-            case nn.BatchNorm2d() as norm, nn.ReLU(), nn.Conv2d() as conv, *layers if can_fuse(x, norm):
+            case nn.BatchNorm2d() as norm, nn.ReLU(), nn.Conv2d() as conv, *layers if can_fuse(x, norm, conv):
                 x = norm_relu_conv(x, norm, conv)
             case layer, *layers:
                 x = layer(x)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from candid.errors import CandidError
 from candid.flow import fused
 from candid.flow.coupling import AffineCoupling
 from candid.flow.fused import affine, norm_relu_conv, weight_gradient
@@ -176,6 +178,18 @@ def test_gradients_written_out_are_not_differentiated_again() -> None:
     (g,) = torch.autograd.grad(module.written_out(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         g.sum().backward()
+
+
+def test_one_number_a_channel_is_refused() -> None:
+    with pytest.raises(CandidError, match="one number a channel: use a larger batch or larger images"):
+        bottleneck(3, 4, width=2)(torch.randn(1, 3, 1, 1))
+
+
+@pytest.mark.parametrize("settings", [{"groups": 2}, {"dilation": 2}, {"padding_mode": "reflect"}])
+def test_other_convolutions_are_left_to_autograd(settings: dict[str, Any]) -> None:
+    layers = nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, **settings)
+    x = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(Subnet(*layers)(x), nn.Sequential(*layers)(x))
 
 
 def test_in_evaluation_a_coupling_can_be_differentiated_twice() -> None:
