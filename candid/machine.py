@@ -11,7 +11,7 @@ def keep_freed_memory() -> bool:
     """Tells the C library to keep freed memory for later instead of giving it back; whether it could be told.
 
     Without it, Linux takes back every large tensor as it is freed and hands out new, zeroed pages for
-    the next one, which can take a fifth of a training step on a CPU. The price is fragmentation: the
+    the next one, which can take half of a training step on a CPU. The price is fragmentation: the
     process holds more at its peak. It holds for the whole process, and does nothing without glibc.
     """
     if sys.platform != "linux":

@@ -8,7 +8,6 @@ ReLU while the result is in the cache.
 import copy
 import re
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -42,17 +41,16 @@ def freeze(flow: Chain) -> FrozenFlow:
     Gradients still reach its input.
     """
     layers: dict[str, Invertible] = {}
-    leaves = [*flow.leaves(), ("", None)]
-    merged = False
-    for (name, layer), (_, following) in pairwise(leaves):
-        if merged:
-            merged = False
-        elif isinstance(layer, ActNorm) and isinstance(following, OrthogonalMixing | Permutation):
-            layers[name.replace(".", "_")] = _MERGED[type(following)](layer, following)
-            merged = True
-        else:
-            assert layer is not None
-            layers[name.replace(".", "_")] = _frozen_coupling(layer)
+    leaves = list(flow.leaves())
+    while leaves:
+        match leaves:
+            case (name, ActNorm() as norm), (_, OrthogonalMixing() as mixing), *leaves:
+                layer: Invertible = ScaledMixing(norm, mixing)
+            case (name, ActNorm() as norm), (_, Permutation() as permutation), *leaves:
+                layer = ScaledPermutation(norm, permutation)
+            case (name, other), *leaves:
+                layer = _frozen_coupling(other)
+        layers[name.replace(".", "_")] = layer
     frozen = FrozenFlow(layers).eval().requires_grad_(False)
     for name, weight in frozen.named_buffers():
         if not torch.isfinite(weight).all():
@@ -255,9 +253,3 @@ class ScaledPermutation(_Merged):
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return (z.index_select(1, self.inverse_index) - self.offset) / self.scale, -self._log_det(z)
-
-
-_MERGED: dict[type, Callable[..., Invertible]] = {
-    OrthogonalMixing: ScaledMixing,
-    Permutation: ScaledPermutation,
-}
