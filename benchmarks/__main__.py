@@ -15,6 +15,7 @@ SCRIPTS = (
     "gradients",
     "loading",
     "cifar",
+    "evaluation",
 )
 
 

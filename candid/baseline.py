@@ -83,6 +83,8 @@ class ResNet(nn.Module):
         self.image_shape = (config.channels, config.height, config.width)
         self.metadata: dict[str, Any] = {}
         """What else is saved with the model, as JSON."""
+        self.calibration: dict[str, Tensor] = {}
+        """What held-out images looked like to the model: p-values come from it."""
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A model on disk: a folder with ``model.json`` and the safetensors file that it names.
+"""A model on disk: a folder with ``model.json`` and the safetensors files that it names.
 
 ``model.json`` is replaced last and atomically, so at any moment the folder holds one whole model.
 Loading reads numbers and text; it runs no code from the files.
@@ -28,7 +28,9 @@ from candid.presets import ClassifierConfig
 from candid.version import __version__
 
 FORMAT, FORMAT_VERSION = "candid-model", 1
-RECORD, WEIGHTS, TEMPORARY = "model.json", "weights-", ".writing-"
+RECORD, TEMPORARY = "model.json", ".writing-"
+TENSORS = ("weights", "calibration")
+"""What a model consists of: each in a file ``weights-<hash>.safetensors`` that the record names."""
 CONFIGS: dict[str, Any] = {"generative": ClassifierConfig, "resnet": ResNetConfig}
 
 
@@ -61,18 +63,33 @@ def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> 
         json.dumps(model.metadata, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
+    _write(folder, record, {"weights": model.state_dict(), "calibration": model.calibration})
+    return folder
+
+
+def save_calibration(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> None:
+    """Put the calibration of ``model`` into the folder it was loaded from; the weights stay as they are."""
+    folder = _model_folder(Path(path))
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    _write(folder, record, {"calibration": model.calibration})
+
+
+def _write(folder: Path, record: dict[str, Any], parts: dict[str, dict[str, Tensor]]) -> None:
+    """New ``parts``, then the record that names them, then away with files that it doesn't name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = _write_weights(folder, {k: v.cpu().contiguous() for k, v in model.state_dict().items()})
-        record["weights"] = {"file": weights.name, "bytes": weights.stat().st_size}
+        for part, tensors in parts.items():
+            record.pop(part, None)
+            if tensors:
+                file = _write_tensors(folder, part, tensors)
+                record[part] = {"file": file.name, "bytes": file.stat().st_size}
         with replacing(folder / RECORD) as temporary:
             temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        _remove_leftovers(folder, weights)
+        _remove_leftovers(folder, record)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
         ) from error
-    return folder
 
 
 def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier:
@@ -93,8 +110,10 @@ def load_any(path: str | os.PathLike[str], memory: Memory = "plain") -> Generati
             model = ResNet(record["config"], record["class_names"])
         else:
             model = GenerativeClassifier(record["config"], record["class_names"], memory)
-    load_weights(model, _read_weights(folder, record["weights"]), source=str(folder))
+    load_weights(model, _read_tensors(folder, "weights", record["weights"]), source=str(folder))
     model.metadata = record["metadata"]
+    if isinstance(record.get("calibration"), dict):
+        model.calibration = _read_tensors(folder, "calibration", record["calibration"])
     return model.float().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -165,38 +184,45 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _read_weights(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, part: str, entry: dict[str, Any]) -> dict[str, Tensor]:
     name = str(entry.get("file"))
     path = folder / name
     if Path(name).name != name or not path.is_file():
-        raise CheckpointError(f"The weights '{name}' are missing from '{folder}': copy the whole folder.")
+        raise CheckpointError(
+            f"The file '{name}' with the {part} is missing from '{folder}': copy the whole folder."
+        )
     if path.stat().st_size != entry.get("bytes"):
         raise CheckpointError(
             f"'{path}' has {path.stat().st_size} bytes instead of {entry.get('bytes')}: copy it again."
         )
     try:
-        if path.name != _name(path):
+        if path.name != _name(path, part):
             raise CheckpointError(f"The content of '{path}' was changed since it was saved: copy it again.")
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
 
 
-def _write_weights(folder: Path, state: dict[str, Tensor]) -> Path:
+def _write_tensors(folder: Path, part: str, state: dict[str, Tensor]) -> Path:
     """Under a name made from its content, so that it never overwrites what an older record names."""
     with _temporary(folder) as temporary:
-        temporary.touch()
-        usual_mode = temporary.stat().st_mode
-        save_file(state, temporary)
-        temporary.chmod(usual_mode)  # safetensors makes it readable for its owner alone
+        write_tensors(state, temporary)
         _to_disk(temporary)
-        return temporary.replace(folder / _name(temporary))
+        return temporary.replace(folder / _name(temporary, part))
 
 
-def _name(weights: Path) -> str:
-    with weights.open("rb") as file:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As a safetensors file with the usual permissions: safetensors would let only its owner read it."""
+    path.touch()
+    usual_mode = path.stat().st_mode
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(usual_mode)
+
+
+def _name(path: Path, part: str) -> str:
+    with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"{WEIGHTS}{digest[:16]}.safetensors"
+    return f"{part}-{digest[:16]}.safetensors"
 
 
 @contextmanager
@@ -224,10 +250,11 @@ def _temporary(folder: Path) -> Iterator[Path]:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path, weights: Path) -> None:
+def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
     """What earlier models and killed processes left."""
-    for old in folder.glob(f"{WEIGHTS}*"):
-        if old != weights:
+    named = {record[part]["file"] for part in TENSORS if part in record}
+    for old in (file for part in TENSORS for file in folder.glob(f"{part}-*")):
+        if old.name not in named:
             old.unlink(missing_ok=True)
     remove_unfinished(folder)
 

@@ -1,6 +1,7 @@
 """The generative classifier: pixels in, likelihoods out, samples back."""
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,9 @@ class GenerativeClassifier(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.memory = memory
         self.metadata: dict[str, Any] = {}
-        """What else is saved with the model, as JSON: how it was trained, scores for p-values."""
+        """What else is saved with the model, as JSON: how it was trained."""
+        self.calibration: dict[str, Tensor] = {}
+        """What held-out images looked like to the model: p-values come from it."""
 
     @classmethod
     def from_preset(
@@ -141,6 +144,28 @@ class GenerativeClassifier(nn.Module):
         """One pass; ``generator`` draws the dequantisation noise in training mode."""
         v = self._normalise(x, generator)
         z, log_det = self.flow(v)
+        return self._outputs(x, v, z, log_det)
+
+    def forward_by_stage(self, x: Tensor) -> tuple[Outputs, Tensor]:
+        """Forward, and the terms that add up to :meth:`log_density`, (B, 2 + stages), in float64.
+
+        First log p(z), then the log-determinants of what lies before the first stage (with that of the
+        pixels' scaling) and of each stage.
+        """
+        v = self._normalise(x, None)
+        z, log_dets = self.flow.forward_by_layer(v)
+        terms = z.new_zeros(len(z), 2 + len(self.config.flow.blocks), dtype=torch.float64)
+        stage = 1
+        for name, log_det in log_dets.items():
+            if match := re.match(r"stage(\d+)", name):
+                stage = 1 + int(match[1])
+            terms[:, stage] += log_det
+        outputs = self._outputs(x, v, z, terms[:, 1:].sum(1).to(z.dtype))
+        terms[:, 0] = outputs.logits.double().logsumexp(1) + log_standard_normal(z.double())
+        terms[:, 1] += self._log_dv_du()
+        return outputs, terms
+
+    def _outputs(self, x: Tensor, v: Tensor, z: Tensor, log_det: Tensor) -> Outputs:
         logits = self.mixture.logits(z)
         if not torch.compiler.is_compiling() and not _all_finite(
             logits, log_det, log_standard_normal(z.detach())
@@ -255,8 +280,11 @@ class GenerativeClassifier(nn.Module):
 
     def _log_base(self, outputs: Outputs) -> Tensor:
         """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
-        log_dv_du = -(255 * self.image_std.double()).log().expand(self.image_shape).sum()  # u = 255 x + r
-        return log_standard_normal(outputs.z.double()) + outputs.log_det.double() + log_dv_du
+        return log_standard_normal(outputs.z.double()) + outputs.log_det.double() + self._log_dv_du()
+
+    def _log_dv_du(self) -> Tensor:
+        """Log-determinant of the normalised image v in the pixels' u = 255 x + r."""
+        return -(255 * self.image_std.double()).log().expand(self.image_shape).sum()
 
     def _nonfinite_error(self, x: Tensor, v: Tensor) -> CandidError:
         bad = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
+from candid import cli_evaluation
+from candid.cli_evaluation import JsonFlag
 from candid.errors import CandidError, did_you_mean
 
 app = typer.Typer(
@@ -22,7 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Generative image classifiers that can be trusted.",
 )
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def main() -> None:
@@ -302,6 +303,10 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
     Console().print(table)
 
 
+for command in (cli_evaluation.evaluate, cli_evaluation.calibrate, cli_evaluation.compare):
+    app.command()(command)
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder for the run and the figures.")] = Path("demo"),
@@ -310,6 +315,7 @@ def demo(
     """Train a classifier of digits, and show what it says of digits and of images that are none."""
     from candid import plots
     from candid.demo import digits_demo, round_trip
+    from candid.evaluation import all_bins, top_bins
     from candid.training import Progress
 
     progress = Progress(Console())
@@ -323,11 +329,10 @@ def demo(
     if shown is None:
         return
     _print_demo(shown)
+    bins = all_bins(shown.posterior, shown.labels), top_bins(shown.posterior, shown.labels)
     figures = [
         plots.save(plots.opinions(shown), out / "digits.png"),
-        plots.save(
-            plots.reliability(shown.posterior, shown.labels, shown.calibration_error), out / "calibration.png"
-        ),
+        plots.save(plots.calibration(*bins, "test digits"), out / "calibration.png"),
     ]
     with progress.console.status("sending a photo through the imagenet network (untrained) and back"):
         trip = round_trip()

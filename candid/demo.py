@@ -13,15 +13,18 @@ from torch import Tensor
 
 from candid.checkpoint import load
 from candid.classifier import GenerativeClassifier
-from candid.data import ArraySplit, evaluation_batches
+from candid.data import ArraySplit, named_batches
+from candid.data.parts import unknown
 from candid.evaluation import (
     accuracy,
     bits_per_dimension,
     expected_calibration_error,
     predict_batches,
-    typicality_p_values,
+    top_bins,
 )
-from candid.evaluation.predictions import to_float
+from candid.evaluation.heldout import needed
+from candid.evaluation.study import Judge
+from candid.evaluation.suite import statistics_of
 from candid.randomness import generator
 from candid.training import Progress, load_config, train
 from candid.training.loop import AfterEpoch
@@ -107,27 +110,22 @@ def digits_demo(
     if not train(config, out, progress=progress, after_epoch=after_epoch).finished:
         return None
     model = load(out / "model" / "best")
+    judge = Judge.of(needed(model, out))
     data, view = open_data(config, lambda images, *_: images)
     assert isinstance(data.test, ArraySplit)
-    val = predict_batches(model, evaluation_batches(data.val, view, batch=500))
-    test = predict_batches(model, evaluation_batches(data.test, view, batch=500))
-    calibration, densities = val.log_density, test.log_density
-    assert calibration is not None
-    assert densities is not None
 
-    @torch.inference_mode()
     def ask(images: Tensor) -> Opinion:
-        outputs = model(to_float(images, "cpu"))
-        p = typicality_p_values(model.log_density_of(outputs), calibration)
-        return Opinion(images, outputs.logits.softmax(1), p)
+        found = predict_batches(model, named_batches(ArraySplit(images, unknown(len(images))), view, 500))
+        return Opinion(images, found.posterior, judge.p_values(statistics_of(found))[0])
 
     digits = data.test.images
-    posterior = test.logits.softmax(1)
+    test = predict_batches(model, named_batches(data.test, view, 500))
+    assert test.log_density is not None
     return DigitsDemo(
         accuracy(test.logits, test.labels),
-        bits_per_dimension(densities, model.dimensions),
-        expected_calibration_error(posterior, test.labels),
-        posterior,
+        bits_per_dimension(test.log_density, model.dimensions),
+        expected_calibration_error(top_bins(test.posterior, test.labels)),
+        test.posterior,
         test.labels,
         {name: ask(images) for name, images in {"test digits": digits, **not_digits(digits)}.items()},
     )

@@ -17,7 +17,9 @@ from candid import GenerativeClassifier
 from candid.presets import preset
 
 
-@pytest.mark.parametrize("script", ["forward", "training", "inverse", "mixture", "memory", "cifar"])
+@pytest.mark.parametrize(
+    "script", ["forward", "training", "inverse", "mixture", "memory", "cifar", "evaluation"]
+)
 def test_quick_run(script: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{script}", "--quick", "--threads", "1"],

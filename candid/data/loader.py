@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from candid.data import shards
-from candid.data.datasets import ArraySplit, Batch, IndexedSplit, ShardSplit, Split, View
+from candid.data.splits import ArraySplit, Batch, IndexedSplit, NamedBatch, ShardSplit, Split, View
 from candid.data.transforms import NUMBERS
 from candid.errors import CandidError
 from candid.randomness import generator
@@ -130,12 +130,21 @@ def training_batches(
 def evaluation_batches(
     split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
 ) -> Iterator[Batch]:
-    """The images of ``split`` in their order, every ``world``-th from ``rank`` on, without augmentation.
+    """The images of ``split`` in their order, without augmentation; each of ``world`` processes gets a share.
 
-    Of tar shards, each of ``world`` processes gets other images, in an order of their own.
+    That is every ``world``-th batch from ``rank`` on, so that batches are the same for any ``world``.
+    Of tar shards, each process gets other images, in an order of their own.
     """
+    return ((x, y) for x, y, _ in named_batches(split, view, batch, rank, world, workers))
+
+
+def named_batches(
+    split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+) -> Iterator[NamedBatch]:
+    """:func:`evaluation_batches`, each with what its images are called."""
     if isinstance(split, ShardSplit):
         return shards.shard_evaluation_batches(split, view, batch, rank, world, workers)
-    own = torch.arange(len(split))[rank::world]
-    requests: Iterator[Request] = ((None, part) for part in own.split(batch) if len(part))
-    return _load(split, view, 0, requests, workers)
+    own = [part for part in torch.arange(len(split)).split(batch)[rank::world] if len(part)]
+    requests: Iterator[Request] = ((None, part) for part in own)
+    loaded = _load(split, view, 0, requests, workers)
+    return ((x, y, split.named(part)) for part, (x, y) in zip(own, loaded, strict=True))

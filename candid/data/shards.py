@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from candid.data.datasets import Batch, Dataset, ShardSplit, View, decode_batch
+from candid.data.datasets import Dataset
 from candid.data.images import EXTENSIONS
+from candid.data.splits import Batch, NamedBatch, ShardSplit, View, decode_batch
 from candid.data.transforms import NUMBERS
 from candid.errors import CandidError
 from candid.randomness import generator
@@ -25,6 +26,7 @@ from candid.randomness import generator
 if TYPE_CHECKING:
     from candid.data.loader import Plan
 
+B = TypeVar("B", Batch, NamedBatch)
 BUFFER = 1000
 """Samples, not yet decoded, among which a reader draws the next one."""
 
@@ -71,6 +73,23 @@ def open_shards(
     return Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
 
 
+def open_part(spec: str, part: str | None, classes: int | None) -> tuple[ShardSplit, str]:
+    """The shards of one part of a folder, by default of its test images, else of those to validate on.
+
+    Anything but a folder is expanded by webdataset and taken as a whole. Labels must be below ``classes``
+    if that is given.
+    """
+    folder = _folder(spec)
+    found = {"all": _expanded(spec)} if folder is None else _folder_parts(folder)
+    part = part or next(name for name in ("all", "test", "val", "train") if name in found)
+    if part not in found:
+        raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(found)}.")
+    labels = [label for url in found[part] for label in _labels(url)]
+    number = classes or max(labels, default=0) + 1
+    _check_labels(part, labels, number)
+    return ShardSplit(found[part], len(labels), number), part
+
+
 def shard_training_batches(
     split: ShardSplit, view: View, plan: "Plan", start: int, stop: int, parts: range, workers: int = 0
 ) -> Iterator[Batch]:
@@ -106,8 +125,8 @@ def shard_training_batches(
 
 def shard_evaluation_batches(
     split: ShardSplit, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
-) -> Iterator[Batch]:
-    """Every image of ``split`` once over all ``world`` processes, without augmentation."""
+) -> Iterator[NamedBatch]:
+    """Every image of ``split`` once over all ``world`` processes, without augmentation; with their names."""
     readers = min(max(1, workers), max(1, len(split.urls) // world))
     streams = [
         partial(_evaluation_stream, split, view, batch, rank * readers + i, world * readers)
@@ -123,20 +142,20 @@ class _Sample(NamedTuple):
     label: int
 
 
-class _Stream(IterableDataset[Batch | CandidError]):
+class _Stream(IterableDataset[Any]):
     """One reader's batches; runs in a process of its own if there are workers."""
 
-    def __init__(self, batches: Callable[[], Iterator[Batch]]) -> None:
+    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
         self.batches = batches
 
-    def __iter__(self) -> Iterator[Batch | CandidError]:
+    def __iter__(self) -> Iterator[Any]:
         try:
             yield from self.batches()
         except CandidError as error:  # as an item, or the worker's traceback would end up in its message
             yield error
 
 
-def _in_turn(streams: Sequence[Callable[[], Iterator[Batch]]], workers: int) -> Iterator[Batch]:
+def _in_turn(streams: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iterator[B]:
     """A batch of each stream in turn, until all have ended.
 
     Each has a loader to itself: one loader with many workers would order the last batches by their speed.
@@ -206,13 +225,15 @@ def _shuffled(samples: Iterable[_Sample], random: torch.Generator) -> Iterator[_
 
 def _evaluation_stream(
     split: ShardSplit, view: View, batch: int, reader: int, readers: int
-) -> Iterator[Batch]:
+) -> Iterator[NamedBatch]:
     if len(split.urls) >= readers:
         samples = _samples(split.urls[reader::readers], split.classes)
     else:
         samples = islice(_samples(split.urls, split.classes), reader, None, readers)
     while chunk := list(islice(samples, batch)):
-        yield _decoded(chunk, view, None)
+        images, labels = _decoded(chunk, view, None)
+        labels = torch.tensor(split.numbers)[labels] if split.numbers else labels
+        yield images, labels, tuple(f"{sample.shard}/{sample.key}" for sample in chunk)
 
 
 def _decoded(samples: list[_Sample], view: View, numbers: Tensor | None) -> Batch:
@@ -309,24 +330,27 @@ def _folder(spec: str) -> Path | None:
 def _parts(spec: str, val_spec: str | None) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """The shards of each split, and the class names if there is a list of them."""
     folder = _folder(spec)
-    if folder is None:
-        parts = {"train": _expanded(spec)}
-    else:
-        found = {name: sorted(map(str, folder.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
-        parts = {name: tuple(urls) for name, urls in found.items() if urls}
+    parts = {"train": _expanded(spec)} if folder is None else _folder_parts(folder)
     if val_spec is not None:
         parts["val"] = _expanded(val_spec)
     elif "val" not in parts and "test" in parts:
         parts["val"] = parts.pop("test")
     if "val" not in parts:
         raise CandidError(f"'{spec}' has no images to validate on: name their shards with --val-data.")
-    return parts, () if folder is None else _class_names(folder / "classes.txt")
+    return parts, class_names_of(spec)
 
 
-def _class_names(path: Path) -> tuple[str, ...]:
-    if not path.is_file():
+def _folder_parts(folder: Path) -> dict[str, tuple[str, ...]]:
+    found = {name: sorted(map(str, folder.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
+    return {name: tuple(urls) for name, urls in found.items() if urls}
+
+
+def class_names_of(spec: str) -> tuple[str, ...]:
+    """The names in the ``classes.txt`` of a folder; empty if there is none."""
+    folder = _folder(spec)
+    if folder is None or not (folder / "classes.txt").is_file():
         return ()
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = (folder / "classes.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     return tuple(line.strip() for line in lines if line.strip())
 
 

@@ -78,6 +78,16 @@ def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
     )
 
 
+def reflected_frame(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images in the middle of larger ones of ``size``; what surrounds them is their reflection."""
+    lengths = images.shape[2:]
+    rows, columns = (
+        _reflected(torch.arange(wanted) - (wanted - had) // 2, had)
+        for had, wanted in zip(lengths, size, strict=True)
+    )
+    return images[:, :, rows[:, None], columns]
+
+
 def wobbled(
     images: Tensor, numbers: Tensor, angle: float = 0.2, zoom: float = 0.15, shift: float = 0.125
 ) -> Tensor:

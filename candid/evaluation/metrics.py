@@ -1,4 +1,4 @@
-"""Accuracy, likelihood, calibration: pure functions of a model's predictions."""
+"""Accuracy and likelihood: pure functions of a model's predictions."""
 
 import math
 
@@ -6,10 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from candid.errors import CandidError
+
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of images whose most probable class is the right one."""
     return (logits.argmax(1) == labels).double().mean().item()
+
+
+def top_k_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
+    """Share of images whose label is among the k highest scores; of equal scores, the first class wins.
+
+    >>> scores = torch.tensor([[0.1, 0.3, 0.6], [0.5, 0.3, 0.2]])
+    >>> top_k_accuracy(scores, torch.tensor([1, 2]), k=2)
+    0.5
+    """
+    classes = scores.shape[-1]
+    if not 1 <= k <= classes:
+        raise CandidError(
+            f"Top-{k} accuracy is not defined for {classes} classes: choose k from 1 to {classes}."
+        )
+    return (label_ranks(scores, labels) < k).double().mean().item()
+
+
+def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many classes come before the label of each image, (N,); of equal scores, the first class does."""
+    check_labels(scores, labels)
+    if scores.isnan().any():
+        raise CandidError("Some scores are NaN: they have no highest ones.")
+    own = scores.gather(1, labels[:, None])
+    equal_before = (scores == own) & (torch.arange(scores.shape[1], device=scores.device) < labels[:, None])
+    return ((scores > own) | equal_before).sum(1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> float:
@@ -22,17 +49,18 @@ def bits_per_dimension(log_density: Tensor, dimensions: int) -> float:
     return -log_density.mean().item() / (dimensions * math.log(2))
 
 
-def expected_calibration_error(posterior: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Mean distance between confidence and accuracy, over equal-width bins of the confidence.
-
-    Bin k of n holds the confidences in (k/n, (k+1)/n]: a confidence of exactly 1 is in the last bin.
-
-    >>> expected_calibration_error(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
-    0.5
-    """
-    confidence, predicted = posterior.double().max(dim=1)
-    right = (predicted == labels).double()
-    inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    bin_of = torch.bucketize(confidence, inner_edges)
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_of, confidence - right)
-    return (gaps.abs().sum() / len(labels)).item()
+def check_labels(scores: Tensor, labels: Tensor) -> None:
+    """Refuse what is not one row of scores (N, M) and one class number (N,) for each of some images."""
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        shapes = f"{tuple(scores.shape)} and {tuple(labels.shape)}"
+        raise CandidError(f"Predictions must be (images, classes) and labels (images,), not {shapes}.")
+    if not scores.numel():
+        raise CandidError("There are no predictions to evaluate: give at least one image and one class.")
+    if labels.dtype != torch.int64:
+        raise CandidError(f"Labels must be class numbers of type int64, not {labels.dtype}.")
+    low, high = (int(label) for label in labels.aminmax())
+    if low < 0 or high >= scores.shape[1]:
+        wrong = low if low < 0 else high
+        raise CandidError(
+            f"Label {wrong} is none of the {scores.shape[1]} classes, 0 to {scores.shape[1] - 1}."
+        )

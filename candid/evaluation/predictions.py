@@ -1,48 +1,170 @@
-"""One pass of a model over a split; every figure is a function of it."""
+"""One pass of a model over images; every figure is a function of it."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from candid.baseline import ResNet
+from candid.checkpoint import replacing, write_tensors
 from candid.classifier import GenerativeClassifier
+from candid.data.splits import NamedBatch
+from candid.evaluation.complexity import code_lengths
+from candid.evaluation.features import FeatureGaussian
+
+Model = GenerativeClassifier | ResNet
+COLUMNS = ("labels", "logits", "complexity", "terms", "distance")
+"""What there is of each image, as tensors."""
+ANY_NAME = "surrogateescape"
+"""Files may have names that are no UTF-8."""
 
 
-class Predictions(NamedTuple):
-    """What a model says of N images; on the CPU."""
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of N images, on the CPU."""
 
+    paths: tuple[str, ...]
+    """Where the images come from: a file, a sample of a shard, or a number in a data set."""
     labels: Tensor
-    """(N,)."""
+    """(N,); -1 where unknown."""
     logits: Tensor
     """(N, M)."""
-    log_density: Tensor | None
-    """log p(x) of the 8-bit image in nats, (N,) in float64; None for a baseline."""
+    log_priors: Tensor
+    """Of the classes, (M,); uniform for a baseline."""
+    complexity: Tensor
+    """Bits of the image in a lossless code, (N,) in float64."""
+    terms: Tensor | None
+    """log p(z), then the log-determinants before and in each stage: (N, 2 + stages) in float64, in nats.
+    They add up to the log density. None for a baseline."""
+    distance: Tensor | None
+    """Mahalanobis distance of the features to the nearest class, (N,); None before calibration."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def log_posterior(self) -> Tensor:
+        """Log p(y | x), (N, M) in float64."""
+        return self.logits.double().log_softmax(1)
+
+    @property
+    def posterior(self) -> Tensor:
+        """p(y | x), (N, M) in float64."""
+        return self.logits.double().softmax(1)
+
+    @property
+    def log_density(self) -> Tensor | None:
+        """Log p(x) of the 8-bit image in nats, (N,) in float64; None for a baseline."""
+        return None if self.terms is None else self.terms.sum(1)
+
+    @property
+    def log_likelihoods(self) -> Tensor | None:
+        """Log p(x | y) of the 8-bit image in nats, (N, M) in float64; None for a baseline.
+
+        By Bayes: log p(y | x) + log p(x) - log p(y).
+        """
+        if self.log_density is None:
+            return None
+        return self.log_posterior + self.log_density[:, None] - self.log_priors.double()
+
+    def save(self, path: Path) -> None:
+        """As one safetensors file."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        text = "".join(f"{path}\0" for path in self.paths)
+        tensors["paths"] = torch.tensor(bytearray(text.encode(errors=ANY_NAME)), dtype=torch.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            write_tensors(tensors, temporary)
+
+    @classmethod
+    def load(cls, path: Path) -> "Predictions | None":
+        """What :meth:`save` wrote; None if the file is cut or foreign."""
+        try:
+            tensors: dict[str, Any] = load_file(path)
+            text = bytes(tensors.pop("paths").numpy()).decode(errors=ANY_NAME)
+            found = cls(tuple(text.split("\0")[:-1]), **{"terms": None, "distance": None, **tensors})
+            columns = [getattr(found, name) for name in COLUMNS]
+            whole = all(len(column) == len(found.paths) for column in columns if column is not None)
+        except (OSError, SafetensorError, KeyError, TypeError):
+            return None
+        return found if whole else None
+
+    @classmethod
+    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """All images of ``parts``."""
+        columns = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
+        joined: dict[str, Any] = {
+            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
+        }
+        return replace(parts[0], paths=tuple(path for part in parts for path in part.paths), **joined)
+
+    def __getitem__(self, indices: Tensor) -> "Predictions":
+        """Those of the images ``indices``."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        chosen: dict[str, Any] = {
+            name: None if column is None else column[indices] for name, column in columns.items()
+        }
+        return replace(self, paths=tuple(self.paths[i] for i in indices.tolist()), **chosen)
+
+
+def predict_batches(
+    model: Model, batches: Iterable[NamedBatch], gaussian: FeatureGaussian | None = None
+) -> Predictions:
+    """``model``, in evaluation mode, on batches of 8-bit images (B, C, H, W), labels (B,) and names."""
+    if isinstance(model, GenerativeClassifier):
+        model = model.frozen()
+    parts = [predict(model, *batch, gaussian) for batch in batches]
+    return Predictions.joined(parts) if parts else _nothing(model, gaussian)
 
 
 @torch.inference_mode()
-def predict_batches(
-    model: GenerativeClassifier | ResNet, batches: Iterable[tuple[Tensor, Tensor]]
+def predict(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    paths: tuple[str, ...],
+    gaussian: FeatureGaussian | None = None,
 ) -> Predictions:
-    """``model``, in evaluation mode, on batches of 8-bit images (B, C, H, W) and labels (B,)."""
-    labels, logits, densities = [], [], []
-    device = model.image_mean.device
-    if isinstance(model, GenerativeClassifier):
-        model = model.frozen()
-    for images, y in batches:
-        x = to_float(images, device)
-        if isinstance(model, GenerativeClassifier):
-            outputs = model(x)
-            logits.append(outputs.logits.cpu())
-            densities.append(model.log_density_of(outputs).cpu())
-        else:
-            logits.append(model.logits(x).cpu())
-        labels.append(y)
-    if not labels:
-        density = torch.empty(0).double() if isinstance(model, GenerativeClassifier) else None
-        return Predictions(torch.empty(0, dtype=torch.long), torch.empty(0, model.config.classes), density)
-    return Predictions(torch.cat(labels), torch.cat(logits), torch.cat(densities) if densities else None)
+    """``model`` on one batch."""
+    x = to_float(images, model.image_mean.device)
+    logits, features, terms = outputs_of(model, x)
+    return Predictions(
+        paths,
+        labels,
+        logits.cpu(),
+        log_priors_of(model),
+        code_lengths(images).cpu(),
+        None if terms is None else terms.cpu(),
+        None if gaussian is None else gaussian.distance(features).cpu(),
+    )
+
+
+def outputs_of(model: Model, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Logits, mean-pooled features (B, F), and the terms of the log density if there is one."""
+    if isinstance(model, ResNet):
+        features = model.features(x)
+        return model.fc(features), features, None
+    outputs, terms = model.forward_by_stage(x)
+    return outputs.logits, outputs.z[:, : model.mixture.constant], terms
+
+
+def log_priors_of(model: Model) -> Tensor:
+    """Of the classes, (M,); uniform for a baseline."""
+    if isinstance(model, ResNet):
+        return torch.full((model.config.classes,), 1 / model.config.classes).log()
+    return model.mixture.log_priors.cpu()
+
+
+def _nothing(model: Model, gaussian: FeatureGaussian | None) -> Predictions:
+    """Of no images, with the same columns."""
+    channels, height, width = model.image_shape
+    none = torch.zeros(1, channels, height, width, dtype=torch.uint8)
+    return predict(model, none, torch.zeros(1, dtype=torch.long), ("",), gaussian)[torch.arange(0)]
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:

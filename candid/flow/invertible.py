@@ -89,6 +89,13 @@ class Chain(Invertible):
             log_det = log_det + term
         return x, log_det
 
+    def forward_by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward, with the log-determinant of each layer of this chain under its name."""
+        terms = {}
+        for name, layer in self._layers():
+            x, terms[name] = layer(x)
+        return x, terms
+
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         log_det = z.new_zeros(z.shape[0])
         for _, layer in reversed(self._layers()):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from candid.config import MaybeInfinite, check_fields, check_range, from_dict, to_dict
-from candid.data.datasets import Crop
 from candid.data.shards import is_shards
+from candid.data.splits import Crop
 from candid.errors import CandidError, did_you_mean
 from candid.flow.invertible import Memory
 from candid.presets import PRESETS, ClassifierConfig, preset

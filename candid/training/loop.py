@@ -18,20 +18,28 @@ from candid import checkpoint
 from candid.baseline import ResNet
 from candid.classifier import GenerativeClassifier
 from candid.config import to_dict
-from candid.data import Dataset, Plan, View, evaluation_batches, training_batches
-from candid.data.datasets import Batch, Split
+from candid.data import Dataset, Plan, View, named_batches, training_batches
+from candid.data.splits import Batch, Split
+from candid.engine import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid.errors import CandidError, NonFiniteError
+from candid.evaluation.heldout import calibrate
 from candid.evaluation.metrics import bits_per_dimension
+from candid.evaluation.passes import Passes
 from candid.evaluation.predictions import predict_batches, to_float
 from candid.loss import Losses, information_bottleneck_loss
 from candid.randomness import generator
 from candid.training.board import Board
 from candid.training.config import TrainConfig
-from candid.training.engine import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid.training.folder import Row, RunFolder, State
-from candid.training.optimiser import build_optimiser, is_over, learning_rate, set_learning_rate
+from candid.training.optimiser import (
+    build_optimiser,
+    first_nonfinite_gradient,
+    is_over,
+    learning_rate,
+    set_learning_rate,
+)
 from candid.training.progress import Progress
-from candid.training.setup import Model, build_model, open_data, start_actnorm
+from candid.training.setup import Model, batch_norms, build_model, open_data, start_actnorm
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
@@ -69,7 +77,7 @@ def train(
         raise CandidError(
             f"'{out}' already has a run: add --resume to go on with it, or choose another --out."
         )
-    fabric = launch(config, devices)
+    fabric = launch(devices, config.precision)
     first = fabric.is_global_zero
     show = progress if first and progress is not None else Progress(quiet=True)
     data, view = open_data(config, show.track)
@@ -180,7 +188,7 @@ class _Run:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         if not math.isfinite(float(norm)):
             raise self._diverged(
-                f"The gradient of '{_first_nonfinite_gradient(self.model)}' became non-finite"
+                f"The gradient of '{first_nonfinite_gradient(self.model)}' became non-finite"
             )
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -233,7 +241,7 @@ class _Run:
     def _to_training_mode(self) -> None:
         self.model.train()
         if self.config.means_only:
-            for module in _batch_norms(self.model):
+            for module in batch_norms(self.model):
                 module.eval()
 
     def _figures(self, losses: list[float]) -> Row:
@@ -272,13 +280,13 @@ class _Run:
     def _evaluate(self, split: Split) -> Row:
         """Figures of the bare model on a split, the work shared by the processes."""
         fabric, model = self.fabric, self.model.eval()
-        batches = evaluation_batches(
+        batches = named_batches(
             split, self.view, EVALUATION_BATCH, fabric.global_rank, fabric.world_size, self.config.workers
         )
-        labels, logits, log_density = predict_batches(model, batches)
-        right = (logits.argmax(1) == labels).sum()
-        entropy = F.cross_entropy(logits.double(), labels, reduction="sum")
-        total = torch.zeros(()) if log_density is None else log_density.sum()
+        found = predict_batches(model, batches)
+        right = (found.logits.argmax(1) == found.labels).sum()
+        entropy = F.cross_entropy(found.logits.double(), found.labels, reduction="sum")
+        total = torch.zeros(()) if found.log_density is None else found.log_density.sum()
         sums = summed(fabric, torch.stack([right.double(), entropy, total.double()]))
         accuracy, entropy, log_density = (sums / len(split)).unbind()
         figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
@@ -342,7 +350,11 @@ class _Run:
         results: dict[str, Any] = {"val": val, "seconds": sum(row["seconds"] for row in self.rows)}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        if self.fabric.is_global_zero:
+        passes = Passes(self.model, self.fabric, None, self.config.workers)
+        held_out = calibrate(passes, self.data.train, self.data.val, self.view)
+        if held_out is not None:
+            held_out.attach(self.model)
+            checkpoint.save_calibration(self.model, self.folder.best)
             self.folder.write_results(results)
         return results
 
@@ -350,7 +362,7 @@ class _Run:
     def _average_statistics(self) -> None:
         """Running means and variances as averages over many batches with the final weights."""
         self._to_training_mode()
-        norms = _batch_norms(self.model)
+        norms = batch_norms(self.model)
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
@@ -384,14 +396,3 @@ def losses_of(model: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, noise
         return information_bottleneck_loss(model, x, y, config.beta, config.label_smoothing, noise)
     l_y = F.cross_entropy(model(x), y, label_smoothing=config.label_smoothing)
     return Losses(l_y, torch.zeros_like(l_y), l_y)
-
-
-def _batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
-    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def _first_nonfinite_gradient(model: nn.Module) -> str:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return name
-    return "all parameters together"

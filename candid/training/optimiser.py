@@ -77,3 +77,11 @@ def plateaus(losses: Sequence[float], patience: int) -> int:
 def is_over(config: TrainConfig, val_losses: Sequence[float]) -> bool:
     """A plateau schedule ends early: at the first plateau after the last cooling."""
     return config.schedule == "plateau" and plateaus(val_losses, config.patience) > config.coolings
+
+
+def first_nonfinite_gradient(model: nn.Module) -> str:
+    """The name of the first parameter whose gradient is not finite."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return name
+    return "all parameters together"

@@ -41,13 +41,15 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
 
-    def track(self, iterable: Iterable[Any], description: str, total: int) -> Iterable[Any]:
-        """Goes through ``iterable``, with a bar if there is a terminal."""
+    def track(self, iterable: Iterable[Any], description: str, total: int, images: int = 1) -> Iterable[Any]:
+        """Goes through ``iterable``, each item of so many ``images``, with a bar if there is a terminal."""
         with self.bar:
             task = self.bar.add_task(description, total=total, figures="")
-            for item in iterable:
+            start = time.monotonic()
+            for done, item in enumerate(iterable, 1):
                 yield item
-                self.bar.advance(task)
+                rate = done * images / max(1e-6, time.monotonic() - start)
+                self.bar.update(task, completed=done, figures=f"{rate:,.0f} images/s")
             self.bar.remove_task(task)
 
     def begin(self, epochs: int, steps: int, step: int, batch: int) -> None:

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from candid import checkpoint
 from candid.baseline import ResNet, ResNetConfig
 from candid.classifier import GenerativeClassifier
 from candid.data import Dataset, Plan, View, open_dataset, training_batches
-from candid.data.datasets import Track
+from candid.data.splits import Track
 from candid.errors import CandidError
 from candid.evaluation.predictions import to_float
 from candid.flow.coupling import ActNorm
@@ -71,3 +72,8 @@ def start_actnorm(model: Model, data: Dataset, view: View, plan: Plan) -> None:
         if isinstance(layer, ActNorm):
             layer.start_from(v)
         v, _ = layer(v)
+
+
+def batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    """The batch-norm layers of ``model``."""
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

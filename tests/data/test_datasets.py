@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from candid.data import ArraySplit, Dataset, FileSplit, View, open_dataset
-from candid.data import datasets as module
+from candid.data import splits as module
 from candid.errors import CandidError
 from candid.training.config import TrainConfig
 from candid.training.setup import open_data

@@ -14,8 +14,8 @@ from candid.data import (
     open_dataset,
     training_batches,
 )
-from candid.data import datasets as module
-from candid.data.datasets import IndexedSplit
+from candid.data import splits as module
+from candid.data.splits import IndexedSplit
 from candid.errors import CandidError
 from tests.data.helpers import picture, write_folder
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from candid.data import Dataset, Plan, ShardSplit, View, evaluation_batches, open_dataset, training_batches
 from candid.data import shards as module
-from candid.data.datasets import decode_batch
+from candid.data.splits import decode_batch
 from candid.errors import CandidError
 from candid.training.config import TrainConfig
 from candid.training.setup import open_data

@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
 
-from candid.evaluation import accuracy, bits_per_dimension, cross_entropy, expected_calibration_error
+from candid.errors import CandidError
+from candid.evaluation import accuracy, bits_per_dimension, cross_entropy, top_k_accuracy
 
 
 @pytest.mark.parametrize("classes", [2, 7])
@@ -32,45 +33,50 @@ def test_bits_per_dimension_by_hand() -> None:
     assert bits_per_dimension(log_density, dimensions=6) == pytest.approx(3, rel=1e-12)
 
 
-def plain_calibration_error(confidences: list[float], right: list[bool], bins: int) -> float:
-    """As Guo et al. (2017) define it."""
-    error = 0.0
-    for k in range(bins):
-        members = [i for i, c in enumerate(confidences) if k / bins < c <= (k + 1) / bins]
-        if members:
-            confidence = sum(confidences[i] for i in members) / len(members)
-            share_right = sum(right[i] for i in members) / len(members)
-            error += len(members) / len(confidences) * abs(confidence - share_right)
-    return error
-
-
 @st.composite
-def predictions(draw: st.DrawFn) -> tuple[int, int, list[float], list[bool]]:
-    """Classes, bins, and for each sample the highest probability and whether it is the right class's."""
-    classes, bins = draw(st.integers(2, 5)), draw(st.integers(1, 40))
-    edges = [k / bins for k in range(1, bins + 1) if k / bins > 1 / classes]
-    just_above = [math.nextafter(edge, 2) for edge in edges if edge < 1]
-    usual = st.floats(1 / classes, 1, exclude_min=True)
-    confidence = st.sampled_from([1.0, *edges, *just_above]) | usual
-    confidences = draw(st.lists(confidence, min_size=1, max_size=12))
-    right = draw(st.lists(st.booleans(), min_size=len(confidences), max_size=len(confidences)))
-    return classes, bins, confidences, right
+def scores_and_labels(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of 3 to 6 classes; small whole numbers make ties."""
+    images, classes = draw(st.integers(1, 8)), draw(st.integers(3, 6))
+    score = st.integers(-2, 2).map(float) | st.floats(-1e6, 1e6)
+    rows = draw(
+        st.lists(st.lists(score, min_size=classes, max_size=classes), min_size=images, max_size=images)
+    )
+    labels = draw(st.lists(st.integers(0, classes - 1), min_size=images, max_size=images))
+    return torch.tensor(rows, dtype=torch.float64), torch.tensor(labels)
 
 
-@given(predictions())
-@example((2, 15, [1.0], [True]))
-@example((2, 15, [1.0], [False]))
-@example((2, 25, [14 / 25, 0.57], [True, False]))
-@example((2, 15, [math.nextafter(11 / 15, 2), 0.75, 11 / 15], [True, True, False]))
-def test_calibration_error_is_the_plain_loops(drawn: tuple[int, int, list[float], list[bool]]) -> None:
-    classes, bins, confidences, right = drawn
-    highest = torch.tensor(confidences, dtype=torch.float64)[:, None]
-    rest = ((1 - highest) / (classes - 1)).expand(-1, classes - 1)
-    labels = torch.tensor([0 if r else 1 for r in right])
-    found = expected_calibration_error(torch.cat((highest, rest), 1), labels, bins)
-    assert found == pytest.approx(plain_calibration_error(confidences, right, bins), abs=1e-12)
+@settings(deadline=None, max_examples=60)
+@given(scores_and_labels())
+def test_top_k_accuracy_is_sklearns(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Of equal scores scikit-learn takes the last class first, so it sees the classes in reverse."""
+    scores, labels = drawn
+    classes = scores.shape[1]
+    for k in range(1, classes):
+        truth = top_k_accuracy_score(
+            (classes - 1 - labels).numpy(), scores.flip(1).numpy(), k=k, labels=range(classes)
+        )
+        assert top_k_accuracy(scores, labels, k) == pytest.approx(truth, abs=1e-12)
+    assert top_k_accuracy(scores, labels, 1) == accuracy(scores, labels)
+    assert top_k_accuracy(scores, labels, classes) == 1
 
 
-def test_no_confidence_falls_out_of_the_bins() -> None:
-    above_one = torch.tensor([[1 + 1e-7, 0.0]])  # as rounding makes it
-    assert expected_calibration_error(above_one, torch.tensor([1])) == pytest.approx(1)
+def test_top_k_accuracy_of_equal_scores_is_not_all_right() -> None:
+    assert top_k_accuracy(torch.zeros(5, 5), torch.arange(5), k=2) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "k", "message"),
+    [
+        (torch.zeros(2, 3), torch.tensor([0, 1]), 0, "choose k from 1 to 3"),
+        (torch.zeros(2, 3), torch.tensor([0, 1]), 4, "choose k from 1 to 3"),
+        (torch.tensor([[0.0, math.nan]]), torch.tensor([1]), 1, "NaN"),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), 1, "at least one image"),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), 1, "Label 3 is none of the 3 classes"),
+        (torch.zeros(2, 3), torch.tensor([0.0, 1.0]), 1, "int64"),
+        (torch.zeros(2, 3), torch.tensor([0]), 1, "(images, classes)"),
+    ],
+)
+def test_top_k_accuracy_refuses(scores: torch.Tensor, labels: torch.Tensor, k: int, message: str) -> None:
+    with pytest.raises(CandidError) as caught:
+        top_k_accuracy(scores, labels, k)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Processes, devices and signals: what surrounds the loop."""
+"""Processes, devices and signals: what surrounds a training run or a pass over a data set."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from candid.errors import CandidError
 from candid.machine import keep_freed_memory
-from candid.training.config import TrainConfig
 
+T = TypeVar("T")
 PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
-def launch(config: TrainConfig, devices: int | None = None) -> Fabric:
+def launch(devices: int | None = None, precision: str = "32") -> Fabric:
     """One process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
 
     Under torchrun and SLURM the processes are there already: their number is taken from them.
@@ -41,7 +41,7 @@ def launch(config: TrainConfig, devices: int | None = None) -> Fabric:
         devices=count,
         num_nodes=nodes,
         strategy=strategy,
-        precision=PRECISION[config.precision],
+        precision=PRECISION[precision],
     )
     fabric.launch()
     if not on_gpu:
@@ -56,6 +56,15 @@ def summed(fabric: Fabric, values: Tensor) -> Tensor:
     values = values.to(fabric.device)
     torch.distributed.all_reduce(values)
     return values.cpu()
+
+
+def gathered(fabric: Fabric, value: T) -> list[T]:
+    """``value`` of every process, in their order, in the first process; nothing in the others."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    torch.distributed.gather_object(value, values if fabric.is_global_zero else None)
+    return values if fabric.is_global_zero else []
 
 
 def first_error(fabric: Fabric, error: CandidError | None) -> CandidError | None:

@@ -1,0 +1,62 @@
+"""What an evaluation costs beyond the network: the pass of ``candid evaluate`` against bare forward passes.
+
+The pass takes 8-bit images from memory and gives logits, the terms of the density, the length of each
+image in a lossless code and the Mahalanobis distance of its features; it is written to disk, under a name
+made from the images and the weights. The peer is the same frozen network on batches that are ready.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import Figure, alternate, conclude, console, parser, set_threads, show_times
+from candid import GenerativeClassifier
+from candid.data import ArraySplit, View
+from candid.evaluation.features import Moments
+from candid.evaluation.passes import Passes
+from candid.machine import keep_freed_memory
+from candid.randomness import generator
+
+PASS, BARE = "evaluation", "bare forward passes"
+LIMIT = 1.1
+
+
+def main() -> int:
+    options = parser("benchmarks.evaluation", __doc__).parse_args()
+    set_threads(options.threads)
+    keep_freed_memory()
+    count, rounds = (500, 2) if options.quick else (10_000, 5)
+    random = generator(0)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=random, dtype=torch.uint8)
+    split = ArraySplit(pixels, torch.randint(10, (count,), generator=random))
+    model = GenerativeClassifier.from_preset("cifar").eval()
+    fast = model.frozen()
+    moments = Moments(10, model.mixture.constant)
+    moments.add(torch.randn(1000, model.mixture.constant, generator=random), torch.arange(1000) % 10)
+    gaussian = moments.gaussian()
+    with tempfile.TemporaryDirectory() as folder:
+        passes = Passes(model, folder=Path(folder))
+        ready = [part / 255 for part in pixels.split(passes.batch)]
+
+        def evaluate() -> None:
+            for kept in Path(folder).iterdir():
+                kept.unlink()
+            passes.predictions(split, View(3, 32, 32), "test", gaussian)
+
+        @torch.inference_mode()
+        def forward() -> None:
+            for x in ready:
+                fast(x)
+
+        with console.status("measuring"):
+            times = alternate({PASS: evaluate, BARE: forward}, rounds)
+    title = f"{count} images, cifar preset"
+    show_times(title, times)
+    figures = {f"{PASS} / {BARE}": Figure(times[PASS].ratios(times[BARE]), LIMIT)}
+    return conclude("evaluation", options.quick, {title: times}, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

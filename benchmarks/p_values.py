@@ -1,0 +1,88 @@
+"""Do p-values hold? False positives over random splits of one set of images into held-out and new ones.
+
+Takes the predictions that ``candid evaluate`` keeps::
+
+    python -m benchmarks.p_values evaluation/NAME/predictions/test-*.safetensors
+
+Of each split, nine tenths are held out. If p-values are valid, the mean false-positive rate is at most the
+level. The rate of a single split varies: as binomial counts of its new images do, and because its held-out
+images are a sample, too. The band "binomial" has only the first, "exact" both (a beta-binomial count).
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import betabinom, binom
+
+from benchmarks.common import console, parser, set_threads, show, write
+from candid.evaluation.density import DensityDetector
+from candid.evaluation.predictions import Predictions
+from candid.evaluation.suite import OodTest, Statistics, available_tests, statistics_of
+from candid.randomness import generator
+
+LEVELS = (0.01, 0.05, 0.1)
+HELD_OUT = 0.9
+
+
+def rates(test: OodTest, statistics: Statistics, splits: int) -> torch.Tensor:
+    """False-positive rates of each split and level."""
+    values = test.statistic(statistics)
+    found = []
+    for split in range(splits):
+        order = torch.randperm(len(values), generator=generator(split))
+        known, new = order.tensor_split([round(HELD_OUT * len(values))])
+        p = test.detector().fit(values[known]).p_value(values[new])
+        found.append([(p <= level).double().mean().item() for level in LEVELS])
+    return torch.tensor(found)
+
+
+def bands(images: int, level: float, test: OodTest) -> dict[str, tuple[float, float]]:
+    """Where 95 % of splits should have their rate; of densities, half of the held-out images rank the new."""
+    held_out = round(HELD_OUT * images)
+    new = images - held_out
+    held_out //= 2 if issubclass(test.detector, DensityDetector) else 1
+    ranks = int(level * (held_out + 1))
+    exact = betabinom(new, ranks, held_out + 1 - ranks).interval(0.95)
+    return {
+        "binomial": tuple(count / new for count in binom(new, level).interval(0.95)),
+        "exact": tuple(count / new for count in exact),
+    }
+
+
+def main() -> int:
+    options = parser("benchmarks.p_values", __doc__)
+    options.add_argument("predictions", type=Path, help="a file that candid evaluate kept")
+    options.add_argument("--splits", type=int, default=200)
+    chosen = options.parse_args()
+    set_threads(chosen.threads)
+    found = Predictions.load(chosen.predictions)
+    if found is None:
+        console.print(f"[red]'{chosen.predictions}' is not a file of predictions.[/]")
+        return 2
+    statistics = statistics_of(found)
+    rows: list[tuple[str, ...]] = []
+    results: dict[str, Any] = {}
+    for test in available_tests(statistics):
+        measured = rates(test, statistics, chosen.splits)
+        cells = []
+        for level, column in zip(LEVELS, measured.unbind(1), strict=True):
+            inside = {
+                name: ((column >= low) & (column <= high)).double().mean().item()
+                for name, (low, high) in bands(len(found), level, test).items()
+            }
+            results.setdefault(test.name, {})[str(level)] = {"mean": column.mean().item(), **inside}
+            shares = " / ".join(f"{100 * share:.0f}" for share in inside.values())
+            cells.append(f"{100 * column.mean().item():.2f} %  ({shares})")
+        rows.append((test.name, *cells))
+    title = (
+        f"False positives, mean over {chosen.splits} splits (% of splits in the binomial / exact 95 % band)"
+    )
+    show(title, ("test", *(f"level {level:g}" for level in LEVELS)), rows)
+    write("p_values", chosen.quick, {"images": len(found), "splits": chosen.splits, "tests": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

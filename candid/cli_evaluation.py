@@ -1,0 +1,294 @@
+"""The commands that measure trained models: evaluate, calibrate, compare."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from candid.errors import CandidError
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a saved model.")]
+Devices = Annotated[
+    int | None, typer.Option(help="Processes on this machine.", show_default="all GPUs, or 1")
+]
+Workers = Annotated[int, typer.Option(help="Loading processes for each process.")]
+Images = Annotated[int | None, typer.Option(help="Only so many images of each set, evenly spread.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that can't be read.")]
+FIGURES = {
+    "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
+    "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
+    "cross_entropy": ("cross-entropy (nats)", 1, "{:.3f}"),
+    "bits_per_dim": ("bits/dim", 1, "{:.3f}"),
+    "L_X": ("L_X (as in Table 1)", 1, "{:.3f}"),
+    "L_Y": ("L_Y (as in Table 1)", 1, "{:.3f}"),
+    "ece": ("ECE, all classes", 100, "{:.2f} %"),
+    "mce": ("MCE, all classes", 100, "{:.2f} %"),
+    "oce": ("OCE (sure: ≥ 99.7 %)", 1, "{:.2f}"),
+    "top1_ece": ("ECE, top class", 100, "{:.2f} %"),
+}
+
+
+def evaluate(
+    model: ModelFolder,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="As for 'candid train': a data set, with labels.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for results.", show_default="evaluation/MODEL")
+    ] = None,
+    part: Annotated[
+        Literal["train", "val", "test", "all"] | None,
+        typer.Option(help="Which images of DATA.", show_default="test, else val, else all"),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Other images to tell apart: a folder, a data set, 'uniform-noise' or 'constant'. Repeats.",
+        ),
+    ] = None,
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(metavar="MODEL", help="One more model, for WAIC. Repeats.")
+    ] = None,
+    ten_crop: Annotated[
+        bool, typer.Option("--ten-crop", help="Accuracy of posteriors averaged over ten crops, too.")
+    ] = False,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Figures with temperature scaling beside the others.")
+    ] = False,
+    test: Annotated[
+        str | None,
+        typer.Option(help="The test that verdicts rest on.", show_default="joint; of a ResNet, mahalanobis"),
+    ] = None,
+    novelty: Annotated[
+        float | None,
+        typer.Option(help="Share of usual images that may be called novel.", show_default="0.01"),
+    ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of usual images whose class may be missing among those named.", show_default="0.05"
+        ),
+    ] = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+    devices: Devices = None,
+    workers: Workers = 2,
+    as_json: JsonFlag = False,
+) -> None:
+    """Accuracy, likelihood, calibration, out-of-distribution tests and verdicts of a model."""
+    others = dict(_named(each) for each in ood or [])
+    if len(others) < len(ood or []):
+        raise CandidError("Two --ood sets have the same name: give each a name of its own.")
+    out = out or Path("evaluation") / "-".join(model.parts[-3:] if len(model.parts) > 2 else model.parts)
+
+    from candid.evaluation.evaluate import Request
+    from candid.evaluation.evaluate import evaluate as run_evaluation
+    from candid.evaluation.output import write
+    from candid.training import Progress
+
+    progress = Progress()
+    request = Request(
+        model=model,
+        data=data,
+        out=out,
+        part=part,
+        ood=others,
+        ensemble=tuple(ensemble or ()),
+        ten_crop=ten_crop,
+        temperature=temperature,
+        test=test,
+        novelty=novelty,
+        error=error,
+        images=images,
+        skip_bad=skip_bad,
+        devices=devices,
+        workers=workers,
+    )
+    evaluation = run_evaluation(request, progress.track, progress.say)
+    if evaluation is None:
+        return
+    files = write(evaluation, out)
+    with progress.console.status("drawing figures"):
+        files += _figures(evaluation, out)
+    if as_json:
+        print(json.dumps(evaluation.metrics))
+    else:
+        _print_metrics(evaluation.metrics)
+        names = ", ".join(file.name for file in files)
+        progress.say(f"Written to {out}: {names}; figures as SVG, too.")
+
+
+def _named(option: str) -> tuple[str, str]:
+    name, equals, path = option.partition("=")
+    if not name or not equals or not path:
+        raise CandidError(f"--ood takes NAME=PATH, not '{option}'.")
+    return name, path
+
+
+def _figures(evaluation: Any, out: Path) -> list[Path]:
+    from candid import plots
+    from candid.evaluation import all_bins, top_bins
+    from candid.evaluation.suite import TESTS
+
+    found, scaled = evaluation.predictions, evaluation.scaled
+    drawn = {
+        "calibration": plots.calibration(
+            all_bins(found.posterior, found.labels),
+            top_bins(found.posterior, found.labels),
+            scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
+        )
+    }
+    detection = evaluation.detection
+    if detection is not None and "log_density" in detection.inside:
+        dimensions = evaluation.model.dimensions
+        paper = {
+            test.name: test.detector().fit(detection.held_out.statistics["log_density"] / dimensions)
+            for test in detection.tests
+            if test.kind == "paper"
+        }
+        drawn["ood_zones"] = plots.ood_zones(
+            detection.held_out.statistics["log_density"] / dimensions,
+            paper,
+            0.1,
+            {name: each["log_density"] / dimensions for name, each in detection.outside.items()},
+            "log p(x) per dimension (nats)",
+        )
+    if detection is not None and detection.outside:
+        aucs = {
+            test: {name: tests[test]["auc"] for name, tests in evaluation.metrics["ood"].items()}
+            for test in detection.scores_inside
+        }
+        by_set = {name: {test: aucs[test][name] for test in aucs} for name in detection.outside}
+        drawn["roc"] = plots.roc_curves(detection.curves(), by_set)
+        drawn["auc"] = plots.auc_table(aucs, {test.name: test.kind for test in TESTS})
+    return [plots.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    console = Console()
+    title = f"{metrics['model']} on {metrics['images']:,} images of {metrics['data']} ({metrics['part']})"
+    columns = {"": metrics}
+    for key, name in (("ten_crop", "ten crops"), ("temperature_scaled", "temperature-scaled")):
+        if key in metrics:
+            columns[name] = metrics[key]
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="in brackets: 95 % bootstrap intervals; see docs/evaluation.md for what each figure is",
+    )
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for key, (label, factor, form) in FIGURES.items():
+        if key in metrics:
+            table.add_row(label, *(_with_interval(each, key, factor, form) for each in columns.values()))
+    console.print(table)
+    if metrics.get("ood"):
+        _print_ood(console, metrics)
+    if "verdicts" in metrics:
+        _print_verdicts(console, metrics)
+
+
+def _with_interval(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
+    value = figures.get(key)
+    if value is None:
+        return "none so sure" if key == "oce" and key in figures else ""
+    low, high = (form.format(factor * end).removesuffix(" %") for end in figures["intervals"][key])
+    return f"{form.format(factor * value)}  [{low}, {high}]"
+
+
+def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
+    sets = metrics["ood"]
+    table = Table(
+        title="Area under the ROC curve (%) for telling other images from the data's",
+        title_justify="left",
+        caption=f"last column: share of the data's images with p ≤ 0.05, "
+        f"from {metrics['held_out_images']:,} held-out ones",
+    )
+    table.add_column("test")
+    for name in (*sets, "false positives"):
+        table.add_column(name, justify="right")
+    best = {name: max(each["auc"] for each in tests.values()) for name, tests in sets.items()}
+    for test, rates in metrics["false_positives"].items():
+        aucs = {name: tests[test]["auc"] for name, tests in sets.items()}
+        cells = (f"[bold]{100 * v:.1f}[/]" if v == best[k] else f"{100 * v:.1f}" for k, v in aucs.items())
+        table.add_row(test, *cells, f"{100 * rates['0.05']:.1f} %")
+    console.print(table)
+
+
+def _print_verdicts(console: Console, metrics: dict[str, Any]) -> None:
+    found = metrics["verdicts"]
+    table = Table(
+        title=f"Verdicts by the test '{found['test']}', novelty {found['novelty']:.2g}, "
+        f"error {found['error']:.2g}",
+        title_justify="left",
+    )
+    for column in ("images", "accept", "ambiguous", "novel"):
+        table.add_column(column, justify="left" if column == "images" else "right")
+    for name, shares in found["sets"].items():
+        table.add_row(name, *(f"{100 * shares[kind]:.1f} %" for kind in ("accept", "ambiguous", "novel")))
+    console.print(table)
+
+
+def calibrate(
+    model: ModelFolder,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="What the model was trained on, or other labelled images.")
+    ],
+    images: Images = None,
+    skip_bad: SkipBad = False,
+    devices: Devices = None,
+    workers: Workers = 2,
+) -> None:
+    """Let a model carry what held-out images look like to it: p-values and verdicts come from that.
+
+    'candid train' does it at its end. The images are those that were kept out of training; of a model
+    without a record of its training, all images of DATA.
+    """
+    from candid.evaluation.evaluate import Request, calibrate_model
+    from candid.training import Progress
+
+    progress = Progress()
+    request = Request(model, data, images=images, skip_bad=skip_bad, devices=devices, workers=workers)
+    found = calibrate_model(request, progress.track, progress.say)
+    if found is not None:
+        progress.say(f"{model} now carries the scores of {len(found):,} held-out images.")
+
+
+def compare(
+    evaluations: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders that 'candid evaluate' wrote.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the table and the figure.")] = Path("comparison"),
+    as_json: JsonFlag = False,
+) -> None:
+    """The trade-off between likelihood and classification over several evaluated models."""
+    from candid.evaluation.compare import read_rows, write_table
+
+    rows = read_rows(evaluations)
+
+    from candid import plots
+
+    files = [write_table(rows, out), plots.save(plots.trade_off(rows), out / "trade_off.png", svg=True)]
+    if as_json:
+        print(json.dumps([row | {"beta": None if row["beta"] is None else str(row["beta"])} for row in rows]))
+        return
+    table = Table(title="Trade-off between likelihood and classification", title_justify="left")
+    for column in ("model", "beta", "L_X", "L_Y", "bits/dim", "accuracy", "OCE"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        numbers = (
+            "–" if row[key] is None else form.format(row[key])
+            for key, form in (("L_X", "{:.3f}"), ("L_Y", "{:.3f}"), ("bits_per_dim", "{:.3f}"))
+        )
+        oce = "–" if row["oce"] is None else f"{row['oce']:.2f}"
+        beta = "ResNet" if row["beta"] is None else f"{row['beta']:g}".replace("inf", "∞")
+        table.add_row(row["name"], beta, *numbers, f"{100 * row['accuracy']:.2f} %", oce)
+    console = Console()
+    console.print(table)
+    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False)

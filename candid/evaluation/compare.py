@@ -1,0 +1,62 @@
+"""Several evaluated models side by side: the rows of the paper's Table 1 and Figure 3."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from candid.checkpoint import replacing
+from candid.errors import CandidError
+
+Row = dict[str, Any]
+COLUMNS = ("name", "beta", "L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce")
+
+
+def read_rows(folders: Sequence[Path]) -> list[Row]:
+    """One for each evaluation, by rising beta, baselines last.
+
+    Accuracies are of ten crops if all evaluations have them.
+    """
+    found = [_metrics(folder) for folder in folders]
+    if len({(each["data"], each["part"], each["images"]) for each in found}) > 1:
+        raise CandidError("The models were evaluated on different images: evaluate them on the same ones.")
+    crops = all("ten_crop" in each for each in found)
+    rows = [
+        {key: each.get(key) for key in COLUMNS}
+        | {"name": each["model"], "beta": _beta(each)}
+        | ({"accuracy": each["ten_crop"]["accuracy"]} if crops else {})
+        for each in found
+    ]
+    return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
+
+
+def _beta(metrics: dict[str, Any]) -> float | None:
+    if metrics["kind"] == "resnet":
+        return None
+    if metrics["beta"] is None:
+        raise CandidError(f"'{metrics['model']}' has no record of its training: its beta is not known.")
+    return float(metrics["beta"])
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    path = folder if folder.suffix == ".json" else folder / "metrics.json"
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        if not {"model", "kind", "beta", "data", "part", "images", "accuracy"} <= metrics.keys():
+            raise ValueError("it lacks some figures")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CandidError(
+            f"'{path}' is not what 'candid evaluate' writes ({error}): evaluate the model first."
+        ) from error
+    return metrics
+
+
+def write_table(rows: Sequence[Row], out: Path) -> Path:
+    """As ``comparison.csv`` in the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / "comparison.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out / "comparison.csv"

@@ -1,0 +1,258 @@
+"""Evaluate a saved model: passes over its data and over other images, then every study of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from candid import checkpoint
+from candid.baseline import ResNet
+from candid.data.parts import Part, open_images, open_part, thinned
+from candid.data.splits import Split, Track, View, other_size
+from candid.engine import launch
+from candid.errors import CandidError
+from candid.evaluation import study
+from candid.evaluation.heldout import HeldOut, calibrate, fewer, needed
+from candid.evaluation.passes import Passes
+from candid.evaluation.predictions import Model, Predictions
+from candid.evaluation.study import Detection, Judge
+from candid.evaluation.suite import Statistics, statistics_of, with_ensemble
+from candid.evaluation.verdict import Verdict
+
+Say = Callable[[str], object]
+
+
+def quietly(items: Any, *_: object) -> Any:
+    """Shows no progress."""
+    return items
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate, and how."""
+
+    model: Path
+    data: str
+    out: Path | None = None
+    """Passes are kept in its folder ``predictions``, so that a second study costs nothing."""
+    part: Part | None = None
+    ood: Mapping[str, str] = field(default_factory=dict)
+    """Other sets of images by name."""
+    ensemble: tuple[Path, ...] = ()
+    """More models for WAIC."""
+    ten_crop: bool = False
+    temperature: bool = False
+    """Whether to report figures with temperature scaling, too."""
+    test: str | None = None
+    """What verdicts rest on."""
+    novelty: float | None = None
+    error: float | None = None
+    images: int | None = None
+    skip_bad: bool = False
+    devices: int | None = None
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class Opinions:
+    """What the model says of one set of images."""
+
+    predictions: Predictions
+    statistics: Statistics
+    p_value: Tensor
+    """Among all held-out images, (N,)."""
+    class_p_value: Tensor
+    """Among those of the same predicted class, (N,)."""
+    verdicts: list[Verdict]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that an evaluation found."""
+
+    metrics: dict[str, Any]
+    """As in ``metrics.json``."""
+    predictions: Predictions
+    scaled: Predictions | None
+    """With temperature scaling, if that was asked for."""
+    detection: Detection | None
+    opinions: dict[str, Opinions]
+    """By set of images, the data's own first; empty for a model that was not calibrated."""
+    model: Model
+
+
+def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: None) -> Evaluation | None:
+    """Every study of ``request``; None in all processes but the first."""
+    fabric = launch(request.devices)
+    if not fabric.is_global_zero:
+        track, say = quietly, lambda text: None
+    model = checkpoint.load_any(request.model)
+    held_out = HeldOut.of(model)
+    if request.ood or request.ensemble or request.temperature or request.test:
+        held_out = needed(model, request.model)
+    part, splits = _splits(request, model, track, say)
+
+    def passes_of(each: Model, folder: Path) -> tuple[Passes, dict[str, Predictions | None]]:
+        known = HeldOut.of(each)
+        passes = Passes(each, fabric, _kept_in(request, folder), request.workers, track, say)
+        gaussian = None if known is None else known.gaussian
+        found = {
+            name: passes.predictions(split, view_of(model), name, gaussian) for name, split in splits.items()
+        }
+        return passes, found
+
+    passes, found = passes_of(model, request.model)
+    crops = passes.ten_crops(splits[part], view_of(model), part) if request.ten_crop else None
+    others = [
+        (_companion(path, model, held_out), passes_of(checkpoint.load_any(path), path)[1])
+        for path in request.ensemble
+    ]
+    if not fabric.is_global_zero:
+        return None
+
+    predictions = _present(found)
+    metrics = _metrics(request, model, part, predictions[part], crops)
+    if held_out is None:
+        say(f"no p-values and verdicts: to add them, run 'candid calibrate {request.model} DATA'")
+        return Evaluation(metrics, predictions[part], None, None, {}, model)
+    statistics = {name: statistics_of(each) for name, each in predictions.items()}
+    if others:
+        known = with_ensemble(held_out.statistics, [each.statistics for each, _ in others])
+        held_out = replace(held_out, statistics=known)
+        theirs = [{k: statistics_of(v) for k, v in _present(each).items()} for _, each in others]
+        statistics = {k: with_ensemble(v, [each[k] for each in theirs]) for k, v in statistics.items()}
+    outside = {name: each for name, each in statistics.items() if name != part}
+    detection = Detection(held_out, statistics[part], outside)
+    judge = Judge.of(held_out, request.test, request.novelty, request.error)
+    opinions = {name: _opinions(judge, each, statistics[name]) for name, each in predictions.items()}
+    scaled = None
+    if request.temperature:
+        scaled = study.temperature_scaled(predictions[part], held_out.temperature)
+        figures = study.as_json(study.performance(scaled, model))
+        metrics["temperature_scaled"] = {"temperature": held_out.temperature, **figures}
+    metrics |= {
+        "held_out_images": len(held_out),
+        "false_positives": detection.false_positives(),
+        "ood": detection.figures(),
+        "verdicts": {
+            "test": judge.test.name,
+            "novelty": judge.novelty,
+            "error": judge.error,
+            "sets": {name: study.shares(each.verdicts) for name, each in opinions.items()},
+        },
+    }
+    return Evaluation(metrics, predictions[part], scaled, detection, opinions, model)
+
+
+def _splits(request: Request, model: Model, track: Track, say: Say) -> tuple[str, dict[str, Split]]:
+    """The part of the data to evaluate, and the other sets, as the model sees them."""
+    view = view_of(model)
+    chosen = open_part(request.data, model.class_names, request.part, training_of(model))
+    splits = {chosen.part: chosen.split}
+    for name, spec in request.ood.items():
+        if name in splits:
+            raise CandidError(f"Two sets of images are called '{name}': give each a name of its own.")
+        splits[name] = open_images(spec, view)
+    prepared = {
+        name: prepare(thinned(split, request.images), view, name, request.skip_bad, track, say)
+        for name, split in splits.items()
+    }
+    return chosen.part, prepared
+
+
+def prepare(split: Split, view: View, name: str, skip_bad: bool, track: Track, say: Say) -> Split:
+    """As a model sees it, with a note if its images are of another size."""
+    size = other_size(split, view)
+    if size is not None:
+        say(f"{name}: images of {size} pixels are fitted to {view.height} x {view.width}")
+    ready, skipped = split.prepared(view, skip_bad, track)
+    for line in skipped:
+        say(f"left out {line}")
+    if not len(ready):
+        raise CandidError(f"'{name}' has no image that can be used: give others.")
+    return ready
+
+
+def view_of(model: Model) -> View:
+    """How ``model`` saw images in training; as photos, with a margin, if that is not known."""
+    return View(*model.image_shape, training_of(model).get("crop", "resized"))
+
+
+def training_of(model: Model) -> dict[str, Any]:
+    """The configuration of the model's training; empty if it has no record of it."""
+    record = model.metadata.get("training")
+    config = record.get("config") if isinstance(record, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _kept_in(request: Request, model: Path) -> Path | None:
+    if request.out is None:
+        return None
+    folder = request.out / "predictions"
+    return folder if model == request.model else folder / "ensemble"
+
+
+def _companion(path: Path, model: Model, held_out: HeldOut | None) -> HeldOut:
+    """What another model of the ensemble knows of the same held-out images."""
+    other = checkpoint.load_any(path)
+    found = needed(other, path)
+    if "log_density" not in found.statistics or held_out is None or "log_density" not in held_out.statistics:
+        raise CandidError("An ensemble is for generative classifiers: a ResNet has no likelihood.")
+    if other.image_shape != model.image_shape or found.images != held_out.images:
+        raise CandidError(
+            f"'{path}' was calibrated on other images: calibrate all models of an ensemble on the same data."
+        )
+    return found
+
+
+def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _metrics(
+    request: Request, model: Model, part: str, predictions: Predictions, crops: Tensor | None
+) -> dict[str, Any]:
+    metrics = {
+        "model": str(request.model),
+        "kind": "resnet" if isinstance(model, ResNet) else "generative",
+        "beta": training_of(model).get("beta"),
+        "data": request.data,
+        "part": part,
+        "images": len(predictions),
+        **study.as_json(study.performance(predictions, model)),
+    }
+    if crops is not None:
+        metrics["ten_crop"] = study.as_json(study.ten_crop_performance(crops, predictions.labels))
+    return metrics
+
+
+def _opinions(judge: Judge, predictions: Predictions, statistics: Statistics) -> Opinions:
+    p_value, class_p_value = judge.p_values(statistics)
+    return Opinions(predictions, statistics, p_value, class_p_value, judge.verdicts(predictions, p_value))
+
+
+def calibrate_model(request: Request, track: Track = quietly, say: Say = lambda text: None) -> HeldOut | None:
+    """Measure the images of ``request.data`` that were kept out of training; the model then carries it.
+
+    Of data that the model was not trained on, all images. None in all processes but the first.
+    """
+    fabric = launch(request.devices)
+    if not fabric.is_global_zero:
+        track, say = quietly, lambda text: None
+    model = checkpoint.load_any(request.model)
+    training, view = training_of(model), view_of(model)
+    chosen = open_part(request.data, model.class_names, "val" if training else None, training)
+    held_out = prepare(
+        thinned(chosen.split, request.images), view, "held-out images", request.skip_bad, track, say
+    )
+    train = None
+    if training:
+        split = open_part(request.data, model.class_names, "train", training).split
+        train = prepare(fewer(split), view, "training images", request.skip_bad, track, say)
+    found = calibrate(Passes(model, fabric, None, request.workers, track, say), train, held_out, view)
+    if found is not None:
+        found.attach(model)
+        checkpoint.save_calibration(model, request.model)
+    return found

@@ -1,0 +1,97 @@
+"""What a checkpoint knows of images that its model was not trained on: p-values and verdicts come from it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from candid.data.parts import thinned
+from candid.data.splits import ShardSplit, Split, View
+from candid.errors import CandidError
+from candid.evaluation.calibration import fit_temperature
+from candid.evaluation.features import FeatureGaussian
+from candid.evaluation.passes import Passes
+from candid.evaluation.predictions import Model
+from candid.evaluation.suite import statistics_of
+
+MOST_IMAGES = 20_000
+"""Of training images for features, and of held-out ones; more are thinned evenly."""
+STATISTIC, GAUSSIAN = "statistic.", "gaussian."
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A model's view of held-out images."""
+
+    statistics: dict[str, Tensor]
+    """Of each image; see :func:`candid.evaluation.suite.statistics_of`."""
+    temperature: float
+    """What the logits must be divided by for the lowest cross-entropy."""
+    images: bytes
+    """Fingerprint of the images: models of an ensemble must share them."""
+    gaussian: FeatureGaussian | None
+    """Where the features of the training images lie."""
+
+    def __len__(self) -> int:
+        return len(self.statistics["predicted"])
+
+    @classmethod
+    def of(cls, model: Model) -> "HeldOut | None":
+        """What ``model`` carries; None if it was never calibrated."""
+        tensors = model.calibration
+        if not tensors:
+            return None
+        try:
+            gaussian = {k.removeprefix(GAUSSIAN): v for k, v in tensors.items() if k.startswith(GAUSSIAN)}
+            return cls(
+                {k.removeprefix(STATISTIC): v for k, v in tensors.items() if k.startswith(STATISTIC)},
+                float(tensors["temperature"]),
+                bytes(tensors["images"].tolist()),
+                FeatureGaussian(**gaussian) if gaussian else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CandidError(f"The model's calibration is foreign ({error}): calibrate it again.") from error
+
+    def attach(self, model: Model) -> None:
+        """Let ``model`` carry it; :func:`candid.save` then writes it."""
+        gaussian = {} if self.gaussian is None else vars(self.gaussian)
+        model.calibration = {
+            "temperature": torch.tensor(self.temperature, dtype=torch.float64),
+            "images": torch.tensor(list(self.images), dtype=torch.uint8),
+            **{STATISTIC + name: values for name, values in self.statistics.items()},
+            **{GAUSSIAN + name: values for name, values in gaussian.items()},
+        }
+
+
+def calibrate(passes: Passes, train: Split | None, held_out: Split, view: View) -> HeldOut | None:
+    """One pass over held-out images, and one over training images if there are any, for their features.
+
+    None in all processes but the first.
+    """
+    gaussian = None
+    if train is not None:
+        gaussian = passes.feature_gaussian(fewer(train), view, "features of training images")
+    split = fewer(held_out)
+    found = passes.predictions(split, view, "held-out images", gaussian)
+    if found is None:
+        return None
+    if (found.labels < 0).any():
+        raise CandidError("Held-out images need labels: give a data set with class folders.")
+    temperature = fit_temperature(found.logits, found.labels)
+    return HeldOut(statistics_of(found), temperature, split.fingerprint(), gaussian)
+
+
+def fewer(split: Split) -> Split:
+    """At most ``MOST_IMAGES`` of it; all of tar shards."""
+    return split if isinstance(split, ShardSplit) else thinned(split, min(MOST_IMAGES, len(split)))
+
+
+def needed(model: Model, path: object) -> HeldOut:
+    """What ``model`` carries, or an error that says how to add it."""
+    found = HeldOut.of(model)
+    if found is None:
+        raise CandidError(
+            f"'{path}' has no held-out scores, which p-values come from: add them with "
+            f"'candid calibrate {path} DATA', DATA being what it was trained on."
+        )
+    return found

@@ -1,0 +1,190 @@
+"""The figures of an evaluation: pure functions of predictions and of what held-out images looked like."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from candid.baseline import ResNet
+from candid.evaluation.calibration import Interval, calibration_figures, mean_interval
+from candid.evaluation.heldout import HeldOut
+from candid.evaluation.metrics import check_labels, label_ranks
+from candid.evaluation.ood import Detector, PerClass
+from candid.evaluation.predictions import Model, Predictions
+from candid.evaluation.roc import Roc, detection_figures, roc_curve
+from candid.evaluation.suite import OodTest, Statistics, available_tests, default_test, named_test
+from candid.evaluation.verdict import Verdict, verdicts
+
+LEVELS = (0.01, 0.05, 0.1)
+"""At which false positives are counted."""
+LEVEL = 0.05
+"""At which an image of another set counts as detected."""
+NOVELTY, ERROR = 0.01, 0.05
+"""Default levels of the verdict."""
+Figures = dict[str, Interval | None]
+
+
+def performance(predictions: Predictions, model: Model) -> Figures:
+    """Accuracy, likelihood and calibration, with 95 % bootstrap intervals.
+
+    ``L_X`` and ``L_Y`` are as in the paper's Table 1: L_X without the constant of the Gaussian, L_Y the
+    cross-entropy + ln M.
+    """
+    found = _classification(predictions.logits, predictions.labels)
+    nats = found["cross_entropy"]
+    assert nats is not None
+    found["L_Y"] = Interval(*(value + math.log(predictions.logits.shape[1]) for value in nats))
+    if predictions.log_density is not None and not isinstance(model, ResNet):
+        bits = mean_interval(-predictions.log_density / (model.dimensions * math.log(2)))
+        constant = model.bits_offset * math.log(2) + math.log(2 * math.pi) / 2
+        found["bits_per_dim"] = bits
+        found["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
+    return found | calibration_figures(predictions.posterior, predictions.labels)
+
+
+def ten_crop_performance(posterior: Tensor, labels: Tensor) -> Figures:
+    """Accuracy and cross-entropy of posteriors (N, M) that were averaged over ten crops."""
+    return _classification(posterior.log(), labels)
+
+
+def _classification(logits: Tensor, labels: Tensor) -> Figures:
+    check_labels(logits, labels)
+    ranks = label_ranks(logits, labels)
+    found: Figures = {"accuracy": mean_interval((ranks < 1).double())}
+    if logits.shape[1] > 5:
+        found["top5_accuracy"] = mean_interval((ranks < 5).double())
+    found["cross_entropy"] = mean_interval(F.cross_entropy(logits.double(), labels, reduction="none"))
+    return found
+
+
+def temperature_scaled(predictions: Predictions, temperature: float) -> Predictions:
+    """With logits divided by ``temperature``."""
+    return replace(predictions, logits=predictions.logits.double() / temperature)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """All tests, fitted to held-out images, on images of the same kind and on other sets."""
+
+    held_out: HeldOut
+    inside: Statistics
+    outside: Mapping[str, Statistics]
+
+    @cached_property
+    def tests(self) -> list[OodTest]:
+        """Those that all statistics suffice for."""
+        available = [available_tests(each) for each in (self.held_out.statistics, self.inside)]
+        return [test for test in available[0] if test in available[1]]
+
+    @cached_property
+    def detectors(self) -> dict[str, Detector]:
+        return {test.name: test.fitted(self.held_out.statistics) for test in self.tests}
+
+    def scores(self, statistics: Statistics) -> dict[str, Tensor]:
+        """Of each test."""
+        return {test.name: self.detectors[test.name].score(test.statistic(statistics)) for test in self.tests}
+
+    def p_values(self, statistics: Statistics) -> dict[str, Tensor]:
+        """Of each test."""
+        return {t.name: self.detectors[t.name].p_value(t.statistic(statistics)) for t in self.tests}
+
+    @cached_property
+    def scores_inside(self) -> dict[str, Tensor]:
+        return self.scores(self.inside)
+
+    @cached_property
+    def scores_outside(self) -> dict[str, dict[str, Tensor]]:
+        return {name: self.scores(statistics) for name, statistics in self.outside.items()}
+
+    def curves(self) -> dict[str, dict[str, Roc]]:
+        """By set and test."""
+        return {
+            name: {test: roc_curve(self.scores_inside[test], found) for test, found in scores.items()}
+            for name, scores in self.scores_outside.items()
+        }
+
+    def figures(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By set and test: area under the curve, false positives at 95 % true ones, share with p <= 0.05."""
+        return {
+            name: {
+                test: {
+                    **detection_figures(self.scores_inside[test], found),
+                    "detected": _share(self.p_values(self.outside[name])[test] <= LEVEL),
+                }
+                for test, found in scores.items()
+            }
+            for name, scores in self.scores_outside.items()
+        }
+
+    def false_positives(self) -> dict[str, dict[str, float]]:
+        """By test and level: the share of images of the same kind with a p-value of at most the level."""
+        p = self.p_values(self.inside)
+        return {
+            name: {f"{level:g}": _share(values <= level) for level in LEVELS} for name, values in p.items()
+        }
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Turns predictions into p-values and verdicts."""
+
+    held_out: HeldOut
+    test: OodTest
+    novelty: float
+    error: float
+
+    @classmethod
+    def of(
+        cls,
+        held_out: HeldOut,
+        test: str | None = None,
+        novelty: float | None = None,
+        error: float | None = None,
+    ) -> "Judge":
+        """With the default test and levels where none are given.
+
+        A level below what so few held-out images can show is raised to the least one that they can.
+        """
+        chosen = default_test(held_out.statistics) if test is None else named_test(test, held_out.statistics)
+        smallest = chosen.fitted(held_out.statistics).smallest_p_value
+        return cls(
+            held_out,
+            chosen,
+            max(NOVELTY, smallest) if novelty is None else novelty,
+            max(ERROR, 1 / (len(held_out) + 1)) if error is None else error,
+        )
+
+    def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
+        """Among all held-out images, and among those of the same predicted class."""
+        values, known = self.test.statistic(statistics), self.test.statistic(self.held_out.statistics)
+        of_class = PerClass(self.test.detector).fit(known, self.held_out.statistics["predicted"])
+        own = of_class.p_value(values, statistics["predicted"])
+        return self.test.fitted(self.held_out.statistics).p_value(values), own
+
+    def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
+        """accept, ambiguous or novel."""
+        known = self.held_out.statistics["true_posterior"]
+        return verdicts(predictions.posterior, p_value, known, self.novelty, self.error)
+
+
+def shares(found: Sequence[Verdict]) -> dict[str, float]:
+    """How often each verdict was given."""
+    kinds = [verdict.kind for verdict in found]
+    return {kind: kinds.count(kind) / len(kinds) for kind in ("accept", "ambiguous", "novel")}
+
+
+def as_json(figures: Figures) -> dict[str, Any]:
+    """Values by name, and their intervals under ``intervals``."""
+    known = {name: figure for name, figure in figures.items() if figure is not None}
+    values: dict[str, Any] = {
+        name: None if figure is None else figure.value for name, figure in figures.items()
+    }
+    return values | {"intervals": {name: [figure.low, figure.high] for name, figure in known.items()}}
+
+
+def _share(flags: Tensor) -> float:
+    return flags.double().mean().item()

@@ -1,0 +1,64 @@
+"""What the figures share: colours, sizes, legends, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from candid.checkpoint import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+# Okabe & Ito's colours, which the colour-blind can tell apart; their yellow is too pale for lines.
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#808080"
+COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+DASHES = ("-", "--", ":", "-.")
+SMALL = 9
+STYLE: dict[RcKeyType, Any] = {
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "axes.titlesize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 10,
+    "legend.title_fontsize": 10,
+    "legend.frameon": False,
+    "figure.titlesize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.3,
+    "svg.hashsalt": "candid",  # the same figure is the same file
+    "svg.fonttype": "none",
+}
+
+
+def legend(figure: Figure, handles: Sequence[Artist], title: str | None = None, right: bool = False) -> None:
+    """One legend below all panels, of as many columns as fit, or beside them."""
+    if right:
+        figure.legend(handles=handles, title=title, loc="outside right upper", alignment="left")
+        return
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    columns = int(11 * figure.get_figwidth() / (longest + 7))
+    figure.legend(
+        handles=handles, title=title, loc="outside lower center", ncols=min(max(1, columns), len(handles))
+    )
+
+
+@rc_context(STYLE)
+def save(figure: Figure, path: Path, svg: bool = False) -> Path:
+    """Write ``figure`` as a PNG, and as an SVG beside it if asked for; return where the PNG is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=140, format="png")
+    if svg:
+        figure.set_layout_engine("none")  # both files have the layout of the first
+        with replacing(path.with_suffix(".svg")) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
+    return path

@@ -1,0 +1,288 @@
+"""Whole evaluations of small trained models: what is found, written, kept and refused."""
+
+import csv
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import candid
+from candid.checkpoint import load_any
+from candid.data import ArraySplit, open_dataset
+from candid.errors import CandidError
+from candid.evaluation.compare import read_rows
+from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, evaluate
+from candid.evaluation.heldout import HeldOut
+from candid.evaluation.output import write
+from candid.evaluation.predictions import Predictions
+from candid.training import train
+from tests.helpers import small_classifier
+from tests.training.runs import run, small_config
+
+COMMAND = [sys.executable, "-m", "candid", "evaluate"]
+ALL_TESTS = {
+    "one-tailed",
+    "typicality",
+    "two-tailed",
+    "complexity",
+    "typical-set",
+    "density-of-states",
+    "joint",
+}
+OF_ANY_CLASSIFIER = {"max-posterior", "energy", "max-logit", "mahalanobis", "code-length"}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    train(small_config(epochs=3, holdout=0.3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "resnet"
+    train(small_config(epochs=1, holdout=0.3, baseline=True), folder)
+    return folder / "model" / "best"
+
+
+@pytest.fixture
+def model(run_folder: Path, tmp_path: Path) -> Path:
+    """A copy of its own, to be changed."""
+    return Path(shutil.copytree(run_folder / "model" / "best", tmp_path / "model"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Images of another size and mode, in a folder without classes."""
+    folder = tmp_path / "photos" / "deep" / "inside"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for i in range(12):
+        Image.fromarray(random.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def evaluated(model: Path, **options: Any) -> Evaluation:
+    found = evaluate(Request(model, "digits", workers=0, **options))
+    assert found is not None
+    return found
+
+
+def notes(model: Path, **options: Any) -> str:
+    said: list[str] = []
+    evaluate(Request(model, "digits", workers=0, **options), say=said.append)
+    return "\n".join(said)
+
+
+def test_a_trained_model_carries_the_scores_of_the_images_kept_out(run_folder: Path) -> None:
+    model = candid.load(run_folder / "model" / "best")
+    held_out = HeldOut.of(model)
+    assert held_out is not None and held_out.gaussian is not None
+    val = open_dataset("digits", holdout=0.3).val
+    assert isinstance(val, ArraySplit) and len(held_out) == len(val)
+    expected = model.log_density(val.images / 255)
+    torch.testing.assert_close(held_out.statistics["log_density"], expected, rtol=1e-5, atol=0)
+
+
+def test_calibrating_again_finds_what_training_found(model: Path) -> None:
+    trained = load_any(model).calibration
+    fresh = load_any(model)
+    fresh.calibration = {}
+    candid.save(fresh, model)
+    assert not load_any(model).calibration
+    calibrate_model(Request(model, "digits", workers=0))
+    again = load_any(model).calibration
+    assert again.keys() == trained.keys()
+    for name, values in trained.items():
+        torch.testing.assert_close(again[name], values, rtol=1e-5, atol=1e-5)
+
+
+def test_figures_are_those_of_the_predictions(model: Path, run_folder: Path) -> None:
+    found = evaluated(model, ten_crop=True, temperature=True)
+    results = json.loads((run_folder / "results.json").read_text())["test"]
+    metrics = found.metrics
+    assert metrics["images"] == 359 and metrics["part"] == "test"
+    for name in ("accuracy", "cross_entropy", "bits_per_dim"):
+        assert metrics[name] == pytest.approx(results[name], rel=1e-6)
+        low, high = metrics["intervals"][name]
+        assert low <= metrics[name] <= high
+    assert metrics["L_Y"] == pytest.approx(metrics["cross_entropy"] + np.log(10))
+    offset = candid.load(model).bits_offset + np.log2(2 * np.pi) / 2
+    assert metrics["bits_per_dim"] == pytest.approx(metrics["L_X"] / np.log(2) + offset)
+    assert metrics["ten_crop"]["accuracy"] > 0.2
+    scaled = metrics["temperature_scaled"]
+    assert scaled["accuracy"] == metrics["accuracy"] and scaled["temperature"] > 0
+    assert scaled["ece"] != metrics["ece"]
+
+
+def test_every_test_is_made_on_every_set(model: Path, photos: Path) -> None:
+    found = evaluated(model, ood={"noise": "uniform-noise", "photos": str(photos)}, images=100)
+    assert found.metrics["ood"].keys() == {"noise", "photos"}
+    for tests in found.metrics["ood"].values():
+        assert tests.keys() == ALL_TESTS | OF_ANY_CLASSIFIER
+        assert all(0 <= value <= 1 for figures in tests.values() for value in figures.values())
+    assert found.metrics["ood"]["noise"]["joint"]["auc"] > 0.9
+    assert len(found.opinions["photos"].verdicts) == 12
+    for shares in found.metrics["verdicts"]["sets"].values():
+        assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_p_values_of_the_test_images_hold(model: Path) -> None:
+    found = evaluated(model)
+    n, held = 359, found.metrics["held_out_images"]
+    for name, rates in found.metrics["false_positives"].items():
+        spread = 3.5 * np.sqrt(0.1 * 0.9 * (1 / n + 2 / held))  # half of them are held out for densities
+        assert rates["0.1"] <= 0.1 + spread, name
+
+
+def test_a_baseline_has_all_but_likelihoods(baseline: Path, tmp_path: Path) -> None:
+    found = evaluated(baseline, ood={"noise": "uniform-noise"}, images=50)
+    assert not found.metrics.keys() & {"bits_per_dim", "L_X"}
+    assert found.metrics["ood"]["noise"].keys() == OF_ANY_CLASSIFIER
+    assert found.metrics["verdicts"]["test"] == "mahalanobis"
+    write(found, tmp_path)
+    header = (tmp_path / "images.csv").read_text().splitlines()[0]
+    assert "log_density" not in header and "verdict" in header
+
+
+def test_files_hold_a_line_for_each_image_and_test(model: Path, tmp_path: Path) -> None:
+    found = evaluated(model, ood={"noise": "uniform-noise"}, images=40)
+    write(found, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == found.metrics
+    rows = list(csv.DictReader((tmp_path / "out" / "images.csv").read_text().splitlines()))
+    assert [row["set"] for row in rows] == ["test"] * 40 + ["noise"] * 40
+    assert all(row["label"] == "" for row in rows[40:])
+    right = sum(row["label"] == row["predicted"] for row in rows[:40]) / 40
+    assert right == found.metrics["accuracy"]
+    assert {row["verdict"] for row in rows} <= {"accept", "ambiguous", "novel"}
+    assert all((row["verdict"] == "novel") == (row["classes"] == "") for row in rows)
+    tests = list(csv.DictReader((tmp_path / "out" / "ood.csv").read_text().splitlines()))
+    assert {row["test"] for row in tests} == ALL_TESTS | OF_ANY_CLASSIFIER
+
+
+def test_an_ensemble_adds_waic(model: Path, run_folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run_folder / "model" / "best", tmp_path / "other"))
+    noisy = candid.load(other)
+    torch.nn.init.zeros_(noisy.mixture.mean)
+    candid.save(noisy, other)
+    calibrate_model(Request(other, "digits", workers=0))
+    found = evaluated(model, ensemble=(other,), ood={"noise": "uniform-noise"}, images=50)
+    assert "waic" in found.metrics["ood"]["noise"]
+    calibrate_model(Request(other, "digits", workers=0, images=60))
+    with pytest.raises(CandidError, match="was calibrated on other images"):
+        evaluated(model, ensemble=(other,))
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "predictions").iterdir()}
+
+
+def test_two_processes_give_the_same_files_as_one(model: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", *COMMAND[2:]]
+    commands = {"one": COMMAND, "devices": [*COMMAND, "--devices=2"], "torchrun": torchrun}
+    printed = {}
+    for name, command in commands.items():
+        options = ("--ood=noise=uniform-noise", "--json", "--ten-crop", "--out", tmp_path / name)
+        done = run(model, "digits", *options, command=command)
+        assert done.returncode == 0, done.stderr
+        assert kept(tmp_path / name) == kept(tmp_path / "one")
+        printed[name] = json.loads(done.stdout)
+    assert printed["one"] == printed["devices"] == printed["torchrun"]
+    assert printed["one"].keys() >= {"accuracy", "bits_per_dim", "ece", "oce", "ood", "verdicts"}
+
+
+def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_anew(model: Path, tmp_path: Path) -> None:
+    first = evaluated(model, out=tmp_path)
+    (file,) = (tmp_path / "predictions").iterdir()
+    whole, date = file.read_bytes(), file.stat().st_mtime_ns
+    assert notes(model, out=tmp_path, temperature=True) == ""
+    assert file.stat().st_mtime_ns == date
+    file.write_bytes(whole[:1000])
+    assert "cut or damaged: it is made anew" in notes(model, out=tmp_path)
+    assert file.read_bytes() == whole
+    again = Predictions.load(file)
+    assert again is not None and torch.equal(again.logits, first.predictions.logits)
+
+
+def test_the_command_prints_tables_and_draws(model: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(model, "digits", "--ood", f"photos={photos}", "--out", out, command=COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert "top-1 accuracy" in done.stdout and "joint" in done.stdout and "ambiguous" in done.stdout
+    assert "photos: images of 20 x 30 pixels are fitted to 8 x 8" in done.stderr
+    for name in ("calibration", "ood_zones", "roc", "auc"):
+        with Image.open(out / f"{name}.png") as image:
+            image.verify()
+        assert (out / f"{name}.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ood": {"empty": "EMPTY"}}, "has no images: name a folder with some"),
+        ({"ood": {"missing": "/nowhere"}}, "There is no data set or folder '/nowhere'"),
+        ({"ood": {"test": "constant"}}, "Two sets of images are called 'test'"),
+        ({"test": "typicallity"}, "did you mean 'typicality'"),
+        ({"novelty": 1.5}, "'novelty' must be above 0 and below 1"),
+        ({"novelty": 0.0001}, "hold out at least 9999"),
+        ({"error": -1.0}, "'error' must be above 0"),
+        ({"images": 0}, "at least 1, not 0"),
+        ({"part": "all"}, None),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    model: Path, tmp_path: Path, options: dict[str, Any], message: str | None
+) -> None:
+    (tmp_path / "empty").mkdir()
+    if "ood" in options:
+        names = {
+            name: str(tmp_path / "empty") if spec == "EMPTY" else spec
+            for name, spec in options["ood"].items()
+        }
+        options = options | {"ood": names}
+    if message is None:
+        evaluated(model, **options)
+        return
+    with pytest.raises(CandidError, match=message) as raised:
+        evaluated(model, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_without_held_out_scores_says_how_to_add_them(tmp_path: Path) -> None:
+    plain = candid.save(candid.GenerativeClassifier.from_preset("digits"), tmp_path / "plain")
+    with pytest.raises(CandidError, match=f"candid calibrate {plain} DATA"):
+        evaluated(plain, ood={"noise": "uniform-noise"})
+    assert f"candid calibrate {plain} DATA" in notes(plain, images=20)
+    assert evaluated(plain, images=20).opinions == {}
+
+
+def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
+    three = candid.save(small_classifier(), tmp_path / "three")
+    with pytest.raises(CandidError, match="unknown to the model"):
+        evaluated(three)
+
+
+def test_models_are_compared_by_beta(model: Path, baseline: Path, tmp_path: Path) -> None:
+    folders = []
+    for name, path in (("resnet", baseline), ("one", model)):
+        write(evaluated(path), tmp_path / name)
+        folders.append(tmp_path / name)
+    ours, theirs = read_rows(folders)
+    assert ours["beta"] == 1.0 and theirs["beta"] is None and theirs["L_X"] is None
+    done = run(*folders, "--out", tmp_path / "both", command=[*COMMAND[:-1], "compare"])
+    assert done.returncode == 0, done.stderr
+    assert "ResNet" in done.stdout
+    assert (tmp_path / "both" / "trade_off.svg").exists()
+    assert len((tmp_path / "both" / "comparison.csv").read_text().splitlines()) == 3
+    write(evaluated(model, images=10), tmp_path / "few")
+    with pytest.raises(CandidError, match="evaluated on different images"):
+        read_rows([tmp_path / "one", tmp_path / "few"])
+    with pytest.raises(CandidError, match="evaluate the model first"):
+        read_rows([tmp_path])
