@@ -84,7 +84,7 @@ def evaluate(
     others = dict(_named(each) for each in ood or [])
     if len(others) < len(ood or []):
         raise CandidError("Two --ood sets have the same name: give each a name of its own.")
-    out = out or Path("evaluation") / "-".join(model.parts[-3:] if len(model.parts) > 2 else model.parts)
+    out = out or Path("evaluation") / _short_name(model)
 
     from candid.evaluation.evaluate import Request
     from candid.evaluation.evaluate import evaluate as run_evaluation
@@ -121,6 +121,12 @@ def evaluate(
         _print_metrics(evaluation.metrics)
         names = ", ".join(file.name for file in files)
         progress.say(f"Written to {out}: {names}; figures as SVG, too.")
+
+
+def _short_name(model: Path) -> str:
+    """``cifar10`` of runs/cifar10/model/best, ``cifar10-last`` of runs/cifar10/model/last."""
+    parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
+    return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
 
 
 def _named(option: str) -> tuple[str, str]:
@@ -164,8 +170,9 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
             for test in detection.scores_inside
         }
         by_set = {name: {test: aucs[test][name] for test in aucs} for name in detection.outside}
-        drawn["roc"] = plots.roc_curves(detection.curves(), by_set)
-        drawn["auc"] = plots.auc_table(aucs, {test.name: test.kind for test in TESTS})
+        kinds = {test.name: test.kind for test in TESTS}
+        drawn["roc"] = plots.roc_curves(detection.curves(), by_set, kinds)
+        drawn["auc"] = plots.auc_table(aucs, kinds)
     return [plots.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
 
 
@@ -213,10 +220,11 @@ def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
     table.add_column("test")
     for name in (*sets, "false positives"):
         table.add_column(name, justify="right")
-    best = {name: max(each["auc"] for each in tests.values()) for name, tests in sets.items()}
+    best = {name: f"{100 * max(each['auc'] for each in tests.values()):.1f}" for name, tests in sets.items()}
     for test, rates in metrics["false_positives"].items():
         aucs = {name: tests[test]["auc"] for name, tests in sets.items()}
-        cells = (f"[bold]{100 * v:.1f}[/]" if v == best[k] else f"{100 * v:.1f}" for k, v in aucs.items())
+        texts = {name: f"{100 * auc:.1f}" for name, auc in aucs.items()}
+        cells = (f"[bold]{text}[/]" if text == best[name] else text for name, text in texts.items())
         table.add_row(test, *cells, f"{100 * rates['0.05']:.1f} %")
     console.print(table)
 

@@ -16,6 +16,7 @@ from safetensors.torch import save as serialize
 
 import candid
 from candid import CheckpointError
+from candid.checkpoint import save_calibration
 from candid.info import describe
 from tests.helpers import small_classifier
 
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def weights_of(folder: Path) -> Path:
-    (path,) = folder.glob("*.safetensors")
+    (path,) = folder.glob("weights-*.safetensors")
     return path
 
 
@@ -85,6 +86,64 @@ def test_metadata_that_is_no_json_is_refused_before_anything_is_written(
     with pytest.raises(CheckpointError, match="JSON"):
         candid.save(model, folder)
     assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
+
+
+CALIBRATION = {"temperature": torch.tensor(1.5, dtype=torch.float64), "statistic.predicted": torch.arange(7)}
+
+
+def calibrated(folder: Path, **changes: torch.Tensor) -> Path:
+    """The file in which the calibration of the model in ``folder`` now is."""
+    model = candid.load(folder)
+    model.calibration = {**CALIBRATION, **changes}
+    save_calibration(model, folder)
+    (path,) = folder.glob("calibration-*")
+    return path
+
+
+def test_a_calibration_travels_with_the_model(folder: Path, tmp_path: Path) -> None:
+    assert candid.load(folder).calibration == {}
+    calibrated(folder)
+    copied = candid.load(candid.save(candid.load(folder), tmp_path / "copy"))
+    for model in (candid.load(folder), copied):
+        assert model.calibration.keys() == CALIBRATION.keys()
+        for name, values in CALIBRATION.items():
+            assert torch.equal(model.calibration[name], values)
+            assert model.calibration[name].dtype == values.dtype
+    copied.calibration = {}
+    candid.save(copied, tmp_path / "copy")
+    assert len(list((tmp_path / "copy").iterdir())) == 2
+
+
+def test_calibrating_leaves_the_weights_alone(folder: Path) -> None:
+    weights = weights_of(folder)
+    before = weights.stat(), weights.read_bytes(), json.loads((folder / "model.json").read_text())
+    first = calibrated(folder)
+    second = calibrated(folder, temperature=torch.tensor(2.5))
+    assert first.name != second.name and not first.exists()
+    record = json.loads((folder / "model.json").read_text())
+    assert record.pop("calibration")["file"] == second.name
+    assert (weights.stat(), weights.read_bytes(), record) == before
+    assert sorted(folder.iterdir()) == sorted([second, folder / "model.json", weights])
+    assert candid.load(folder).calibration["temperature"] == 2.5
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_damaged_calibration_gives_one_clear_sentence(folder: Path, damage: str) -> None:
+    path = calibrated(folder)
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[:50])
+    elif damage == "changed":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    expected = {
+        "missing": f"The file '{path.name}' with the calibration is missing from '{folder}': copy the whole",
+        "cut": f"'{path}' has 50 bytes instead of {len(content)}: copy it again.",
+        "changed": f"The content of '{path}' was changed since it was saved: copy it again.",
+    }
+    with pytest.raises(CheckpointError) as caught:
+        candid.load(folder)
+    assert str(caught.value).startswith(expected[damage])
 
 
 def cut_record(folder: Path) -> None:
@@ -147,7 +206,7 @@ DAMAGE = {
     "cut weights": (cut_weights, "1000 bytes instead of"),
     "scrambled weights": (scramble_weights, "was changed"),
     "a flipped bit": (flip_a_bit, "was changed"),
-    "renamed weights": (rename_weights, "missing"),
+    "renamed weights": (rename_weights, "The file 'weights-.*' with the weights is missing from"),
     "pickled weights": (pickle_weights, "not a whole safetensors file"),
     "foreign weights": (foreign_weights, "unknown tensor 'a.weight'"),
     "other shapes": (lambda f: other_means(f, torch.zeros(3, 7)), r"'mixture.mean'.*\(3, 7\)"),

@@ -1,8 +1,11 @@
+import copy
 import io
 import math
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +147,35 @@ def test_density_integrates_to_one() -> None:
         density = torch.cat([model.log_density(part).exp() for part in points.split(50_000)])
     volume = math.prod(float(axis[1] - axis[0]) for axis in axes)
     assert float(density.sum()) * volume == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("flow", [{}, {"entry": "7x7", "mixing": "permutation"}, {"dct": "released"}])
+def test_the_terms_of_stages_add_up_to_the_density(flow: dict[str, Any]) -> None:
+    model = small_classifier(blocks=(2, 1, 2), widths=(4, 4, 4), **flow)
+    x = grid_images(5, 3, 16, 16)
+    frozen, double = model.frozen(), copy.deepcopy(model).double()
+    for each, precision in ((double, 1e-9), (model, 1e-6), (frozen, 1e-6)):
+        outputs, terms = each.forward_by_stage(x)
+        assert terms.shape == (5, 2 + 3) and terms.dtype == torch.float64
+        torch.testing.assert_close(terms.sum(1), double.log_density(x), rtol=precision, atol=0)
+        torch.testing.assert_close(each.log_density_of(outputs), each.log_density(x), rtol=precision, atol=0)
+        torch.testing.assert_close(outputs.logits, each.logits(x))
+
+
+def test_each_stage_has_the_log_determinants_of_its_layers() -> None:
+    model = small_classifier(blocks=(2, 1), dct="released").double()
+    x = grid_images(3, 3, 16, 16)
+    _, terms = model.forward_by_stage(x)
+    z, by_layer = model._normalise(x, None), {}
+    for name, layer in model.flow.leaves():
+        z, by_layer[name] = layer(z)
+    expected = torch.zeros(3, 4, dtype=torch.float64)
+    expected[:, 0] = (model.mixture.log_prob(z) + model.mixture.log_priors).logsumexp(1)
+    expected[:, 1] = -model.dimensions * math.log(255 * model.image_std.item())
+    columns = {"entry": 1, "haar": 1, "pointwise": 1, "stage1": 2, "stage2": 3, "dct": 3}
+    for name, log_det in by_layer.items():
+        expected[:, columns[re.split("[._]", name)[0]]] += log_det
+    torch.testing.assert_close(terms, expected, rtol=1e-9, atol=0)
 
 
 def test_samples_are_eight_bit_images(generator: torch.Generator) -> None:

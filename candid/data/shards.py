@@ -162,6 +162,7 @@ def _in_turn(streams: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iter
     """
     settings: dict[str, Any] = {
         "batch_size": None,
+        "collate_fn": _unchanged,
         "num_workers": min(1, workers),
         "pin_memory": torch.cuda.is_available(),
         "prefetch_factor": 4 if workers else None,
@@ -177,6 +178,10 @@ def _in_turn(streams: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iter
             raise batch
         yield batch
         loaders.rotate(-1)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch  # torch would make lists of tuples
 
 
 def _training_stream(

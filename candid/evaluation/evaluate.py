@@ -17,7 +17,7 @@ from candid.evaluation import study
 from candid.evaluation.heldout import HeldOut, calibrate, fewer, needed
 from candid.evaluation.passes import Passes
 from candid.evaluation.predictions import Model, Predictions
-from candid.evaluation.study import Detection, Judge
+from candid.evaluation.study import LEVEL, Detection, Judge
 from candid.evaluation.suite import Statistics, statistics_of, with_ensemble
 from candid.evaluation.verdict import Verdict
 
@@ -136,6 +136,7 @@ def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: N
         "held_out_images": len(held_out),
         "false_positives": detection.false_positives(),
         "ood": detection.figures(),
+        "detected_in_class": {name: study.share(p.class_p_value <= LEVEL) for name, p in opinions.items()},
         "verdicts": {
             "test": judge.test.name,
             "novelty": judge.novelty,

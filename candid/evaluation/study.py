@@ -113,7 +113,7 @@ class Detection:
             name: {
                 test: {
                     **detection_figures(self.scores_inside[test], found),
-                    "detected": _share(self.p_values(self.outside[name])[test] <= LEVEL),
+                    "detected": share(self.p_values(self.outside[name])[test] <= LEVEL),
                 }
                 for test, found in scores.items()
             }
@@ -124,7 +124,7 @@ class Detection:
         """By test and level: the share of images of the same kind with a p-value of at most the level."""
         p = self.p_values(self.inside)
         return {
-            name: {f"{level:g}": _share(values <= level) for level in LEVELS} for name, values in p.items()
+            name: {f"{level:g}": share(values <= level) for level in LEVELS} for name, values in p.items()
         }
 
 
@@ -186,5 +186,6 @@ def as_json(figures: Figures) -> dict[str, Any]:
     return values | {"intervals": {name: [figure.low, figure.high] for name, figure in known.items()}}
 
 
-def _share(flags: Tensor) -> float:
+def share(flags: Tensor) -> float:
+    """Of those that are true."""
     return flags.double().mean().item()

@@ -70,7 +70,7 @@ def calibration(every: Bins, top: Bins, title: str = "", scaled: Bins | None = N
         handles.append(Line2D([], [], label=f"after temperature scaling{_error(scaled)}", **hollow))
     panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="share right")
     largest = max(1, *(int(bins.count.max()) for bins in (every, top, scaled or top)))
-    decades = range(0, math.ceil(math.log10(largest)) + 1, 1 if largest <= 1000 else 2)
+    decades = range(0, math.ceil(math.log10(largest)) + 1, 1 if largest < 10_000 else 2)
     panels[1, 0].set_yscale("symlog", linthresh=1)
     panels[1, 0].set_yticks([0, *(10**k for k in decades)])
     panels[1, 0].yaxis.set_major_formatter("{x:,.0f}")
@@ -213,7 +213,7 @@ def auc_table(aucs: Mapping[str, Mapping[str, float]], kinds: Mapping[str, str])
             ha="center",
             va="center",
             color="white" if dark else BLACK,
-            weight="bold" if auc == best[column] else "normal",
+            weight="bold" if round(auc, 3) == round(best[column], 3) else "normal",
         )
     groups = [kinds.get(test, "") for test in tests]
     for row in range(1, len(tests)):

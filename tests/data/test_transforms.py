@@ -13,6 +13,7 @@ from candid.data.transforms import (
     padded_crops,
     random_box,
     random_flips,
+    reflected_frame,
     resized,
     ten_crops,
     wobbled,
@@ -74,6 +75,15 @@ def test_a_padded_crop_is_reflect_padding_and_slicing(
         left, top = int(x * (2 * padding + 1)), int(y * (2 * padding + 1))
         expected = padded[i, :, top : top + height, left : left + width]
         assert np.array_equal(crops[i].numpy(), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12), st.integers(0, 12))
+def test_a_reflected_frame_is_reflect_padding(height: int, width: int, down: int, across: int) -> None:
+    images = torch.randint(256, (2, 3, height, width), dtype=torch.uint8)
+    framed = reflected_frame(images, (height + down, width + across))
+    sides = [(more // 2, more - more // 2) for more in (down, across)]
+    assert np.array_equal(framed.numpy(), np.pad(images.numpy(), [(0, 0), (0, 0), *sides], "reflect"))
 
 
 def test_every_shift_occurs_equally_often() -> None:

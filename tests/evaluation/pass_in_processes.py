@@ -1,4 +1,4 @@
-"""Every kind of pass, for test_passes: ``python -m`` this with the data, a folder and a number of processes."""
+"""Every kind of pass, for test_passes: ``python -m`` it with data, a folder and a number of processes."""
 
 import sys
 from pathlib import Path

@@ -143,7 +143,9 @@ def test_noise_costs_a_little_more_than_its_bytes(generator: torch.Generator) ->
 def test_lengths_rise_with_those_of_png() -> None:
     smooth = np.stack([pixels(seed, 32, 32) for seed in range(6)]).astype(np.int64)
     noise = np.random.default_rng(0).integers(-128, 128, smooth.shape)
-    series = [(smooth + noise * strength // 128).clip(0, 255).astype(np.uint8) for strength in (0, 4, 32, 128)]
+    series = [
+        (smooth + noise * strength // 128).clip(0, 255).astype(np.uint8) for strength in (0, 4, 32, 128)
+    ]
     found = np.stack([code_lengths(torch.from_numpy(kind).permute(0, 3, 1, 2)).numpy() for kind in series])
     png = np.array([[8 * len(encoded(Image.fromarray(each))) for each in kind] for kind in series])
     assert (np.diff(found, axis=0) > 0).all()

@@ -59,14 +59,27 @@ def test_progress_is_shown_by_images() -> None:
 
 
 def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
-    made = Passes(small_classifier(), folder=tmp_path / "new").predictions(array(), VIEW, "a test/1", GAUSSIAN)
+    made = Passes(small_classifier(), folder=tmp_path / "new").predictions(
+        array(), VIEW, "a test/1", GAUSSIAN
+    )
     again = Passes(small_classifier(), folder=tmp_path / "new")
     calls = counted(again)
     assert made is not None
     assert_equal(again.predictions(array(), VIEW, "a test/1", GAUSSIAN), made)
-    assert not calls
+    assert_equal(again.predictions(array(), VIEW, "another name", GAUSSIAN), made)
     (file,) = (tmp_path / "new").iterdir()
     assert file.name.startswith("a-test-1-")
+    assert not calls
+
+
+def test_a_pass_that_cannot_be_kept_is_made_nevertheless(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said: list[str] = []
+    passes = Passes(small_classifier(), folder=tmp_path / "file", say=said.append)
+    made = Passes(small_classifier()).predictions(array(), VIEW, "test")
+    assert made is not None
+    assert_equal(passes.predictions(array(), VIEW, "test"), made)
+    assert len(said) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in said[0]
 
 
 def touched(split: FileSplit) -> FileSplit:
@@ -79,12 +92,10 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
     "model": lambda split: {"model": small_classifier(seed=1)},
     "kind of model": lambda split: {"model": small_resnet()},
     "pixels": lambda split: {"split": replace(split, images=split.images ^ 1)},
-    "shape": lambda split: {"split": replace(split, images=split.images.view(23, 3, 16, 16).mT)},
     "labels": lambda split: {"split": replace(split, labels=split.labels.flip(0))},
     "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
     "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
     "view": lambda split: {"view": View(3, 16, 16)},
-    "name": lambda split: {"name": "val"},
     "no gaussian": lambda split: {"gaussian": None},
     "gaussian": lambda split: {"gaussian": replace(GAUSSIAN, means=torch.ones(1, 192))},
 }
@@ -160,7 +171,9 @@ def test_the_gaussian_of_features_is_that_of_the_model(
         features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
     moments = Moments(3, features.shape[1])
     moments.add(features, split.labels)
-    torch.testing.assert_close(found.distance(features), moments.gaussian().distance(features), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        found.distance(features), moments.gaussian().distance(features), rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize("kept", [False, True])

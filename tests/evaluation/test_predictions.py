@@ -121,7 +121,9 @@ def test_parts_join_and_split(images: Tensor) -> None:
     first, rest = whole[torch.arange(4)], whole[torch.arange(4, 11)]
     assert (len(first), first.paths) == (4, NAMES[:4])
     assert_equal(Predictions.joined([first, rest]), whole)
-    assert_equal(Predictions.joined([rest, whole[torch.arange(0)], first])[(torch.arange(11) - 4) % 11], whole)
+    assert_equal(
+        Predictions.joined([rest, whole[torch.arange(0)], first])[(torch.arange(11) - 4) % 11], whole
+    )
 
 
 ODD_NAMES = ("päth/ü 1.png", "two\nlines\r.png", " ", "", "猫/🐈.png", "no utf-8: \udcff\udc80")
@@ -141,7 +143,9 @@ def test_saved_predictions_come_back(make: Make, images: Tensor, tmp_path: Path)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=5))
 def test_any_path_comes_back(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> None:
     n, file = len(paths), tmp_path_factory.getbasetemp() / "any.safetensors"
-    some = Predictions(tuple(paths), torch.arange(n), torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None)
+    some = Predictions(
+        tuple(paths), torch.arange(n), torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None
+    )
     some.save(file)
     assert_equal(Predictions.load(file), some)
 

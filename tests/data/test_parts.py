@@ -1,0 +1,363 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from candid.data import ArraySplit, FileSplit, ShardSplit, View, named_batches, open_dataset
+from candid.data.formats import CIFAR_CLASSES
+from candid.data.parts import Part, open_images, open_part, thinned
+from candid.data.splits import Split, other_size
+from candid.errors import CandidError
+from tests.data.helpers import picture, write_folder, write_shard
+from tests.data.shard_helpers import VIEW, seeds, write_shards
+from tests.data.test_formats import write_binary_cifar, write_mnist
+
+DIGITS = tuple("0123456789")
+PETS = ("cat", "cow", "dog")
+
+
+def paths(split: object) -> list[Path]:
+    assert isinstance(split, FileSplit)
+    return list(split.paths)
+
+
+def labels(split: Split) -> list[int]:
+    assert not isinstance(split, ShardSplit)
+    return split.labels.tolist()
+
+
+def assert_same(one: object, other: object) -> None:
+    assert isinstance(one, ArraySplit) and isinstance(other, ArraySplit)
+    assert torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
+    assert one.named(torch.arange(len(one))) == other.named(torch.arange(len(other)))
+
+
+def classes_of(split: object) -> list[str]:
+    return [path.parent.name for path in paths(split)]
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_the_digits_are_divided_as_in_training(part: Part) -> None:
+    training = {"data": "digits", "holdout": 0.1, "split_seed": 4}
+    found = open_part("digits", DIGITS, part, training)
+    assert_same(found.split, getattr(open_dataset("digits", holdout=0.1, split_seed=4), part))
+    assert found.part == part
+    assert_same(open_part("digits", DIGITS).split, open_dataset("digits").test)
+    assert len(open_part("digits", DIGITS, "all").split) == 1797
+
+
+@pytest.mark.parametrize(
+    ("write", "names"), [(write_mnist, ("0", "1", "2", "3")), (write_binary_cifar, CIFAR_CLASSES)]
+)
+def test_published_sets_have_their_own_test_images(
+    write: Callable[[Path], Path], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec, training = str(write(tmp_path)), {"holdout": 0.25, "split_seed": 2}
+    data = open_dataset(spec, holdout=0.25, split_seed=2)
+    found = open_part(spec, names, None, training)
+    assert found.part == "test"
+    assert_same(found.split, data.test)
+    assert_same(open_part(spec, names, "val", training).split, data.val)
+    assert_same(open_part(spec, names, "train", training).split, data.train)
+
+
+def test_three_folders_are_three_parts(tmp_path: Path) -> None:
+    parts: tuple[Part, ...] = ("train", "val", "test")
+    for name in parts:
+        write_folder(tmp_path / name, {"cat": 2, "dog": 1})
+    for name in parts:
+        found = open_part(str(tmp_path), PETS, name if name != "test" else None)
+        assert found.part == name
+        assert paths(found.split) == sorted((tmp_path / name).rglob("*.png"))
+        assert labels(found.split) == [0, 0, 2]
+    with pytest.raises(CandidError, match="has train and val and test: choose one of them"):
+        open_part(str(tmp_path), PETS, "all")
+
+
+@pytest.mark.parametrize("trained_on_it", [False, True])
+def test_without_test_images_those_to_validate_on_are_taken(tmp_path: Path, trained_on_it: bool) -> None:
+    training = {"data": str(tmp_path)} if trained_on_it else {}
+    write_folder(tmp_path / "val", {"cat": 1, "dog": 1})
+    assert open_part(str(tmp_path), PETS, None, training).part == "val"
+    for part in ("train", "test"):
+        with pytest.raises(CandidError, match=f"has no {part} images: choose val"):
+            open_part(str(tmp_path), PETS, part, training)
+    write_folder(tmp_path / "train", {"cat": 4, "dog": 4})
+    assert open_part(str(tmp_path), PETS, None, training).part == "val"
+    with pytest.raises(CandidError, match="has no test images: choose another part of it, such as val"):
+        open_part(str(tmp_path), PETS, "test", training)
+
+
+def test_test_images_alone_leave_validation_to_what_was_held_out(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 8, "dog": 8})
+    write_folder(tmp_path / "test", {"cat": 1, "dog": 1})
+    training = {"data": str(tmp_path), "holdout": 0.25, "split_seed": 9}
+    found = open_part(str(tmp_path), PETS, "val", training).split
+    assert paths(found) == paths(open_dataset(str(tmp_path), holdout=0.25, split_seed=9).val)
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("part", [None, "val", "train"])
+def test_class_folders_are_divided_as_in_training(
+    tmp_path: Path, part: Part | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "pets", {"cat": 20, "dog": 10})
+    monkeypatch.chdir(tmp_path)
+    training = {"data": "pets", "holdout": 0.25, "split_seed": 3}
+    found = open_part(f"{tmp_path}/pets/", PETS, part, training)
+    assert found.part == (part or "test")
+    data = open_dataset("pets", holdout=0.25, split_seed=3)
+    expected = [tmp_path / path for path in paths(getattr(data, found.part))]
+    assert paths(found.split) == expected
+    assert classes_of(found.split) == [PETS[label] for label in labels(found.split)]
+
+
+@pytest.mark.parametrize("training", [None, {}, {"data": "digits"}, {"data": "pets/cat"}])
+def test_class_folders_that_a_model_never_saw_are_taken_whole(
+    tmp_path: Path, training: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "pets", {"dog": 3, "cow": 3})
+    monkeypatch.chdir(tmp_path / "pets")
+    for spec in ("../pets", "."):
+        found = open_part(spec, PETS, None, training)
+        assert (found.part, len(found.split)) == ("all", 6)
+    assert len(open_part(".", PETS, "val", {"holdout": 0.5}).split) == 2  # on demand
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.permutations(PETS), st.sets(st.sampled_from(PETS), min_size=1))
+def test_labels_are_the_models_whatever_its_order(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], present: set[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("pets")
+    write_folder(folder, dict.fromkeys(present, 1))
+    found = open_part(str(folder), names).split
+    assert [names[label] for label in labels(found)] == classes_of(found) == sorted(present)
+
+
+def test_without_names_the_order_of_classes_counts(tmp_path: Path) -> None:
+    nameless = tuple(map(str, range(4)))
+    write_folder(tmp_path / "pets", {"cat": 1, "cow": 1, "dog": 1})
+    assert labels(open_part(str(tmp_path / "pets"), nameless).split) == [0, 1, 2]
+    named = ("zero", "one", "two", "three")
+    (tmp_path / "idx").mkdir()
+    assert labels(open_part(str(write_mnist(tmp_path / "idx")), named).split)[:5] == [0, 1, 2, 3, 0]
+    write_folder(tmp_path / "numbers", {"2": 1, "3": 1})
+    assert labels(open_part(str(tmp_path / "numbers"), nameless).split) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("cat", "cow", "dogs"), "has a class 'dog', unknown to the model: did you mean 'dogs'?"),
+        (("bus", "plane"), "has a class 'cat', unknown to the model: choose one of bus, plane"),
+        (("0", "1"), "has a class 'cat', unknown to the model: choose one of 0, 1"),
+    ],
+)
+def test_an_unknown_class_is_named_with_a_hint(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    write_folder(tmp_path, {"cat": 1, "cow": 1, "dog": 1})
+    with pytest.raises(CandidError) as caught:
+        open_part(str(tmp_path), names)
+    assert message in str(caught.value)
+
+
+def test_what_is_no_data_set_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CandidError, match="has no class folders: give a folder with"):
+        open_part(str(tmp_path), PETS)
+    with pytest.raises(CandidError, match="no data set or folder"):
+        open_part(str(tmp_path / "nowhere"), PETS)
+
+
+def shard_labels(split: Split) -> dict[int, int]:
+    """By the number of the picture."""
+    found = [(int(name.rsplit("/", 1)[1]), int(y)) for _, ys, ns in named_batches(split, VIEW, 4)
+             for y, name in zip(ys, ns, strict=True)]  # fmt: skip
+    assert len(found) == len(dict(found)) == len(split)
+    return dict(found)
+
+
+def test_a_folder_of_shards_has_parts(tmp_path: Path) -> None:
+    spec = str(write_shards(tmp_path))
+    for part, size in ((None, 5), ("test", 5), ("val", 11), ("train", 36)):
+        found = open_part(spec, PETS, part)  # type: ignore[arg-type]
+        assert (found.part, len(found.split)) == (part or "test", size)
+        assert all(label == number % 3 for number, label in shard_labels(found.split).items())
+    (tmp_path / "test.tar").unlink()
+    assert open_part(spec, PETS).part == "val"
+    with pytest.raises(CandidError, match="has no test shards: choose train or val"):
+        open_part(spec, PETS, "test")
+    with pytest.raises(CandidError, match="label 2, but the classes go from 0 to 1"):
+        open_part(spec, PETS[:2])
+    one = open_part(f"{spec}/val-{{0..1}}.tar", PETS)
+    assert (one.part, len(one.split)) == ("all", 11)
+
+
+def test_shards_with_a_list_of_classes_get_the_models_labels(tmp_path: Path) -> None:
+    spec = str(write_shards(tmp_path))
+    (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
+    found = open_part(spec, ("bird", "cat", "cow", "dog")).split
+    assert all(label == (3, 1, 0)[number % 3] for number, label in shard_labels(found).items())
+    assert found.fingerprint() != open_part(spec, ("dog", "cat", "bird")).split.fingerprint()
+    with pytest.raises(CandidError, match="class 'bird', unknown to the model: choose one of"):
+        open_part(spec, PETS)
+
+
+def test_any_folder_is_a_set_of_images_without_labels(tmp_path: Path) -> None:
+    write_folder(tmp_path / "deep" / "er", {"x": 2, ".hidden": 1})
+    (tmp_path / "a b.PNG").write_bytes(picture(0))
+    (tmp_path / "notes.txt").write_text("no image")
+    found = open_images(str(tmp_path), VIEW)
+    expected = ["a b.PNG", "deep/er/x/000.png", "deep/er/x/001.png"]
+    assert [str(path.relative_to(tmp_path)) for path in paths(found)] == expected
+    assert labels(found) == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (("train", "val", "test"), "test"),
+        (("train", "val"), "val"),
+        (("val", "test"), "test val"),
+        (("train",), "train"),
+    ],
+)
+def test_of_several_folders_the_test_images_are_taken(
+    tmp_path: Path, folders: tuple[str, ...], expected: str
+) -> None:
+    for name in folders:
+        write_folder(tmp_path / name, {"cat": 1})
+    found = paths(open_images(str(tmp_path), VIEW))
+    assert found == [tmp_path / name / "cat" / "000.png" for name in expected.split()]
+
+
+def test_a_data_set_is_a_set_of_images_without_labels(tmp_path: Path) -> None:
+    found = open_images(str(write_binary_cifar(tmp_path)), VIEW)
+    test = open_dataset(str(tmp_path)).test
+    assert isinstance(test, ArraySplit)
+    assert_same(found, replace(test, labels=torch.full((20,), -1)))
+    assert set(labels(open_images("digits", VIEW))) == {-1}
+
+
+def test_shards_are_a_set_of_images_without_labels(tmp_path: Path) -> None:
+    write_shard(tmp_path / "any.tar", range(40, 50), classes=9)
+    found = open_images(str(tmp_path / "any.tar"), VIEW)
+    assert shard_labels(found) == dict.fromkeys(range(40, 50), -1)
+
+
+@pytest.mark.parametrize("kind", ["uniform-noise", "constant"])
+@pytest.mark.parametrize("view", [View(1, 4, 6), View(3, 5, 2)])
+def test_made_images_are_always_the_same(kind: str, view: View) -> None:
+    found = open_images(kind, view)
+    assert isinstance(found, ArraySplit)
+    assert found.images.shape == (2000, view.channels, *view.size) and found.images.dtype == torch.uint8
+    assert_same(found, open_images(kind, view))
+    assert set(labels(found)) == {-1}
+    assert other_size(found, view) is None
+    assert (found.images[:, :, :1, :1] == found.images).all() == (kind == "constant")
+    assert found.images.double().mean().item() == pytest.approx(127.5, abs=5)
+    assert (int(found.images.min()), int(found.images.max())) == (0, 255)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(CandidError, match="has no images: name a folder with some, or one of uniform-noise"):
+        open_images(str(tmp_path), VIEW)
+    with pytest.raises(CandidError, match="no data set or folder 'unifrom-noise'"):
+        open_images("unifrom-noise", VIEW)
+
+
+def numbered(images: int) -> ArraySplit:
+    """Images whose label and whose pixel is their number."""
+    numbers = torch.arange(images)
+    return ArraySplit(numbers.to(torch.uint8).view(-1, 1, 1, 1), numbers)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100), st.integers(1, 120))
+def test_thinning_keeps_images_evenly(images: int, wanted: int) -> None:
+    found = labels(thinned(numbered(images), wanted))
+    assert len(found) == min(images, wanted)
+    assert found[0] == 0
+    gaps = {b - a for a, b in zip(found, [*found[1:], images], strict=True)}
+    assert min(gaps) >= 1 and max(gaps) - min(gaps) <= 1
+
+
+def test_thinning_none_is_refused_and_shards_cannot_be_thinned(tmp_path: Path) -> None:
+    split = numbered(5)
+    assert thinned(split, None) is split
+    with pytest.raises(CandidError, match="at least 1, not 0"):
+        thinned(split, 0)
+    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), VIEW)
+    assert thinned(shards, 4) is shards
+    with pytest.raises(CandidError, match="leave --images out"):
+        thinned(shards, 3)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_names_follow_their_images(data: st.DataObject) -> None:
+    """Through subsets of subsets, into the batches of any number of processes."""
+    split = numbered(data.draw(st.integers(1, 40)))
+    if data.draw(st.booleans()):
+        split = replace(split, names=tuple(f"n{i}" for i in range(len(split))))
+    prefix = "n" if split.names else ""
+    for _ in range(data.draw(st.integers(0, 2))):
+        chosen = data.draw(st.lists(st.integers(0, len(split) - 1), min_size=1))
+        split = split.subset(torch.tensor(chosen))
+    world, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+    seen = 0
+    for rank in range(world):
+        for images, ys, names in named_batches(split, View(1, 1, 1), size, rank, world):
+            assert names == tuple(f"{prefix}{y}" for y in ys.tolist())
+            assert images.flatten().tolist() == ys.tolist()
+            seen += len(names)
+    assert seen == len(split)
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_are_called_by_their_path_cached_or_not(tmp_path: Path, crop: Any, workers: int) -> None:
+    write_folder(tmp_path, {"cat": 4, "cow": 3, "dog": 4})
+    (tmp_path / "cow" / "001.png").write_bytes(b"")
+    view = View(3, 10, 12, crop)
+    split, skipped = thinned(open_images(str(tmp_path), view), 10).prepared(
+        view, True, lambda items, *_: items
+    )
+    assert isinstance(split, ArraySplit if crop == "none" else FileSplit) and len(skipped) == 1
+    batches = list(named_batches(split, view, 4, workers=workers))
+    names = [name for *_, batch in batches for name in batch]
+    number_of = {str(path): i for i, path in enumerate(sorted(tmp_path.rglob("*.png")))}
+    images: list[tuple[Tensor, Tensor]] = [
+        (x, torch.tensor([number_of[name] % 3 for name in batch])) for x, _, batch in batches
+    ]
+    assert seeds(images) == [number_of[name] for name in names] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_of_shards_are_called_by_shard_and_key(tmp_path: Path, workers: int) -> None:
+    split = open_part(str(write_shards(tmp_path)), PETS, "val").split
+    for rank in range(2):
+        for images, ys, names in named_batches(split, VIEW, 4, rank, 2, workers):
+            shard = f"{tmp_path}/val-{rank}.tar"
+            assert names == tuple(f"{shard}/{seed:05}" for seed in seeds([(images, ys)]))
+
+
+def test_another_size_is_told(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 1})
+    files = open_images(str(tmp_path), VIEW)
+    assert other_size(files, View(3, 10, 12)) is None
+    assert other_size(files, View(3, 12, 10)) == "10 x 12"
+    assert other_size(numbered(3), View(1, 1, 1)) is None
+    assert other_size(numbered(3), View(1, 2, 1)) == "1 x 1"
+    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), VIEW)
+    assert other_size(shards, View(3, 1, 1)) is None
+    paths(files)[0].write_bytes(b"no image")
+    assert other_size(files, VIEW) is None
+    paths(files)[0].unlink()
+    assert other_size(files, VIEW) is None
