@@ -1,5 +1,6 @@
 """Processes, devices and signals: what surrounds a training run or a pass over a data set."""
 
+import atexit
 import logging
 import os
 import signal
@@ -44,9 +45,16 @@ def launch(devices: int | None = None, precision: str = "32") -> Fabric:
         precision=PRECISION[precision],
     )
     fabric.launch()
+    atexit.register(_leave)
     if not on_gpu:
         keep_freed_memory()
     return fabric
+
+
+def _leave() -> None:
+    """Close the connections before the interpreter takes its threads apart, which can abort it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def summed(fabric: Fabric, values: Tensor) -> Tensor:

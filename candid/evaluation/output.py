@@ -12,7 +12,7 @@ from candid.baseline import ResNet
 from candid.checkpoint import replacing
 from candid.errors import CandidError
 from candid.evaluation.evaluate import Evaluation
-from candid.evaluation.predictions import Predictions
+from candid.evaluation.predictions import ANY_NAME, Predictions
 from candid.evaluation.suite import TESTS
 
 
@@ -28,7 +28,7 @@ def write(evaluation: Evaluation, out: Path) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             with replacing(out / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+                temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
     except OSError as error:
         raise CandidError(f"Can't write to '{out}' ({error}): free some space, or change --out.") from error
     return [out / name for name in texts]

@@ -148,7 +148,7 @@ def only_other_files(folder: Path) -> None:
         (empty, "has no class folders: give at least two"),
         (one_class, "has 1 class folder: give at least two"),
         (empty_class, "class folder '.*dog' has no images"),
-        (unknown_class, "dogs' is no class of .*train': did you mean 'dog'?"),
+        (unknown_class, "dogs' is no class of the training images: did you mean 'dog'?"),
         (no_train, "has val and test but no train folder"),
         (empty_val, "val' has no class folders with images"),
         (only_other_files, "class folder '.*cat' has no images"),

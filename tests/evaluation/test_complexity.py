@@ -118,7 +118,8 @@ def test_a_code_length_is_that_of_a_code_that_can_be_decoded(image: Tensor) -> N
     code = encode(image)
     assert torch.equal(decode(code, *image.shape), image)
     assert code_lengths(image[None]).tolist() == [len(code)]
-    assert len(code) <= (8 + 4 / image.shape[2]) * image.numel()
+    channels, height, width = image.shape
+    assert len(code) <= channels * height * (8 * width + 4)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

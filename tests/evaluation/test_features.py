@@ -42,7 +42,8 @@ def test_distances_are_the_plain_ones(
     seed: int, classes: int, features: int, offset: float, constant: bool
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(90, features, generator=g) @ torch.randn(features, features, generator=g) + offset
+    turn = torch.linalg.qr(torch.randn(features, features, generator=g)).Q
+    x = (0.1 + torch.rand(features, generator=g)) * torch.randn(90, features, generator=g) @ turn + offset
     if constant and features > 1:
         x[:, 0] = offset
     labels = 2 * torch.randint(0, classes, (90,), generator=g)  # odd classes are never seen
