@@ -47,7 +47,7 @@ def open_part(
         return Chosen(replace(found, numbers=tuple(numbers)), chosen)
     own, own_names = _own_parts(spec)
     if part is None:
-        trained_on_it = spec == "digits" or ("data" in training and _same(spec, str(training["data"])))
+        trained_on_it = spec == "digits" or ("data" in training and _alike(spec, str(training["data"])))
         kept_apart: Part = "test" if trained_on_it else "all"
         part = "test" if "test" in own else "val" if "val" in own else kept_apart
     if part in own and part != "train":
@@ -81,8 +81,9 @@ def _own_parts(spec: str) -> tuple[dict[str, IndexedSplit], tuple[str, ...]]:
     return {name: image_files(part, names) for name, part in folders.items()}, names
 
 
-def _same(one: str, other: str) -> bool:
-    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+def _alike(one: str, other: str) -> bool:
+    """Whether two folders have the same name: data may have been moved, or named from another folder."""
+    return Path(one).expanduser().resolve().name == Path(other).expanduser().resolve().name
 
 
 def _relabelled(

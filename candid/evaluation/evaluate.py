@@ -89,43 +89,41 @@ def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: N
     if not fabric.is_global_zero:
         track, say = quietly, lambda text: None
     model = checkpoint.load_any(request.model)
-    held_out = HeldOut.of(model)
-    if request.ood or request.ensemble or request.temperature or request.test:
-        held_out = needed(model, request.model)
+    others = {path: checkpoint.load_any(path) for path in request.ensemble}
+    held_out = _held_out(request, model, others)
+    judge = None if held_out is None else Judge.of(held_out, request.test, request.novelty, request.error)
     part, splits = _splits(request, model, track, say)
+    view = view_of(model)
 
-    def passes_of(each: Model, folder: Path) -> tuple[Passes, dict[str, Predictions | None]]:
+    def ask(each: Model, folder: str) -> tuple[Passes, dict[str, Predictions | None]]:
         known = HeldOut.of(each)
-        passes = Passes(each, fabric, _kept_in(request, folder), request.workers, track, say)
         gaussian = None if known is None else known.gaussian
-        found = {
-            name: passes.predictions(split, view_of(model), name, gaussian) for name, split in splits.items()
+        kept_in = None if request.out is None else request.out / folder
+        passes = Passes(each, fabric, kept_in, request.workers, track, say)
+        return passes, {
+            name: passes.predictions(split, view, name, gaussian) for name, split in splits.items()
         }
-        return passes, found
 
-    passes, found = passes_of(model, request.model)
-    crops = passes.ten_crops(splits[part], view_of(model), part) if request.ten_crop else None
-    others = [
-        (_companion(path, model, held_out), passes_of(checkpoint.load_any(path), path)[1])
-        for path in request.ensemble
-    ]
+    passes, found = ask(model, "predictions")
+    crops = passes.ten_crops(splits[part], view, part) if request.ten_crop else None
+    theirs = [ask(each, "predictions/ensemble")[1] for each in others.values()]
     if not fabric.is_global_zero:
         return None
 
     predictions = _present(found)
     metrics = _metrics(request, model, part, predictions[part], crops)
-    if held_out is None:
+    if held_out is None or judge is None:
         say(f"no p-values and verdicts: to add them, run 'candid calibrate {request.model} DATA'")
         return Evaluation(metrics, predictions[part], None, None, {}, model)
     statistics = {name: statistics_of(each) for name, each in predictions.items()}
     if others:
-        known = with_ensemble(held_out.statistics, [each.statistics for each, _ in others])
-        held_out = replace(held_out, statistics=known)
-        theirs = [{k: statistics_of(v) for k, v in _present(each).items()} for _, each in others]
-        statistics = {k: with_ensemble(v, [each[k] for each in theirs]) for k, v in statistics.items()}
+        companions = [_present(each) for each in theirs]
+        statistics = {
+            name: with_ensemble(own, [statistics_of(each[name]) for each in companions])
+            for name, own in statistics.items()
+        }
     outside = {name: each for name, each in statistics.items() if name != part}
     detection = Detection(held_out, statistics[part], outside)
-    judge = Judge.of(held_out, request.test, request.novelty, request.error)
     opinions = {name: _opinions(judge, each, statistics[name]) for name, each in predictions.items()}
     scaled = None
     if request.temperature:
@@ -188,24 +186,23 @@ def training_of(model: Model) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _kept_in(request: Request, model: Path) -> Path | None:
-    if request.out is None:
-        return None
-    folder = request.out / "predictions"
-    return folder if model == request.model else folder / "ensemble"
-
-
-def _companion(path: Path, model: Model, held_out: HeldOut | None) -> HeldOut:
-    """What another model of the ensemble knows of the same held-out images."""
-    other = checkpoint.load_any(path)
-    found = needed(other, path)
-    if "log_density" not in found.statistics or held_out is None or "log_density" not in held_out.statistics:
+def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> HeldOut | None:
+    """What the model, and with it the others of its ensemble, know of held-out images."""
+    if not (request.ood or request.ensemble or request.temperature or request.test):
+        return HeldOut.of(model)
+    own = needed(model, request.model)
+    if not others:
+        return own
+    known = {path: needed(other, path) for path, other in others.items()}
+    if not all("log_density" in each.statistics for each in (own, *known.values())):
         raise CandidError("An ensemble is for generative classifiers: a ResNet has no likelihood.")
-    if other.image_shape != model.image_shape or found.images != held_out.images:
-        raise CandidError(
-            f"'{path}' was calibrated on other images: calibrate all models of an ensemble on the same data."
-        )
-    return found
+    for path, each in known.items():
+        if others[path].image_shape != model.image_shape or each.images != own.images:
+            raise CandidError(
+                f"'{path}' was calibrated on other images: calibrate all models of an ensemble on the same."
+            )
+    statistics = with_ensemble(own.statistics, [each.statistics for each in known.values()])
+    return replace(own, statistics=statistics)
 
 
 def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from candid.baseline import ResNet
+from candid.errors import CandidError
 from candid.evaluation.calibration import Interval, calibration_figures, mean_interval
 from candid.evaluation.heldout import HeldOut
 from candid.evaluation.metrics import check_labels, label_ranks
-from candid.evaluation.ood import Detector, PerClass
+from candid.evaluation.ood import Detector, PerClass, checked_level
 from candid.evaluation.predictions import Model, Predictions
 from candid.evaluation.roc import Roc, detection_figures, roc_curve
 from candid.evaluation.suite import OodTest, Statistics, available_tests, default_test, named_test
-from candid.evaluation.verdict import Verdict, verdicts
+from candid.evaluation.verdict import Verdict, check_enough, verdicts
 
 LEVELS = (0.01, 0.05, 0.1)
 """At which false positives are counted."""
@@ -151,12 +152,15 @@ class Judge:
         """
         chosen = default_test(held_out.statistics) if test is None else named_test(test, held_out.statistics)
         smallest = chosen.fitted(held_out.statistics).smallest_p_value
-        return cls(
-            held_out,
-            chosen,
-            max(NOVELTY, smallest) if novelty is None else novelty,
-            max(ERROR, 1 / (len(held_out) + 1)) if error is None else error,
-        )
+        novelty = max(NOVELTY, smallest) if novelty is None else novelty
+        error = max(ERROR, 1 / (len(held_out) + 1)) if error is None else error
+        if checked_level("novelty", novelty) < smallest:
+            raise CandidError(
+                f"With {len(held_out)} held-out images no image can be called novel at the level {novelty} "
+                f"by the test '{chosen.name}': calibrate with more, or raise --novelty to {smallest:.2g}."
+            )
+        check_enough("error", error, len(held_out), "no class can be ruled out")
+        return cls(held_out, chosen, novelty, error)
 
     def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
         """Among all held-out images, and among those of the same predicted class."""
