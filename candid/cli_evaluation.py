@@ -186,14 +186,15 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     table = Table(
         title=title,
         title_justify="left",
-        caption="in brackets: 95 % bootstrap intervals; see docs/evaluation.md for what each figure is",
+        caption="in brackets: 95 % bootstrap intervals",
     )
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
     for key, (label, factor, form) in FIGURES.items():
         if key in metrics:
-            table.add_row(label, *(_with_interval(each, key, factor, form) for each in columns.values()))
+            own, *others = (_shown(each, key, factor, form) for each in columns.values())
+            table.add_row(label, own + _interval(metrics, key, factor, form), *others)
     console.print(table)
     if metrics.get("ood"):
         _print_ood(console, metrics)
@@ -201,12 +202,19 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         _print_verdicts(console, metrics)
 
 
-def _with_interval(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
+def _shown(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
     value = figures.get(key)
     if value is None:
         return "none so sure" if key == "oce" and key in figures else ""
-    low, high = (form.format(factor * end).removesuffix(" %") for end in figures["intervals"][key])
-    return f"{form.format(factor * value)}  [{low}, {high}]"
+    return form.format(factor * value)
+
+
+def _interval(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
+    ends = figures["intervals"].get(key)
+    if ends is None:
+        return ""
+    low, high = (form.format(factor * end).removesuffix(" %") for end in ends)
+    return f" [dim]({low} to {high})[/]"
 
 
 def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
