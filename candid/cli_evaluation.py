@@ -18,6 +18,10 @@ Devices = Annotated[
 Workers = Annotated[int, typer.Option(help="Loading processes for each process.")]
 Images = Annotated[int | None, typer.Option(help="Only so many images of each set, evenly spread.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that can't be read.")]
+PartOption = Annotated[
+    Literal["train", "val", "test", "all"] | None,
+    typer.Option(help="Which images of DATA.", show_default="as it has: test, val, all"),
+]
 FIGURES = {
     "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
     "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
@@ -40,10 +44,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="The folder for results.", show_default="evaluation/MODEL")
     ] = None,
-    part: Annotated[
-        Literal["train", "val", "test", "all"] | None,
-        typer.Option(help="Which images of DATA.", show_default="test, else val, else all"),
-    ] = None,
+    part: PartOption = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,7 +89,7 @@ def evaluate(
 
     from candid.evaluation.evaluate import Request
     from candid.evaluation.evaluate import evaluate as run_evaluation
-    from candid.evaluation.output import write
+    from candid.evaluation.output import remove_results, write
     from candid.training import Progress
 
     progress = Progress()
@@ -112,6 +113,7 @@ def evaluate(
     evaluation = run_evaluation(request, progress.track, progress.say)
     if evaluation is None:
         return
+    remove_results(out)
     files = write(evaluation, out)
     with progress.console.status("drawing figures"):
         files += _figures(evaluation, out)
@@ -256,6 +258,7 @@ def calibrate(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="What the model was trained on, or other labelled images.")
     ],
+    part: PartOption = None,
     images: Images = None,
     skip_bad: SkipBad = False,
     devices: Devices = None,
@@ -263,14 +266,17 @@ def calibrate(
 ) -> None:
     """Let a model carry what held-out images look like to it: p-values and verdicts come from that.
 
-    'candid train' does it at its end. The images are those that were kept out of training; of a model
-    without a record of its training, all images of DATA.
+    'candid train' does it at its end. By default the images are those of DATA that were kept out of
+    training; of data that the model was not trained on, its test images, else val, else all. Evaluate the
+    model on others: with --images, only so many of them are used, and p-values are checked on the rest.
     """
     from candid.evaluation.evaluate import Request, calibrate_model
     from candid.training import Progress
 
     progress = Progress()
-    request = Request(model, data, images=images, skip_bad=skip_bad, devices=devices, workers=workers)
+    request = Request(
+        model, data, part=part, images=images, skip_bad=skip_bad, devices=devices, workers=workers
+    )
     found = calibrate_model(request, progress.track, progress.say)
     if found is not None:
         progress.say(f"{model} now carries the scores of {len(found):,} held-out images.")

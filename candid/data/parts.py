@@ -1,7 +1,8 @@
 """Images to evaluate a trained model on: one part of a data set with the model's labels, or any images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,16 +48,15 @@ def open_part(
         return Chosen(replace(found, numbers=tuple(numbers)), chosen)
     own, own_names = _own_parts(spec)
     if part is None:
-        trained_on_it = spec == "digits" or ("data" in training and _alike(spec, str(training["data"])))
-        kept_apart: Part = "test" if trained_on_it else "all"
+        kept_apart: Part = "test" if trained_on(spec, training) else "all"
         part = "test" if "test" in own else "val" if "val" in own else kept_apart
     if part in own and part != "train":
-        return Chosen(_relabelled(own[part], own_names, class_names, spec), part)
+        return Chosen(_relabelled(own[part](), own_names, class_names, spec), part)
     if part == "all":
         if len(own) > 1:
             raise CandidError(f"'{spec}' has {' and '.join(own)}: choose one of them.")
         (split,) = own.values()
-        return Chosen(_relabelled(split, own_names, class_names, spec), "all")
+        return Chosen(_relabelled(split(), own_names, class_names, spec), "all")
     if not own.keys() & {"train", "all"}:
         raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(own)}.")
     options = {key: training[key] for key in ("holdout", "split_seed") if key in training}
@@ -66,11 +66,11 @@ def open_part(
     return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec), part)
 
 
-def _own_parts(spec: str) -> tuple[dict[str, IndexedSplit], tuple[str, ...]]:
-    """The parts that the data set itself has; all images as one part if it has class folders alone."""
+def _own_parts(spec: str) -> tuple[dict[str, Callable[[], IndexedSplit]], tuple[str, ...]]:
+    """The parts that the data set has, to be opened; all images as one part if it has only class folders."""
     arrays = read_arrays(spec)
     if arrays is not None:
-        return dict(arrays[0]), arrays[1]
+        return {name: partial(_identity, split) for name, split in arrays[0].items()}, arrays[1]
     folder = Path(spec).expanduser()
     folders = {name: folder / name for name in PARTS if (folder / name).is_dir()} or {"all": folder}
     names = tuple(sorted({entry.name for part in folders.values() for entry in subfolders(part)}))
@@ -78,12 +78,21 @@ def _own_parts(spec: str) -> tuple[dict[str, IndexedSplit], tuple[str, ...]]:
         raise CandidError(
             f"'{spec}' has no class folders: give a folder with the images of each class in a folder."
         )
-    return {name: image_files(part, names) for name, part in folders.items()}, names
+    return {name: partial(image_files, part, names) for name, part in folders.items()}, names
 
 
-def _alike(one: str, other: str) -> bool:
-    """Whether two folders have the same name: data may have been moved, or named from another folder."""
-    return Path(one).expanduser().resolve().name == Path(other).expanduser().resolve().name
+def _identity(split: ArraySplit) -> ArraySplit:
+    return split
+
+
+def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
+    """Whether ``spec`` is what the model was trained on.
+
+    By the folder's name alone: data may have been moved, or named from another folder.
+    """
+    if spec == "digits" or "data" not in training:
+        return spec == "digits"
+    return Path(spec).expanduser().resolve().name == Path(training["data"]).expanduser().resolve().name
 
 
 def _relabelled(
@@ -99,9 +108,14 @@ def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Ten
     nameless = numbers[: len(class_names)] == list(class_names) or numbers[: len(names)] == list(names)
     if set(names) <= set(class_names):
         return torch.tensor([class_names.index(name) for name in names])
-    if nameless and len(names) <= len(class_names):
+    if nameless and len(names) == len(class_names):
         return torch.arange(len(names))
     unknown = next(name for name in names if name not in class_names)
+    if nameless:
+        raise CandidError(
+            f"'{spec}' has {len(names)} classes and the model {len(class_names)} without the same names: "
+            "give both the names (candid import --class-names)."
+        )
     raise CandidError(
         f"'{spec}' has a class '{unknown}', unknown to the model: {did_you_mean(unknown, class_names)}"
     )

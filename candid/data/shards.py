@@ -82,6 +82,8 @@ def open_part(spec: str, part: str | None, classes: int | None) -> tuple[ShardSp
     folder = _folder(spec)
     found = {"all": _expanded(spec)} if folder is None else _folder_parts(folder)
     part = part or next(name for name in ("all", "test", "val", "train") if name in found)
+    if part == "val" and part not in found:  # what training validates on then
+        part = next((name for name in ("test", "all") if name in found), part)
     if part not in found:
         raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(found)}.")
     labels = [label for url in found[part] for label in _labels(url)]

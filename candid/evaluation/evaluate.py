@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from candid import checkpoint
 from candid.baseline import ResNet
-from candid.data.parts import Part, open_images, open_part, thinned
+from candid.data.parts import Part, open_images, open_part, thinned, trained_on
 from candid.data.splits import Split, Track, View, other_size
 from candid.engine import launch
 from candid.errors import CandidError
@@ -123,7 +124,14 @@ def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: N
             for name, own in statistics.items()
         }
     outside = {name: each for name, each in statistics.items() if name != part}
-    detection = Detection(held_out, statistics[part], outside)
+    inside, overlap = _not_held_out(statistics[part], held_out)
+    if overlap:
+        others_left = len(inside["keys"]) < len(predictions[part])
+        say(
+            f"{overlap:,} of {len(predictions[part]):,} images are this model's held-out ones: p-values are "
+            + ("checked on the others" if others_left else "not checked by them; evaluate others")
+        )
+    detection = Detection(held_out, inside, outside)
     opinions = {name: _opinions(judge, each, statistics[name]) for name, each in predictions.items()}
     scaled = None
     if request.temperature:
@@ -132,6 +140,7 @@ def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: N
         metrics["temperature_scaled"] = {"temperature": held_out.temperature, **figures}
     metrics |= {
         "held_out_images": len(held_out),
+        "held_out_overlap": overlap,
         "false_positives": detection.false_positives(),
         "ood": detection.figures(),
         "detected_in_class": {name: study.share(p.class_p_value <= LEVEL) for name, p in opinions.items()},
@@ -152,7 +161,7 @@ def _splits(request: Request, model: Model, track: Track, say: Say) -> tuple[str
     splits = {chosen.part: chosen.split}
     for name, spec in request.ood.items():
         if name in splits:
-            raise CandidError(f"Two sets of images are called '{name}': give each a name of its own.")
+            raise CandidError(f"'{name}' is already what the images of DATA are called: choose another name.")
         splits[name] = open_images(spec, view)
     prepared = {
         name: prepare(thinned(split, request.images), view, name, request.skip_bad, track, say)
@@ -188,7 +197,8 @@ def training_of(model: Model) -> dict[str, Any]:
 
 def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> HeldOut | None:
     """What the model, and with it the others of its ensemble, know of held-out images."""
-    if not (request.ood or request.ensemble or request.temperature or request.test):
+    options = ("ood", "ensemble", "temperature", "test", "novelty", "error")
+    if not any(getattr(request, option) for option in options):
         return HeldOut.of(model)
     own = needed(model, request.model)
     if not others:
@@ -197,12 +207,20 @@ def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> H
     if not all("log_density" in each.statistics for each in (own, *known.values())):
         raise CandidError("An ensemble is for generative classifiers: a ResNet has no likelihood.")
     for path, each in known.items():
-        if others[path].image_shape != model.image_shape or each.images != own.images:
+        same = torch.equal(each.statistics["keys"], own.statistics["keys"])
+        if others[path].image_shape != model.image_shape or not same:
             raise CandidError(
                 f"'{path}' was calibrated on other images: calibrate all models of an ensemble on the same."
             )
     statistics = with_ensemble(own.statistics, [each.statistics for each in known.values()])
     return replace(own, statistics=statistics)
+
+
+def _not_held_out(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
+    """Without the images that the model was calibrated on, unless there are no others; and their number."""
+    known = torch.isin(statistics["keys"], held_out.statistics["keys"])
+    kept = ~known if not known.all() else torch.ones_like(known)
+    return {name: values[kept] for name, values in statistics.items()}, int(known.sum())
 
 
 def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:
@@ -232,23 +250,29 @@ def _opinions(judge: Judge, predictions: Predictions, statistics: Statistics) ->
 
 
 def calibrate_model(request: Request, track: Track = quietly, say: Say = lambda text: None) -> HeldOut | None:
-    """Measure the images of ``request.data`` that were kept out of training; the model then carries it.
+    """Measure held-out images of ``request.data``; the model then carries what was found.
 
-    Of data that the model was not trained on, all images. None in all processes but the first.
+    They are those that were kept out of training; of data that the model was not trained on, the part that
+    would be evaluated. Features come from its training images, if it has any. None in all processes but
+    the first.
     """
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
         track, say = quietly, lambda text: None
     model = checkpoint.load_any(request.model)
     training, view = training_of(model), view_of(model)
-    chosen = open_part(request.data, model.class_names, "val" if training else None, training)
+    kept_out: Part | None = "val" if trained_on(request.data, training) else None
+    chosen = open_part(request.data, model.class_names, request.part or kept_out, training)
     held_out = prepare(
         thinned(chosen.split, request.images), view, "held-out images", request.skip_bad, track, say
     )
     train = None
-    if training:
-        split = open_part(request.data, model.class_names, "train", training).split
-        train = prepare(fewer(split), view, "training images", request.skip_bad, track, say)
+    if chosen.part != "all":
+        try:
+            split = open_part(request.data, model.class_names, "train", training).split
+            train = prepare(fewer(split), view, "training images", request.skip_bad, track, say)
+        except CandidError as error:
+            say(f"no Mahalanobis distances, for want of training images: {error}")
     found = calibrate(Passes(model, fabric, None, request.workers, track, say), train, held_out, view)
     if found is not None:
         found.attach(model)

@@ -10,12 +10,13 @@ from candid.data.splits import ShardSplit, Split, View
 from candid.errors import CandidError
 from candid.evaluation.calibration import fit_temperature
 from candid.evaluation.features import FeatureGaussian
-from candid.evaluation.passes import Passes
+from candid.evaluation.passes import Passes, hash_of
 from candid.evaluation.predictions import Model
 from candid.evaluation.suite import statistics_of
 
 MOST_IMAGES = 20_000
 """Of training images for features, and of held-out ones; more are thinned evenly."""
+FEWEST_IMAGES = 20
 STATISTIC, GAUSSIAN = "statistic.", "gaussian."
 
 
@@ -27,8 +28,6 @@ class HeldOut:
     """Of each image; see :func:`candid.evaluation.suite.statistics_of`."""
     temperature: float
     """What the logits must be divided by for the lowest cross-entropy."""
-    images: bytes
-    """Fingerprint of the images: models of an ensemble must share them."""
     gaussian: FeatureGaussian | None
     """Where the features of the training images lie."""
 
@@ -37,16 +36,15 @@ class HeldOut:
 
     @classmethod
     def of(cls, model: Model) -> "HeldOut | None":
-        """What ``model`` carries; None if it was never calibrated."""
+        """What ``model`` carries; None if it was never calibrated, or with other weights than it has now."""
         tensors = model.calibration
-        if not tensors:
+        if not tensors or not torch.equal(tensors.get("weights", torch.empty(0)), weights_hash(model)):
             return None
         try:
             gaussian = {k.removeprefix(GAUSSIAN): v for k, v in tensors.items() if k.startswith(GAUSSIAN)}
             return cls(
                 {k.removeprefix(STATISTIC): v for k, v in tensors.items() if k.startswith(STATISTIC)},
                 float(tensors["temperature"]),
-                bytes(tensors["images"].tolist()),
                 FeatureGaussian(**gaussian) if gaussian else None,
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -57,7 +55,7 @@ class HeldOut:
         gaussian = {} if self.gaussian is None else vars(self.gaussian)
         model.calibration = {
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
-            "images": torch.tensor(list(self.images), dtype=torch.uint8),
+            "weights": weights_hash(model),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
             **{GAUSSIAN + name: values for name, values in gaussian.items()},
         }
@@ -77,13 +75,20 @@ def calibrate(passes: Passes, train: Split | None, held_out: Split, view: View) 
         return None
     if (found.labels < 0).any():
         raise CandidError("Held-out images need labels: give a data set with class folders.")
+    if len(found) < FEWEST_IMAGES:
+        raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
     temperature = fit_temperature(found.logits, found.labels)
-    return HeldOut(statistics_of(found), temperature, split.fingerprint(), gaussian)
+    return HeldOut(statistics_of(found), temperature, gaussian)
 
 
 def fewer(split: Split) -> Split:
     """At most ``MOST_IMAGES`` of it; all of tar shards."""
     return split if isinstance(split, ShardSplit) else thinned(split, min(MOST_IMAGES, len(split)))
+
+
+def weights_hash(model: Model) -> Tensor:
+    """Of all weights of ``model``, (32,) in uint8."""
+    return torch.tensor(list(hash_of(model.state_dict().values()).digest()), dtype=torch.uint8)
 
 
 def needed(model: Model, path: object) -> HeldOut:

@@ -15,6 +15,15 @@ from candid.evaluation.evaluate import Evaluation
 from candid.evaluation.predictions import ANY_NAME, Predictions
 from candid.evaluation.suite import TESTS
 
+FIGURES = ("calibration", "ood_zones", "roc", "auc")
+
+
+def remove_results(out: Path) -> None:
+    """Away with what an earlier evaluation wrote into ``out``, but for its passes."""
+    figures = [f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")]
+    for name in ("metrics.json", "images.csv", "ood.csv", *figures):
+        (out / name).unlink(missing_ok=True)
+
 
 def write(evaluation: Evaluation, out: Path) -> list[Path]:
     """The files that were written into ``out``."""
@@ -59,7 +68,7 @@ def _image_rows(evaluation: Evaluation) -> Iterator[Sequence[Any]]:
             strict=True,
         )
         for basics, p, own, verdict in columns:
-            classes = " ".join(names[y] for y in verdict.classes)
+            classes = ";".join(names[y] for y in verdict.classes)
             yield [*basics, f"{p:.6g}", f"{own:.6g}", verdict.kind, classes]
 
 

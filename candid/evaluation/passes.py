@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,10 +23,10 @@ from candid.data.transforms import reflected_frame, ten_crops
 from candid.engine import first_error, gathered, summed
 from candid.errors import CandidError
 from candid.evaluation.features import FeatureGaussian, Moments
-from candid.evaluation.predictions import Model, Predictions, outputs_of, predict, to_float
+from candid.evaluation.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 """Of what a pass computes: files of another one are not used."""
 NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 TEN_CROPS = "ten crops"
@@ -61,13 +61,13 @@ class Passes:
     ) -> Predictions | None:
         """What the model says of ``split``, called ``name``; None in all processes but the first."""
         tensors = [] if gaussian is None else [gaussian.whitening, gaussian.means]
-        key = _hash_of(tensors).hexdigest()
+        key = hash_of(tensors).hexdigest()
         return self._kept_or_made(
             lambda batch: predict(self.fast, *batch, gaussian), split, view, name, self.batch, key
         )
 
     def ten_crops(self, split: Split, view: View, name: str) -> Tensor | None:
-        """Posteriors averaged over ten crops of each image, (N, M); None in all processes but the first.
+        """Log posteriors averaged over ten crops of an image, (N, M); None in all processes but the first.
 
         Images in memory have no pixels beyond the model's size: theirs are reflected, as in training.
         """
@@ -80,18 +80,19 @@ class Passes:
             images, labels, paths = batch
             crops = ten_crops(reflected_frame(images, sides) if in_memory else images, view.size)
             logits, *_ = outputs_of(self.fast, to_float(crops.flatten(0, 1), self.fabric.device))
-            posterior = logits.double().softmax(1).unflatten(0, (-1, 10)).mean(1).cpu()
+            of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
+            mean = of_crops.logsumexp(1) - math.log(10)
             none = torch.zeros(len(labels))
             return Predictions(
-                paths, labels, posterior.log(), torch.zeros(len(posterior[0])), none, None, None
+                paths, labels, image_keys(images), mean, torch.zeros(mean.shape[1]), none, None, None
             )
 
-        name = f"{name}, {TEN_CROPS}"
+        name = f"{TEN_CROPS} of {name}"
         found = self._kept_or_made(averaged, split, larger, name, max(1, self.batch // 10), TEN_CROPS)
-        return None if found is None else found.posterior
+        return None if found is None else found.logits
 
-    def feature_gaussian(self, split: Split, view: View, name: str) -> FeatureGaussian:
-        """Where the features of each class lie, from labelled images; the same in all processes."""
+    def feature_gaussian(self, split: Split, view: View, name: str, images: int = 20_000) -> FeatureGaussian:
+        """Where the features of each class lie, from about ``images`` labelled ones; the same everywhere."""
         sums = Moments(self.model.config.classes, self._features)
 
         @torch.inference_mode()
@@ -99,7 +100,9 @@ class Passes:
             images, labels, _ = batch
             sums.add(outputs_of(self.fast, to_float(images, self.fabric.device))[1].cpu(), labels)
 
-        self._each(add, split, view, name, self.batch)
+        self._each(
+            add, split, view, name, self.batch, math.ceil(images / self.batch / self.fabric.world_size)
+        )
         for part in ("count", "first", "second"):
             setattr(sums, part, summed(self.fabric, getattr(sums, part)))
         return sums.gaussian()
@@ -133,15 +136,21 @@ class Passes:
         return found
 
     def _each(
-        self, work: Callable[[NamedBatch], T], split: Split, view: View, name: str, batch: int
+        self,
+        work: Callable[[NamedBatch], T],
+        split: Split,
+        view: View,
+        name: str,
+        batch: int,
+        most: int | None = None,
     ) -> list[T]:
-        """What ``work`` makes of each batch of this process; an error in one process is raised in all."""
+        """What ``work`` makes of each batch of this process, at most ``most``; all raise an error in one."""
         rank, processes = self.fabric.global_rank, self.fabric.world_size
         results, error = [], None
         try:
             batches = named_batches(split, view, batch, rank, processes, self.workers)
             total = math.ceil(len(split) / batch / processes)
-            for item in self.track(batches, name, total, batch * processes):
+            for item in islice(self.track(batches, name, total, batch * processes), most):
                 results.append(work(item))
         except CandidError as problem:
             error = problem
@@ -163,7 +172,7 @@ class Passes:
 
     @cached_property
     def _model_hash(self) -> "hashlib._Hash":
-        return _hash_of(self.model.state_dict().values())
+        return hash_of(self.model.state_dict().values())
 
     def _keep(self, found: Predictions, file: Path | None) -> None:
         try:
@@ -181,7 +190,8 @@ class Passes:
         return found
 
 
-def _hash_of(tensors: Iterable[Tensor]) -> "hashlib._Hash":
+def hash_of(tensors: Iterable[Tensor]) -> "hashlib._Hash":
+    """Of their content."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -16,9 +16,10 @@ from candid.classifier import GenerativeClassifier
 from candid.data.splits import NamedBatch
 from candid.evaluation.complexity import code_lengths
 from candid.evaluation.features import FeatureGaussian
+from candid.randomness import generator
 
 Model = GenerativeClassifier | ResNet
-COLUMNS = ("labels", "logits", "complexity", "terms", "distance")
+COLUMNS = ("labels", "keys", "logits", "complexity", "terms", "distance")
 """What there is of each image, as tensors."""
 ANY_NAME = "surrogateescape"
 """Files may have names that are no UTF-8."""
@@ -32,6 +33,8 @@ class Predictions:
     """Where the images come from: a file, a sample of a shard, or a number in a data set."""
     labels: Tensor
     """(N,); -1 where unknown."""
+    keys: Tensor
+    """A hash of each image's pixels, (N,) in int64: the same image has the same key in any data set."""
     logits: Tensor
     """(N, M)."""
     log_priors: Tensor
@@ -136,6 +139,7 @@ def predict(
     return Predictions(
         paths,
         labels,
+        image_keys(images),
         logits.cpu(),
         log_priors_of(model),
         code_lengths(images).cpu(),
@@ -165,6 +169,14 @@ def _nothing(model: Model, gaussian: FeatureGaussian | None) -> Predictions:
     channels, height, width = model.image_shape
     none = torch.zeros(1, channels, height, width, dtype=torch.uint8)
     return predict(model, none, torch.zeros(1, dtype=torch.long), ("",), gaussian)[torch.arange(0)]
+
+
+def image_keys(images: Tensor) -> Tensor:
+    """A hash of the pixels of each 8-bit image, (B,): their sum with fixed random weights, modulo 2^64."""
+    pixels = images.flatten(1).long()
+    weights = torch.empty(pixels.shape[1], dtype=torch.int64)
+    weights.random_(-(2**63), None, generator=generator(pixels.shape[1]))
+    return (pixels * weights).sum(1)
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:

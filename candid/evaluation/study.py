@@ -47,9 +47,9 @@ def performance(predictions: Predictions, model: Model) -> Figures:
     return found | calibration_figures(predictions.posterior, predictions.labels)
 
 
-def ten_crop_performance(posterior: Tensor, labels: Tensor) -> Figures:
+def ten_crop_performance(log_posterior: Tensor, labels: Tensor) -> Figures:
     """Accuracy and cross-entropy of posteriors (N, M) that were averaged over ten crops."""
-    return _classification(posterior.log(), labels)
+    return _classification(log_posterior, labels)
 
 
 def _classification(logits: Tensor, labels: Tensor) -> Figures:
@@ -110,16 +110,17 @@ class Detection:
 
     def figures(self) -> dict[str, dict[str, dict[str, float]]]:
         """By set and test: area under the curve, false positives at 95 % true ones, share with p <= 0.05."""
-        return {
-            name: {
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name, scores in self.scores_outside.items():
+            p = self.p_values(self.outside[name])
+            found[name] = {
                 test: {
-                    **detection_figures(self.scores_inside[test], found),
-                    "detected": share(self.p_values(self.outside[name])[test] <= LEVEL),
+                    **detection_figures(self.scores_inside[test], outside),
+                    "detected": share(p[test] <= LEVEL),
                 }
-                for test, found in scores.items()
+                for test, outside in scores.items()
             }
-            for name, scores in self.scores_outside.items()
-        }
+        return found
 
     def false_positives(self) -> dict[str, dict[str, float]]:
         """By test and level: the share of images of the same kind with a p-value of at most the level."""
@@ -164,10 +165,18 @@ class Judge:
 
     def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
         """Among all held-out images, and among those of the same predicted class."""
-        values, known = self.test.statistic(statistics), self.test.statistic(self.held_out.statistics)
-        of_class = PerClass(self.test.detector).fit(known, self.held_out.statistics["predicted"])
-        own = of_class.p_value(values, statistics["predicted"])
-        return self.test.fitted(self.held_out.statistics).p_value(values), own
+        values = self.test.statistic(statistics)
+        return self._of_all.p_value(values), self._of_class.p_value(values, statistics["predicted"])
+
+    @cached_property
+    def _of_all(self) -> Detector:
+        return self.test.fitted(self.held_out.statistics)
+
+    @cached_property
+    def _of_class(self) -> PerClass:
+        known = self.held_out.statistics
+        enough = math.ceil(2 / LEVEL)  # for a p-value of LEVEL, also where half of the images rank the others
+        return PerClass(self.test.detector, enough).fit(self.test.statistic(known), known["predicted"])
 
     def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
         """accept, ambiguous or novel."""

@@ -20,6 +20,7 @@ def statistics_of(predictions: Predictions) -> dict[str, Tensor]:
     """Each (N,) or (N, d) in float64; without a density or distance if the predictions have none."""
     logits = predictions.logits.double()
     found = {
+        "keys": predictions.keys,
         "predicted": logits.argmax(1),
         "max_posterior": predictions.posterior.amax(1),
         "log_evidence": logits.logsumexp(1),

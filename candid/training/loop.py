@@ -350,7 +350,7 @@ class _Run:
         results: dict[str, Any] = {"val": val, "seconds": sum(row["seconds"] for row in self.rows)}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        passes = Passes(self.model, self.fabric, None, self.config.workers)
+        passes = Passes(self.model, self.fabric, None, self.config.workers, self.show.track)
         held_out = calibrate(passes, self.data.train, self.data.val, self.view)
         if held_out is not None:
             held_out.attach(self.model)

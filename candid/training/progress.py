@@ -39,7 +39,7 @@ class Progress:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False)
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def track(self, iterable: Iterable[Any], description: str, total: int, images: int = 1) -> Iterable[Any]:
         """Goes through ``iterable``, each item of so many ``images``, with a bar if there is a terminal."""

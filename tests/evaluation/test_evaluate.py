@@ -81,6 +81,29 @@ def notes(model: Path, **options: Any) -> str:
     return "\n".join(said)
 
 
+def test_images_that_were_held_out_check_no_p_values(model: Path) -> None:
+    assert "434 of 434 images are this model's held-out ones" in notes(model, part="val")
+    assert evaluated(model, part="val").metrics["held_out_overlap"] == 434
+    assert evaluated(model).metrics["held_out_overlap"] == 0
+    calibrate_model(Request(model, "digits", part="test", images=100, workers=0))
+    found = evaluated(model)
+    assert found.metrics["held_out_overlap"] == 100 and found.detection is not None
+    assert len(found.detection.inside["keys"]) == 259 and len(found.predictions) == 359
+
+
+def test_other_weights_have_no_held_out_scores(model: Path) -> None:
+    changed = candid.load(model)
+    torch.nn.init.zeros_(changed.mixture.mean)
+    candid.save(changed, model)
+    with pytest.raises(CandidError, match="candid calibrate"):
+        evaluated(model, test="two-tailed")
+
+
+def test_too_few_held_out_images_are_refused(model: Path) -> None:
+    with pytest.raises(CandidError, match="5 held-out images are too few"):
+        calibrate_model(Request(model, "digits", images=5, workers=0))
+
+
 def test_a_trained_model_carries_the_scores_of_the_images_kept_out(run_folder: Path) -> None:
     model = candid.load(run_folder / "model" / "best")
     held_out = HeldOut.of(model)
@@ -228,7 +251,7 @@ def test_the_command_prints_tables_and_draws(model: Path, photos: Path, tmp_path
     [
         ({"ood": {"empty": "EMPTY"}}, "has no images: name a folder with some"),
         ({"ood": {"missing": "/nowhere"}}, "There is no data set or folder '/nowhere'"),
-        ({"ood": {"test": "constant"}}, "Two sets of images are called 'test'"),
+        ({"ood": {"test": "constant"}}, "'test' is already what the images of DATA are called"),
         ({"test": "typicallity"}, "did you mean 'typicality'"),
         ({"novelty": 1.5}, "'novelty' must be above 0 and below 1"),
         ({"novelty": 0.0001}, "no image can be called novel at the level 0.0001 by the test 'joint'"),
@@ -266,7 +289,7 @@ def test_a_model_without_held_out_scores_says_how_to_add_them(tmp_path: Path) ->
 
 def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
     three = candid.save(small_classifier(), tmp_path / "three")
-    with pytest.raises(CandidError, match="unknown to the model"):
+    with pytest.raises(CandidError, match="10 classes and the model 3"):
         evaluated(three)
 
 

@@ -155,7 +155,7 @@ def test_ten_crops_are_averaged(tmp_path: Path) -> None:
         for _ in range(2):  # made and kept
             found = Passes(model, folder=tmp_path / "kept").ten_crops(split, VIEW, "test")
             assert found is not None
-            torch.testing.assert_close(found.float(), truth, rtol=0, atol=1e-5)
+            torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])
@@ -216,7 +216,13 @@ def test_processes_find_the_same_together(data: Path, alone: Path, processes: in
     assert process.returncode == 0, process.stderr
     kept = sorted(path.name for path in alone.glob("*.safetensors"))
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == kept
-    assert [name.rsplit("-", 1)[0] for name in kept] == ["array", "array-ten-crops", "files", "one", "shards"]
+    assert [name.rsplit("-", 1)[0] for name in kept] == [
+        "array",
+        "files",
+        "one",
+        "shards",
+        "ten-crops-of-array",
+    ]
     for name in kept:
         if name.startswith("shards"):
             assert_same_shards(Predictions.load(tmp_path / name), Predictions.load(alone / name))

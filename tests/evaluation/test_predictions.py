@@ -143,8 +143,9 @@ def test_saved_predictions_come_back(make: Make, images: Tensor, tmp_path: Path)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=5))
 def test_any_path_comes_back(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> None:
     n, file = len(paths), tmp_path_factory.getbasetemp() / "any.safetensors"
+    numbers = torch.arange(n)
     some = Predictions(
-        tuple(paths), torch.arange(n), torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None
+        tuple(paths), numbers, -numbers, torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None
     )
     some.save(file)
     assert_equal(Predictions.load(file), some)
@@ -179,6 +180,7 @@ def test_foreign_files_are_not_loaded(tmp_path: Path) -> None:
     whole = {
         "paths": torch.tensor(list(b"a\0b\0"), dtype=torch.uint8),
         "labels": torch.zeros(2, dtype=torch.long),
+        "keys": torch.zeros(2, dtype=torch.long),
         "logits": torch.zeros(2, 3),
         "log_priors": torch.zeros(3),
         "complexity": torch.zeros(2),
