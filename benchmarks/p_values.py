@@ -2,7 +2,7 @@
 
 Takes the predictions that ``candid evaluate`` keeps::
 
-    python -m benchmarks.p_values evaluation/NAME/predictions/test-*.safetensors
+    python -m benchmarks.p_values evaluation/NAME/predictions/test-<hash>.safetensors
 
 Of each split, nine tenths are held out. If p-values are valid, the mean false-positive rate is at most the
 level. The rate of a single split varies: as binomial counts of its new images do, and because its held-out
@@ -18,6 +18,7 @@ from scipy.stats import betabinom, binom
 
 from benchmarks.common import console, parser, set_threads, show, write
 from candid.evaluation.density import DensityDetector
+from candid.evaluation.ood import TwoTailed
 from candid.evaluation.predictions import Predictions
 from candid.evaluation.suite import OodTest, Statistics, available_tests, statistics_of
 from candid.randomness import generator
@@ -42,8 +43,10 @@ def bands(images: int, level: float, test: OodTest) -> dict[str, tuple[float, fl
     """Where 95 % of splits should have their rate; of densities, half of the held-out images rank the new."""
     held_out = round(HELD_OUT * images)
     new = images - held_out
-    held_out //= 2 if issubclass(test.detector, DensityDetector) else 1
-    ranks = int(level * (held_out + 1))
+    if issubclass(test.detector, DensityDetector):
+        held_out -= held_out // 2
+    tails = 2 if test.detector is TwoTailed else 1
+    ranks = max(1, tails * int(level / tails * (held_out + 1)))
     exact = betabinom(new, ranks, held_out + 1 - ranks).interval(0.95)
     return {
         "binomial": tuple(count / new for count in binom(new, level).interval(0.95)),
@@ -64,6 +67,7 @@ def main() -> int:
     statistics = statistics_of(found)
     rows: list[tuple[str, ...]] = []
     results: dict[str, Any] = {}
+    missed: list[str] = []
     for test in available_tests(statistics):
         measured = rates(test, statistics, chosen.splits)
         cells = []
@@ -72,6 +76,9 @@ def main() -> int:
                 name: ((column >= low) & (column <= high)).double().mean().item()
                 for name, (low, high) in bands(len(found), level, test).items()
             }
+            low, high = bands(len(found), level, test)["binomial"]
+            if not low <= column.mean().item() <= high:
+                missed.append(test.name)
             results.setdefault(test.name, {})[str(level)] = {"mean": column.mean().item(), **inside}
             shares = " / ".join(f"{100 * share:.0f}" for share in inside.values())
             cells.append(f"{100 * column.mean().item():.2f} %  ({shares})")
@@ -81,7 +88,9 @@ def main() -> int:
     )
     show(title, ("test", *(f"level {level:g}" for level in LEVELS)), rows)
     write("p_values", chosen.quick, {"images": len(found), "splits": chosen.splits, "tests": results})
-    return 0
+    if missed:
+        console.print(f"[red]Mean rate outside of the binomial band of one split: {', '.join(missed)}[/]")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

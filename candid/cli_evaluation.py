@@ -182,7 +182,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     console = Console()
     title = f"{metrics['model']} on {metrics['images']:,} images of {metrics['data']} ({metrics['part']})"
     columns = {"": metrics}
-    for key, name in (("ten_crop", "ten crops"), ("temperature_scaled", "temperature-scaled")):
+    for key, name in (("ten_crop", "ten crops"), ("temperature_scaled", "with temperature")):
         if key in metrics:
             columns[name] = metrics[key]
     table = Table(
@@ -192,7 +192,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     )
     table.add_column("")
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=not name)
     for key, (label, factor, form) in FIGURES.items():
         if key in metrics:
             own, *others = (_shown(each, key, factor, form) for each in columns.values())
@@ -227,9 +227,9 @@ def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
         caption=f"last column: share of the data's images with p ≤ 0.05, "
         f"from {metrics['held_out_images']:,} held-out ones",
     )
-    table.add_column("test")
+    table.add_column("test", no_wrap=True)
     for name in (*sets, "false positives"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     best = {name: f"{100 * max(each['auc'] for each in tests.values()):.1f}" for name, tests in sets.items()}
     for test, rates in metrics["false_positives"].items():
         aucs = {name: tests[test]["auc"] for name, tests in sets.items()}

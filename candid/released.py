@@ -62,6 +62,8 @@ def build_released(
     state["mixture.alpha"], state["mixture.prototypes"] = content["mu_t"], content["mu_m"]
     load_weights(model, {name: tensor.detach().clone() for name, tensor in state.items()}, str(source))
     model.metadata = {"imported_from": source.name}
+    if beta := re.search(r"beta_(inf|\d+(\.\d+)?)", source.name):
+        model.metadata["beta"] = beta[1]
     return model.float().eval()
 
 

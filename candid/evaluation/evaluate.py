@@ -233,7 +233,7 @@ def _metrics(
     metrics = {
         "model": str(request.model),
         "kind": "resnet" if isinstance(model, ResNet) else "generative",
-        "beta": training_of(model).get("beta"),
+        "beta": training_of(model).get("beta", model.metadata.get("beta")),
         "data": request.data,
         "part": part,
         "images": len(predictions),
