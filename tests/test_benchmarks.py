@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.p_values import LEVELS, bands, rates
 from benchmarks.scaling_laws import stored
 from candid import GenerativeClassifier
+from candid.evaluation.suite import TESTS
 from candid.presets import preset
 
 
@@ -58,3 +60,14 @@ def test_the_memory_law_counts_what_autograd_keeps(changes: dict[str, Any]) -> N
     found = sum(size for address, size in kept.items() if address not in parameters)
     counted = 4 * 8 * sum(stored(config.flow).values())
     assert found == pytest.approx(counted, rel=0.03)
+
+
+def test_false_positives_of_valid_p_values_lie_in_their_bands() -> None:
+    statistics = {"log_density": torch.randn(2000), "terms": torch.randn(2000, 3)}
+    for test in TESTS[:2] + TESTS[4:6]:
+        measured = rates(test, statistics, splits=20)
+        for level, column in zip(LEVELS, measured.unbind(1), strict=True):
+            found = bands(2000, level, test)
+            assert found["exact"][0] <= found["binomial"][0] < found["binomial"][1] <= found["exact"][1]
+            inside = (column >= found["exact"][0]) & (column <= found["exact"][1])
+            assert inside.double().mean() >= 0.75, (test.name, level)
