@@ -301,7 +301,8 @@ def compare(
         print(json.dumps([row | {"beta": None if row["beta"] is None else str(row["beta"])} for row in rows]))
         return
     table = Table(title="Trade-off between likelihood and classification", title_justify="left")
-    for column in ("model", "beta", "L_X", "L_Y", "bits/dim", "accuracy", "OCE"):
+    accuracy = "accuracy, ten crops" if rows[0]["crops"] == 10 else "accuracy"
+    for column in ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
         numbers = (

@@ -10,7 +10,8 @@ from candid.checkpoint import replacing
 from candid.errors import CandidError
 
 Row = dict[str, Any]
-COLUMNS = ("name", "beta", "L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce")
+FIGURES = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
+COLUMNS = ("name", "beta", "crops", *FIGURES)
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
@@ -23,12 +24,16 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
         raise CandidError("The models were evaluated on different images: evaluate them on the same ones.")
     crops = all("ten_crop" in each for each in found)
     rows = [
-        {key: each.get(key) for key in COLUMNS}
-        | {"name": each["model"], "beta": _beta(each)}
+        {"name": _name(folder), "beta": _beta(each), "crops": 10 if crops else 1}
+        | {key: each.get(key) for key in FIGURES}
         | ({"accuracy": each["ten_crop"]["accuracy"]} if crops else {})
-        for each in found
+        for folder, each in zip(folders, found, strict=True)
     ]
     return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
+
+
+def _name(folder: Path) -> str:
+    return (folder.parent if folder.suffix == ".json" else folder).resolve().name
 
 
 def _beta(metrics: dict[str, Any]) -> float | None:
