@@ -89,7 +89,7 @@ def evaluate(
 
     from candid.evaluation.evaluate import Request
     from candid.evaluation.evaluate import evaluate as run_evaluation
-    from candid.evaluation.output import remove_results, write
+    from candid.evaluation.output import remove_older, write
     from candid.training import Progress
 
     progress = Progress()
@@ -113,10 +113,10 @@ def evaluate(
     evaluation = run_evaluation(request, progress.track, progress.say)
     if evaluation is None:
         return
-    remove_results(out)
     files = write(evaluation, out)
     with progress.console.status("drawing figures"):
         files += _figures(evaluation, out)
+    remove_older(out, files)
     if as_json:
         print(json.dumps(evaluation.metrics))
     else:

@@ -15,14 +15,15 @@ from candid.evaluation.evaluate import Evaluation
 from candid.evaluation.predictions import ANY_NAME, Predictions
 from candid.evaluation.suite import TESTS
 
-FIGURES = ("calibration", "ood_zones", "roc", "auc")
+RESULTS = ("ood", "ood_zones", "roc", "auc")
+"""What not every evaluation has."""
 
 
-def remove_results(out: Path) -> None:
-    """Away with what an earlier evaluation wrote into ``out``, but for its passes."""
-    figures = [f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")]
-    for name in ("metrics.json", "images.csv", "ood.csv", *figures):
-        (out / name).unlink(missing_ok=True)
+def remove_older(out: Path, written: Sequence[Path]) -> None:
+    """Away with results of an earlier evaluation in ``out`` that this one has not ``written`` anew."""
+    for name in {*RESULTS} - {path.stem for path in written}:
+        for ending in ("csv", "png", "svg"):
+            (out / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 def write(evaluation: Evaluation, out: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from candid.errors import CandidError
 from candid.evaluation.compare import read_rows
 from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, evaluate
 from candid.evaluation.heldout import HeldOut
-from candid.evaluation.output import write
+from candid.evaluation.output import remove_older, write
 from candid.evaluation.predictions import Predictions
 from candid.training import train
 from tests.helpers import small_classifier
@@ -244,6 +244,23 @@ def test_the_command_prints_tables_and_draws(model: Path, photos: Path, tmp_path
         with Image.open(out / f"{name}.png") as image:
             image.verify()
         assert (out / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_results_that_were_not_made_anew_are_removed(tmp_path: Path) -> None:
+    names = (
+        "metrics.json",
+        "images.csv",
+        "ood.csv",
+        "calibration.png",
+        "ood_zones.svg",
+        "auc.png",
+        "mine.txt",
+    )
+    for name in names:
+        (tmp_path / name).touch()
+    remove_older(tmp_path, [tmp_path / name for name in ("metrics.json", "images.csv", "calibration.png")])
+    kept = {"metrics.json", "images.csv", "calibration.png", "mine.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.parametrize(
