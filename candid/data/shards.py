@@ -74,22 +74,20 @@ def open_shards(
 
 
 def open_part(spec: str, part: str | None, classes: int | None) -> tuple[ShardSplit, str]:
-    """The shards of one part of a folder, by default of its test images, else of those to validate on.
+    """The shards of one part of a folder, by default its test images, else those to validate on.
 
-    Anything but a folder is expanded by webdataset and taken as a whole. Labels must be below ``classes``
-    if that is given.
+    Anything but a folder is taken as a whole. Labels must be below ``classes``, if that is given.
     """
-    folder = _folder(spec)
-    found = {"all": _expanded(spec)} if folder is None else _folder_parts(folder)
+    found = {"all": _expanded(spec)} if (folder := _folder(spec)) is None else _folder_parts(folder)
     part = part or next(name for name in ("all", "test", "val", "train") if name in found)
-    if part == "val" and part not in found:  # what training validates on then
-        part = next((name for name in ("test", "all") if name in found), part)
+    if part == "val":  # without them, training validates on the test images
+        part = next((name for name in ("val", "test", "all") if name in found), part)
     if part not in found:
         raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(found)}.")
     labels = [label for url in found[part] for label in _labels(url)]
-    number = classes or max(labels, default=0) + 1
-    _check_labels(part, labels, number)
-    return ShardSplit(found[part], len(labels), number), part
+    classes = classes or max(labels, default=0) + 1
+    _check_labels(part, labels, classes)
+    return ShardSplit(found[part], len(labels), classes), part
 
 
 def shard_training_batches(
@@ -182,8 +180,8 @@ def _in_turn(streams: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iter
         loaders.rotate(-1)
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch  # torch would make lists of tuples
+def _unchanged(batch: B) -> B:  # torch would make lists of tuples
+    return batch
 
 
 def _training_stream(

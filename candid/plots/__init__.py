@@ -4,8 +4,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+from candid.plots.comparison import trade_off
 from candid.plots.demo import SIGNIFICANT, opinions, round_trip
-from candid.plots.evaluation import auc_table, calibration, ood_zones, roc_curves, trade_off
+from candid.plots.evaluation import auc_table, calibration, ood_zones, roc_curves
 from candid.plots.style import save
 from candid.plots.training import curves
 
