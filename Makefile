@@ -24,7 +24,7 @@ lint: $(READY) ## Style and types
 	$(BIN)/mypy
 
 test: lint ## Style, types, doctests and all tests (7 minutes)
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, 19 minutes)
 	$(BIN)/python -m benchmarks
