@@ -23,7 +23,7 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (7 minutes)
+test: lint ## Style, types, doctests and all tests (9 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, 19 minutes)
