@@ -1,10 +1,12 @@
 """What a checkpoint knows of images that its model was not trained on: p-values and verdicts come from it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from candid.checkpoint import save_calibration
 from candid.data.parts import thinned
 from candid.data.splits import ShardSplit, Split, View
 from candid.errors import CandidError
@@ -79,6 +81,17 @@ def calibrate(passes: Passes, train: Split | None, held_out: Split, view: View) 
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
     temperature = fit_temperature(found.logits, found.labels)
     return HeldOut(statistics_of(found), temperature, gaussian)
+
+
+def calibrate_saved(passes: Passes, train: Split, held_out: Split, view: View, path: Path) -> None:
+    """:func:`calibrate` for the saved model in the folder ``path``, unless there are too few images."""
+    if len(held_out) < FEWEST_IMAGES:
+        passes.say(f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed")
+        return
+    found = calibrate(passes, train, held_out, view)
+    if found is not None:
+        found.attach(passes.model)
+        save_calibration(passes.model, path)
 
 
 def fewer(split: Split) -> Split:

@@ -22,7 +22,7 @@ from candid.data import Dataset, Plan, View, named_batches, training_batches
 from candid.data.splits import Batch, Split
 from candid.engine import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid.errors import CandidError, NonFiniteError
-from candid.evaluation.heldout import calibrate
+from candid.evaluation.heldout import calibrate_saved
 from candid.evaluation.metrics import bits_per_dimension
 from candid.evaluation.passes import Passes
 from candid.evaluation.predictions import predict_batches, to_float
@@ -350,11 +350,10 @@ class _Run:
         results: dict[str, Any] = {"val": val, "seconds": sum(row["seconds"] for row in self.rows)}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        passes = Passes(self.model, self.fabric, None, self.config.workers, self.show.track)
-        held_out = calibrate(passes, self.data.train, self.data.val, self.view)
-        if held_out is not None:
-            held_out.attach(self.model)
-            checkpoint.save_calibration(self.model, self.folder.best)
+        show = self.show
+        passes = Passes(self.model, self.fabric, None, self.config.workers, show.track, show.say)
+        calibrate_saved(passes, self.data.train, self.data.val, self.view, self.folder.best)
+        if self.fabric.is_global_zero:
             self.folder.write_results(results)
         return results
 

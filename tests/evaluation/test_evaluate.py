@@ -99,6 +99,11 @@ def test_other_weights_have_no_held_out_scores(model: Path) -> None:
         evaluated(model, test="two-tailed")
 
 
+def test_a_run_with_few_held_out_images_ends_without_scores(tmp_path: Path) -> None:
+    assert train(small_config(epochs=1, holdout=0.01), tmp_path / "run").finished
+    assert HeldOut.of(candid.load(tmp_path / "run" / "model" / "best")) is None
+
+
 def test_too_few_held_out_images_are_refused(model: Path) -> None:
     with pytest.raises(CandidError, match="5 held-out images are too few"):
         calibrate_model(Request(model, "digits", images=5, workers=0))
