@@ -15,6 +15,7 @@ from candid.checkpoint import load
 from candid.classifier import GenerativeClassifier
 from candid.data import ArraySplit, named_batches
 from candid.data.parts import unknown
+from candid.data.splits import untracked
 from candid.evaluation import (
     accuracy,
     bits_per_dimension,
@@ -111,7 +112,7 @@ def digits_demo(
         return None
     model = load(out / "model" / "best")
     judge = Judge.of(needed(model, out))
-    data, view = open_data(config, lambda images, *_: images)
+    data, view = open_data(config, untracked)
     assert isinstance(data.test, ArraySplit)
 
     def ask(images: Tensor) -> Opinion:

@@ -10,7 +10,7 @@ import torch
 
 from candid.data import formats
 from candid.data.images import EXTENSIONS
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, View
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, View, untracked
 from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
 
@@ -26,7 +26,7 @@ class Dataset:
     skipped: tuple[str, ...] = field(default=())
     """Files that were left out, each with the reason."""
 
-    def prepared(self, view: View, skip_bad: bool = False, track: Track = lambda it, _, __: it) -> "Dataset":
+    def prepared(self, view: View, skip_bad: bool = False, track: Track = untracked) -> "Dataset":
         """Every split checked, and decoded if it is small."""
         parts: dict[str, Any] = {}
         skipped: list[str] = []

@@ -31,6 +31,13 @@ NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
 """A batch, and what its images are called."""
 Track = Callable[..., Iterable[Any]]
 """Shows the progress of going through an iterable: (iterable, description, length, images an item = 1)."""
+
+
+def untracked(items: Iterable[Any], *_: object) -> Iterable[Any]:
+    """A :data:`Track` that shows nothing."""
+    return items
+
+
 CACHE_BYTES = 2 * 2**30
 """A set of image files that takes no more than this in memory is decoded once."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from candid import checkpoint
 from candid.baseline import ResNet
 from candid.data.parts import Part, open_images, open_part, thinned, trained_on
-from candid.data.splits import Split, Track, View, other_size
+from candid.data.splits import Split, Track, View, other_size, untracked
 from candid.engine import launch
 from candid.errors import CandidError
 from candid.evaluation import study
@@ -23,11 +23,6 @@ from candid.evaluation.suite import Statistics, statistics_of, with_ensemble
 from candid.evaluation.verdict import Verdict
 
 Say = Callable[[str], object]
-
-
-def quietly(items: Any, *_: object) -> Any:
-    """Shows no progress."""
-    return items
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,6 @@ class Opinions:
     """What the model says of one set of images."""
 
     predictions: Predictions
-    statistics: Statistics
     p_value: Tensor
     """Among all held-out images, (N,)."""
     class_p_value: Tensor
@@ -84,11 +78,11 @@ class Evaluation:
     model: Model
 
 
-def evaluate(request: Request, track: Track = quietly, say: Say = lambda text: None) -> Evaluation | None:
+def evaluate(request: Request, track: Track = untracked, say: Say = lambda text: None) -> Evaluation | None:
     """Every study of ``request``; None in all processes but the first."""
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = quietly, lambda text: None
+        track, say = untracked, lambda text: None
     model = checkpoint.load_any(request.model)
     others = {path: checkpoint.load_any(path) for path in request.ensemble}
     held_out = _held_out(request, model, others)
@@ -246,10 +240,12 @@ def _metrics(
 
 def _opinions(judge: Judge, predictions: Predictions, statistics: Statistics) -> Opinions:
     p_value, class_p_value = judge.p_values(statistics)
-    return Opinions(predictions, statistics, p_value, class_p_value, judge.verdicts(predictions, p_value))
+    return Opinions(predictions, p_value, class_p_value, judge.verdicts(predictions, p_value))
 
 
-def calibrate_model(request: Request, track: Track = quietly, say: Say = lambda text: None) -> HeldOut | None:
+def calibrate_model(
+    request: Request, track: Track = untracked, say: Say = lambda text: None
+) -> HeldOut | None:
     """Measure held-out images of ``request.data``; the model then carries what was found.
 
     They are those that were kept out of training; of data that the model was not trained on, the part that
@@ -258,7 +254,7 @@ def calibrate_model(request: Request, track: Track = quietly, say: Say = lambda 
     """
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = quietly, lambda text: None
+        track, say = untracked, lambda text: None
     model = checkpoint.load_any(request.model)
     training, view = training_of(model), view_of(model)
     kept_out: Part | None = "val" if trained_on(request.data, training) else None

@@ -18,7 +18,7 @@ from torch import Tensor
 from candid.baseline import ResNet
 from candid.classifier import GenerativeClassifier
 from candid.data.loader import named_batches
-from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split, Track, View
+from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split, Track, View, untracked
 from candid.data.transforms import reflected_frame, ten_crops
 from candid.engine import first_error, gathered, summed
 from candid.errors import CandidError
@@ -46,7 +46,7 @@ class Passes:
         fabric: Fabric | None = None,
         folder: Path | None = None,
         workers: int = 0,
-        track: Track = lambda items, *_: items,
+        track: Track = untracked,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
