@@ -33,8 +33,9 @@ def main() -> int:
     split = ArraySplit(pixels, torch.randint(10, (count,), generator=random))
     model = GenerativeClassifier.from_preset("cifar").eval()
     fast = model.frozen()
-    moments = Moments(10, model.mixture.constant)
-    moments.add(torch.randn(1000, model.mixture.constant, generator=random), torch.arange(1000) % 10)
+    features = model.config.flow.constant_coefficients
+    moments = Moments(10, features)
+    moments.add(torch.randn(1000, features, generator=random), torch.arange(1000) % 10)
     gaussian = moments.gaussian()
     with tempfile.TemporaryDirectory() as folder:
         passes = Passes(model, folder=Path(folder))

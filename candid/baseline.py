@@ -113,6 +113,10 @@ class ResNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Mean-pooled features, (B, 4 x last width)."""
+        return self.feature_maps(x).mean(dim=(2, 3))
+
+    def feature_maps(self, x: Tensor) -> Tensor:
+        """The last maps before pooling, (B, 4 x last width, h, w)."""
         # A network without memory (meta) has these two on the CPU.
         mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
         x = x.contiguous(memory_format=torch.channels_last)
@@ -121,7 +125,7 @@ class ResNet(nn.Module):
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in range(1, len(self.config.blocks) + 1):
             x = self.get_submodule(f"layer{stage}")(x)
-        return x.mean(dim=(2, 3))
+        return x
 
     def logits(self, x: Tensor) -> Tensor:
         """Unnormalised log posterior, (B, M)."""

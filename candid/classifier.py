@@ -12,6 +12,7 @@ from candid.errors import CandidError, NonFiniteError
 from candid.flow.backbone import build_flow
 from candid.flow.frozen import FrozenFlow, freeze
 from candid.flow.invertible import Memory
+from candid.flow.pooling import DCTPooling
 from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
 from candid.presets import ClassifierConfig, checked_names, preset
@@ -71,7 +72,12 @@ class GenerativeClassifier(nn.Module):
             torch.default_generator.manual_seed(seed)
             self.flow = build_flow(flow)
             self.mixture = LatentMixture(
-                config.classes, flow.constant_coefficients, flow.dimensions, config.rank, config.priors
+                config.classes,
+                flow.constant_coefficients,
+                flow.dimensions,
+                config.rank,
+                config.priors,
+                config.planar,
             )
             self.register_buffer("noise", torch.rand(self.image_shape))
         for name, values in (("image_mean", config.mean), ("image_std", config.std)):
@@ -176,6 +182,21 @@ class GenerativeClassifier(nn.Module):
     def latent(self, x: Tensor) -> Tensor:
         """z, (B, D): first the C constant coefficients, then the rest."""
         return self(x).z
+
+    def feature_maps(self, x: Tensor) -> Tensor:
+        """The last maps before the DCT, (B, C, h, w): the latent is their cosine transform.
+
+        >>> GenerativeClassifier.from_preset("digits").eval().feature_maps(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 64, 1, 1])
+        """
+        maps = v = self._normalise(x, None)
+        for _, layer in self.flow.leaves():
+            if isinstance(layer, DCTPooling):
+                break
+            maps, _ = layer(maps)
+        if not torch.compiler.is_compiling() and not _all_finite(maps):
+            raise self._nonfinite_error(x, v)
+        return maps
 
     def logits(self, x: Tensor) -> Tensor:
         """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""

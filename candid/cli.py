@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
-from candid import cli_evaluation
+from candid import cli_evaluation, cli_explain, cli_plane
 from candid.cli_evaluation import JsonFlag
 from candid.errors import CandidError, did_you_mean
 
@@ -180,6 +180,10 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS,...", help="Only these classes of the data, in this order. Repeats."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="A recipe's name or TOML file; flags win over it.", show_default="of the preset"),
@@ -245,6 +249,7 @@ def train(
     flags = {k: v for k, v in locals().items() if k not in ("out", "recipe", "devices", "resume", "model")}
     if model:
         flags["model"] = _changes(model)
+    flags["only"] = tuple(name.strip() for names in only or () for name in names.split(",")) or None
     if resume and out is None:
         raise CandidError("Name the run to resume with --out.")
     if not resume and data is None:
@@ -303,7 +308,14 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
     Console().print(table)
 
 
-for command in (cli_evaluation.evaluate, cli_evaluation.calibrate, cli_evaluation.compare):
+for command in (
+    cli_explain.examine,
+    cli_explain.explain,
+    cli_plane.plane,
+    cli_evaluation.evaluate,
+    cli_evaluation.calibrate,
+    cli_evaluation.compare,
+):
     app.command()(command)
 
 

@@ -82,10 +82,10 @@ def evaluate(
     as_json: JsonFlag = False,
 ) -> None:
     """Accuracy, likelihood, calibration, out-of-distribution tests and verdicts of a model."""
-    others = dict(_named(each) for each in ood or [])
+    others = dict(named(each, "--ood", "NAME=PATH") for each in ood or [])
     if len(others) < len(ood or []):
         raise CandidError("Two --ood sets have the same name: give each a name of its own.")
-    out = out or Path("evaluation") / _short_name(model)
+    out = out or Path("evaluation") / short_name(model)
 
     from candid.evaluation.evaluate import Request
     from candid.evaluation.evaluate import evaluate as run_evaluation
@@ -125,17 +125,18 @@ def evaluate(
         progress.say(f"Written to {out}: {names}; figures as SVG, too.")
 
 
-def _short_name(model: Path) -> str:
+def short_name(model: Path) -> str:
     """``cifar10`` of runs/cifar10/model/best, ``cifar10-last`` of runs/cifar10/model/last."""
     parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
     return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
 
 
-def _named(option: str) -> tuple[str, str]:
-    name, equals, path = option.partition("=")
-    if not name or not equals or not path:
-        raise CandidError(f"--ood takes NAME=PATH, not '{option}'.")
-    return name, path
+def named(value: str, option: str, form: str) -> tuple[str, str]:
+    """``("mnist", "data/mnist")`` of ``mnist=data/mnist``."""
+    name, equals, what = value.partition("=")
+    if not name or not equals or not what:
+        raise CandidError(f"{option} takes {form}, not '{value}'.")
+    return name, what
 
 
 def _figures(evaluation: Any, out: Path) -> list[Path]:

@@ -22,7 +22,8 @@ class LatentMixture(nn.Module):
 
     The M x (D - C) matrix of the second part is never formed: products with it go through the
     prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
-    its own (full rank, for few classes).
+    its own (full rank, for few classes). ``planar`` means lie in one plane of all D dimensions, without a
+    free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two numbers a class.
 
     Args:
         classes: M, the number of classes.
@@ -30,6 +31,7 @@ class LatentMixture(nn.Module):
         dimensions: D, the length of z.
         rank: K, or None for full rank.
         priors: class priors, M positive numbers that sum to one; None for uniform ones.
+        planar: whether all means lie in one plane; then ``constant`` doesn't count, and there is no rank.
 
     >>> mixture = LatentMixture(classes=10, constant=12, dimensions=48, rank=4)
     >>> mixture.posterior(torch.randn(2, 48)).sum(1).allclose(torch.ones(2))
@@ -46,20 +48,30 @@ class LatentMixture(nn.Module):
         dimensions: int,
         rank: int | None = None,
         priors: Sequence[float] | None = None,
+        planar: bool = False,
     ) -> None:
         super().__init__()
         if rank is not None and rank < 1:
             raise CandidError(f"'rank' must be at least 1, not {rank}.")
-        self.classes, self.constant, self.dimensions = classes, constant, dimensions
+        check_planar(planar, rank)
+        constant, rank = (0, 2) if planar else (constant, rank)
+        self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
         # Two classes start about half a standard deviation apart: where their means lie says nothing yet.
-        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / constant))
-        rest, rows = dimensions - constant, classes if rank is None else rank
+        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / max(constant, 1)))
+        rest, rows = dimensions - constant, classes if rank is None else rank + planar
         self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
         self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))
         check_priors(priors, classes)
         logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
         self.register_buffer("log_priors", torch.tensor(logs))
         self.register_buffer("frozen_norms", None)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """What the prototypes are combined with, (M, K); None if every class has one of its own."""
+        if self.alpha is None or not self.planar:
+            return self.alpha
+        return torch.cat((torch.ones_like(self.alpha[:, :1]), self.alpha), dim=1)
 
     @torch.no_grad()
     def frozen(self) -> "LatentMixture":
@@ -74,10 +86,13 @@ class LatentMixture(nn.Module):
         Free of |z|^2, which is the same for every class and so large (1e5 at 224 x 224) that it
         would drown the differences between classes in float32.
         """
+        return self.products(z) - 0.5 * self.squared_norms() + self.log_priors
+
+    def products(self, z: Tensor) -> Tensor:
+        """``z . mu_y``, (B, M)."""
         with full_precision(z):
             products = z[:, : self.constant] @ self.mean.T
-            products = products + self._combine(z[:, self.constant :] @ self.prototypes.T)
-            return products - 0.5 * self.squared_norms() + self.log_priors
+            return products + self._combine(z[:, self.constant :] @ self.prototypes.T)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """``log N(z; mu_y, 1)`` in nats, (B, M)."""
@@ -92,17 +107,19 @@ class LatentMixture(nn.Module):
         if self.frozen_norms is not None:
             return self.frozen_norms
         with full_precision(self.mean):
-            if self.alpha is None:
+            weights = self.weights
+            if weights is None:
                 rest = self.prototypes.square().sum(1)
             else:
                 gram: Tensor = _Gram.apply(self.prototypes)
-                rest = ((self.alpha @ gram) * self.alpha).sum(1)
+                rest = ((weights @ gram) * weights).sum(1)
             return self.mean.square().sum(1) + rest
 
     def means(self, y: Tensor) -> Tensor:
         """The means of the classes ``y``, (len(y), D)."""
         with full_precision(self.mean):
-            rest = self.prototypes[y] if self.alpha is None else self.alpha[y] @ self.prototypes
+            weights = self.weights
+            rest = self.prototypes[y] if weights is None else weights[y] @ self.prototypes
             return torch.cat((self.mean[y], rest), dim=1)
 
     def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
@@ -124,7 +141,8 @@ class LatentMixture(nn.Module):
 
     def _combine(self, by_prototype: Tensor) -> Tensor:
         """Products with the prototypes to products with the classes' rest means: (..., K) -> (..., M)."""
-        return by_prototype if self.alpha is None else by_prototype @ self.alpha.T.to(by_prototype.dtype)
+        weights = self.weights
+        return by_prototype if weights is None else by_prototype @ weights.T.to(by_prototype.dtype)
 
 
 class _Gram(torch.autograd.Function):
@@ -156,6 +174,12 @@ class _Gram(torch.autograd.Function):
 def log_standard_normal(z: Tensor) -> Tensor:
     """``log N(z; 0, 1)`` in nats, (B,)."""
     return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def check_planar(planar: bool, rank: int | None) -> None:
+    """A plane has a rank of its own."""
+    if planar and rank is not None:
+        raise CandidError(f"'planar' means have no 'rank': leave rank = {rank} out, or planar.")
 
 
 def check_priors(priors: Sequence[float] | None, classes: int) -> None:

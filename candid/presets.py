@@ -7,7 +7,7 @@ from typing import Any
 from candid.config import check_fields, check_range
 from candid.errors import CandidError, did_you_mean
 from candid.flow.backbone import FlowConfig
-from candid.mixture import check_priors
+from candid.mixture import check_planar, check_priors
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -31,6 +31,8 @@ class ClassifierConfig:
     """What the image is then divided by."""
     priors: tuple[float, ...] | None = None
     """Class priors that sum to one; None: uniform."""
+    planar: bool = False
+    """Whether all means lie in one plane, to be drawn; without a rank then."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,6 +46,7 @@ class ClassifierConfig:
         if min(self.std) <= 0:
             raise CandidError(f"'std' must be positive, not {min(self.std)}.")
         check_priors(self.priors, self.classes)
+        check_planar(self.planar, self.rank)
 
 
 PRESETS: Mapping[str, ClassifierConfig] = {

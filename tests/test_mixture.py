@@ -11,16 +11,18 @@ from candid.mixture import LatentMixture, _Gram
 from tests.helpers import LargestTensor, randomise
 
 
-def mixture(rank: int | None = 2, priors: list[float] | None = None) -> LatentMixture:
-    return randomise(LatentMixture(4, 3, 10, rank, priors).double(), strength=3)
+def mixture(rank: int | None = 2, priors: list[float] | None = None, planar: bool = False) -> LatentMixture:
+    return randomise(LatentMixture(4, 3, 10, rank, priors, planar).double(), strength=3)
 
 
-@pytest.mark.parametrize("rank", [None, 1, 2, 7])
+@pytest.mark.parametrize(
+    ("rank", "planar"), [(None, False), (1, False), (2, False), (7, False), (None, True)]
+)
 @pytest.mark.parametrize("priors", [None, [0.1, 0.2, 0.3, 0.4]])
 def test_log_prob_and_posterior_are_those_of_the_gaussians(
-    rank: int | None, priors: list[float] | None
+    rank: int | None, planar: bool, priors: list[float] | None
 ) -> None:
-    m = mixture(rank, priors)
+    m = mixture(rank, priors, planar)
     z = torch.randn(5, 10, dtype=torch.float64)
     means = m.means(torch.arange(4))
     truth = torch.stack([MultivariateNormal(mu, torch.eye(10).double()).log_prob(z) for mu in means], 1)
@@ -32,8 +34,9 @@ def test_log_prob_and_posterior_are_those_of_the_gaussians(
     torch.testing.assert_close(m.pairwise_distances(), torch.cdist(means, means), atol=1e-7, rtol=1e-7)
 
 
-def test_the_gradient_is_that_of_the_materialised_means() -> None:
-    m = mixture(rank=2, priors=[0.1, 0.2, 0.3, 0.4])
+@pytest.mark.parametrize(("rank", "planar"), [(2, False), (None, True)])
+def test_the_gradient_is_that_of_the_materialised_means(rank: int | None, planar: bool) -> None:
+    m = mixture(rank, [0.1, 0.2, 0.3, 0.4], planar)
     z = torch.randn(5, 10, dtype=torch.float64, requires_grad=True)
     m.logits(z).logsumexp(1).sum().backward()
     found = {name: p.grad for name, p in m.named_parameters()} | {"z": z.grad}
@@ -43,6 +46,17 @@ def test_the_gradient_is_that_of_the_materialised_means() -> None:
     (z @ means.T - means.square().sum(1) / 2 + m.log_priors).logsumexp(1).sum().backward()
     for name, p in [*m.named_parameters(), ("z", z)]:
         torch.testing.assert_close(found[name], p.grad)
+
+
+def test_planar_means_lie_in_one_plane_of_all_dimensions() -> None:
+    m = mixture(None, planar=True)
+    means = m.means(torch.arange(4))
+    spread = torch.linalg.svdvals(means - means.mean(0))
+    assert spread[1] > 0.1 and spread[2] < 1e-12 * spread[0]
+    torch.testing.assert_close(means[2], m.prototypes[0] + m.alpha[2] @ m.prototypes[1:])  # type: ignore[index]
+    assert sum(p.numel() for p in m.parameters()) == 3 * 10 + 4 * 2
+    with pytest.raises(CandidError, match="'planar' means have no 'rank': leave rank = 2 out"):
+        LatentMixture(4, 3, 10, rank=2, planar=True)
 
 
 def test_logits_keep_their_digits_where_squared_distances_lose_them() -> None:

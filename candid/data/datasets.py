@@ -49,24 +49,30 @@ def open_dataset(
     val_spec: str | None = None,
     epoch_images: int | None = None,
     classes: int | None = None,
+    only: Sequence[str] = (),
 ) -> Dataset:
     """The data set that ``spec`` names.
 
     ``digits`` (bundled), or a folder with: ``train/<class>/...`` and ``val/<class>/...`` and/or
     ``test/<class>/...``; class folders alone; MNIST-style idx files; CIFAR-10's binary or python batches.
-    Or tar shards, see ``candid.data.shards.open_shards``; only they take the last three arguments.
+    Or tar shards, see ``candid.data.shards.open_shards``; only they take ``val_spec``, ``epoch_images`` and
+    ``classes``.
 
     Without a ``val`` folder, the share ``holdout`` of the training images is kept out of training, class
     by class, to choose the best model and to calibrate p-values. Without any second folder, the share
-    ``test_fraction`` is the test set. Which images these are depends on ``split_seed`` alone.
+    ``test_fraction`` is the test set. Which images these are depends on ``split_seed`` alone. With ``only``,
+    every part has just the images of these classes, labelled in this order.
 
     >>> digits = open_dataset("digits")
     >>> len(digits.train), len(digits.val), len(digits.test)
     (1368, 70, 359)
+    >>> open_dataset("digits", only=("7", "1")).class_names
+    ('7', '1')
     """
     from candid.data import shards
 
     if shards.is_shards(spec):
+        shards_have_all_classes(spec, only)
         dataset = shards.open_shards(spec, val_spec, epoch_images, classes)
         _check_classes(dataset)
         return dataset
@@ -77,9 +83,29 @@ def open_dataset(
         splits["train"], splits["test"] = _divided(splits["train"], test_fraction, split_seed, class_names)
     if "val" not in splits:
         splits["train"], splits["val"] = _divided(splits["train"], holdout, split_seed + 1, class_names)
+    if only:
+        splits = {name: of_classes(split, class_names, only) for name, split in splits.items()}
+        class_names = tuple(only)
     dataset = Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
     _check_classes(dataset)
     return dataset
+
+
+def of_classes(split: IndexedSplit, class_names: Sequence[str], only: Sequence[str]) -> IndexedSplit:
+    """The images of the classes ``only``, labelled in this order."""
+    numbers = torch.full((len(class_names),), -1)
+    for number, name in enumerate(only):
+        if name not in class_names:
+            raise CandidError(f"The data has no class '{name}': {did_you_mean(name, class_names)}")
+        numbers[class_names.index(name)] = number
+    kept = (numbers[split.labels] >= 0).nonzero().flatten()
+    return replace(split.subset(kept), labels=numbers[split.labels[kept]])
+
+
+def shards_have_all_classes(spec: str, only: Sequence[str]) -> None:
+    """Classes can't be chosen from tar shards."""
+    if only:
+        raise CandidError(f"'{spec}' is read from end to end, with all its classes: choose some in folders.")
 
 
 def _read(spec: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from candid.data import shards
-from candid.data.datasets import image_files, is_image, open_dataset, read_arrays, subfolders
+from candid.data.datasets import (
+    image_files,
+    is_image,
+    of_classes,
+    open_dataset,
+    read_arrays,
+    shards_have_all_classes,
+    subfolders,
+)
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split, View
 from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
@@ -38,10 +46,12 @@ def open_part(
 
     ``part`` is by default the test images, else the ones to validate on, else all. ``training`` is the
     configuration of the model's training: where a data set has no such folders, it decides which images
-    were kept apart then.
+    were kept apart then. If the model was trained on only some classes, the others' images are left out.
     """
     training = training or {}
+    only = training.get("only", ())
     if shards.is_shards(spec):
+        shards_have_all_classes(spec, only)
         names = shards.class_names_of(spec)
         found, chosen = shards.open_part(spec, part, len(names) or len(class_names))
         numbers = _numbers(names, class_names, spec).tolist() if names else ()
@@ -51,19 +61,19 @@ def open_part(
         kept_apart: Part = "test" if trained_on(spec, training) else "all"
         part = "test" if "test" in own else "val" if "val" in own else kept_apart
     if part in own and part != "train":
-        return Chosen(_relabelled(own[part](), own_names, class_names, spec), part)
+        return Chosen(_relabelled(own[part](), own_names, class_names, spec, only), part)
     if part == "all":
         if len(own) > 1:
             raise CandidError(f"'{spec}' has {' and '.join(own)}: choose one of them.")
         (split,) = own.values()
-        return Chosen(_relabelled(split(), own_names, class_names, spec), "all")
+        return Chosen(_relabelled(split(), own_names, class_names, spec, only), "all")
     if not own.keys() & {"train", "all"}:
         raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(own)}.")
     options = {key: training[key] for key in ("holdout", "split_seed") if key in training}
     data = open_dataset(spec, **options)
     if getattr(data, part) is None:
         raise CandidError(f"'{spec}' has no test images: choose another part of it, such as val.")
-    return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec), part)
+    return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec, only), part)
 
 
 def _own_parts(spec: str) -> tuple[dict[str, Callable[[], IndexedSplit]], tuple[str, ...]]:
@@ -96,9 +106,12 @@ def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
 
 
 def _relabelled(
-    split: Split, names: Sequence[str], class_names: Sequence[str], spec: str
+    split: Split, names: Sequence[str], class_names: Sequence[str], spec: str, only: Sequence[str]
 ) -> ArraySplit | FileSplit:
     assert isinstance(split, ArraySplit | FileSplit)
+    present = [name for name in names if name in only]
+    if present:
+        split, names = of_classes(split, names, present), present
     return replace(split, labels=_numbers(names, class_names, spec)[split.labels])
 
 

@@ -53,7 +53,7 @@ class Passes:
         self.is_first = self.fabric.is_global_zero
         self.model = model.eval().to(self.fabric.device)
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
-        self.batch = min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))
+        self.batch = batch_size(model)
         self.folder, self.workers, self.track, self.say = folder, workers, track, say
 
     def predictions(
@@ -79,7 +79,7 @@ class Passes:
         def averaged(batch: NamedBatch) -> Predictions:
             images, labels, paths = batch
             crops = ten_crops(reflected_frame(images, sides) if in_memory else images, view.size)
-            logits, *_ = outputs_of(self.fast, to_float(crops.flatten(0, 1), self.fabric.device))
+            logits = outputs_of(self.fast, to_float(crops.flatten(0, 1), self.fabric.device)).logits
             of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
             mean = of_crops.logsumexp(1) - math.log(10)
             none = torch.zeros(len(labels))
@@ -98,7 +98,7 @@ class Passes:
         @torch.inference_mode()
         def add(batch: NamedBatch) -> None:
             images, labels, _ = batch
-            sums.add(outputs_of(self.fast, to_float(images, self.fabric.device))[1].cpu(), labels)
+            sums.add(outputs_of(self.fast, to_float(images, self.fabric.device)).features.cpu(), labels)
 
         self._each(
             add, split, view, name, self.batch, math.ceil(images / self.batch / self.fabric.world_size)
@@ -110,7 +110,9 @@ class Passes:
     @property
     def _features(self) -> int:
         model = self.model
-        return model.fc.in_features if isinstance(model, ResNet) else model.mixture.constant
+        if isinstance(model, ResNet):
+            return model.fc.in_features
+        return model.config.flow.constant_coefficients
 
     def _kept_or_made(
         self,
@@ -188,6 +190,11 @@ class Passes:
         if found is None:
             self.say(f"'{file}' is cut or damaged: it is made anew.")
         return found
+
+
+def batch_size(model: Model) -> int:
+    """Images that pass a network at a time."""
+    return min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))
 
 
 def hash_of(tensors: Iterable[Tensor]) -> "hashlib._Hash":

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from candid.baseline import ResNet
 from candid.checkpoint import replacing, write_tensors
-from candid.classifier import GenerativeClassifier
+from candid.classifier import GenerativeClassifier, Outputs
 from candid.data.splits import NamedBatch
 from candid.evaluation.complexity import code_lengths
 from candid.evaluation.features import FeatureGaussian
@@ -134,27 +134,52 @@ def predict(
     gaussian: FeatureGaussian | None = None,
 ) -> Predictions:
     """``model`` on one batch."""
-    x = to_float(images, model.image_mean.device)
-    logits, features, terms = outputs_of(model, x)
+    passed = outputs_of(model, to_float(images, model.image_mean.device))
+    return predictions_of(passed, model, images, labels, paths, gaussian)
+
+
+def predictions_of(
+    passed: "Passed",
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    paths: tuple[str, ...],
+    gaussian: FeatureGaussian | None = None,
+) -> Predictions:
+    """What ``model`` says of 8-bit ``images`` that have ``passed`` it."""
     return Predictions(
         paths,
         labels,
         image_keys(images),
-        logits.cpu(),
+        passed.logits.cpu(),
         log_priors_of(model),
         code_lengths(images).cpu(),
-        None if terms is None else terms.cpu(),
-        None if gaussian is None else gaussian.distance(features).cpu(),
+        None if passed.terms is None else passed.terms.cpu(),
+        None if gaussian is None else gaussian.distance(passed.features).cpu(),
     )
 
 
-def outputs_of(model: Model, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Logits, mean-pooled features (B, F), and the terms of the log density if there is one."""
+class Passed(NamedTuple):
+    """What comes out of a network for B images."""
+
+    logits: Tensor
+    """(B, M)."""
+    features: Tensor
+    """Mean-pooled, (B, F)."""
+    terms: Tensor | None
+    """Of the log density, if there is one."""
+    outputs: Outputs | None
+    """With the latent, if there is one."""
+
+
+def outputs_of(model: Model, x: Tensor) -> Passed:
+    """``model`` on images in [0, 1]."""
     if isinstance(model, ResNet):
         features = model.features(x)
-        return model.fc(features), features, None
+        return Passed(model.fc(features), features, None, None)
     outputs, terms = model.forward_by_stage(x)
-    return outputs.logits, outputs.z[:, : model.mixture.constant], terms
+    features = outputs.z[:, : model.config.flow.constant_coefficients]
+    return Passed(outputs.logits, features, terms, outputs)
 
 
 def log_priors_of(model: Model) -> Tensor:

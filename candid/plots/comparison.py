@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from candid.plots.style import BLUE, GREEN, STYLE, VERMILION
+from candid.plots.style import BLUE, GREEN, STYLE, VERMILION, short
 
 
 @rc_context(STYLE)
@@ -63,7 +63,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
         axes.text(
             at,
             scale * row[y_key],
-            _short(row["name"]),
+            short(row["name"]),
             ha=side,
             va="center",
             color=VERMILION,
@@ -72,7 +72,3 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
         )
     axes.margins(0.14)
     axes.grid()
-
-
-def _short(name: str, length: int = 30) -> str:
-    return name if len(name) <= length else f"{name[: length // 2]}…{name[-length // 2 + 1 :]}"

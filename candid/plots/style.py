@@ -51,6 +51,11 @@ def legend(figure: Figure, handles: Sequence[Artist], title: str | None = None, 
     )
 
 
+def short(name: str, length: int = 30) -> str:
+    """``name``, without its middle if it is longer than ``length``."""
+    return name if len(name) <= length else f"{name[: length // 2]}…{name[-length // 2 + 1 :]}"
+
+
 @rc_context(STYLE)
 def save(figure: Figure, path: Path, svg: bool = False) -> Path:
     """Write ``figure`` as a PNG, and as an SVG beside it if asked for; return where the PNG is."""

@@ -72,6 +72,8 @@ class TrainConfig:
     holdout: float = 0.05
     """Share of the training images kept for validation if the data has no val folder."""
     split_seed: int = 0
+    only: tuple[str, ...] = ()
+    """Names of the classes of the data to use, in this order; empty: all."""
     val_data: str | None = None
     """Tar shards to validate on."""
     epoch_images: int | None = None
@@ -109,6 +111,8 @@ class TrainConfig:
             )
         if self.means_only and (self.baseline or self.start is None):
             raise CandidError("'means_only' fine-tunes a trained generative model: name it with --start.")
+        if len(set(self.only)) < len(self.only):
+            raise CandidError(f"'only' names a class twice: {', '.join(self.only)}.")
         if self.compile and self.memory == "inverse":
             raise CandidError("'compile' works with memory = 'plain' only: leave one of the two out.")
         self.model_config(classes=2)

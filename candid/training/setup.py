@@ -31,6 +31,7 @@ def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, View]:
         val_spec=config.val_data,
         epoch_images=config.epoch_images,
         classes=config.model.get("classes"),
+        only=config.only,
     )
     return data.prepared(view, config.skip_bad, track), view
 

@@ -3,6 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from candid.data import splits as module
 from candid.errors import CandidError
 from candid.training.config import TrainConfig
 from candid.training.setup import open_data
-from tests.data.helpers import encoded, picture, pixels, write_folder
+from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
 
 VIEW = View(3, 10, 12)
 
@@ -72,6 +74,39 @@ def test_one_image_of_each_class_always_stays_in_training(tmp_path: Path) -> Non
     write_folder(tmp_path / "test", {"cat": 1})
     data = open_dataset(str(tmp_path), holdout=0.99)
     assert data.train.labels.tolist() == [0, 1]  # type: ignore[union-attr]
+
+
+@settings(deadline=None, max_examples=10)
+@given(only=st.lists(st.sampled_from("0123456789"), min_size=2, max_size=10, unique=True))
+def test_some_classes_have_the_parts_that_they_have_among_all(only: list[str]) -> None:
+    every, some = open_dataset("digits", split_seed=3), open_dataset("digits", split_seed=3, only=only)
+    assert some.class_names == tuple(only)
+    for name in ("train", "val", "test"):
+        whole, part = getattr(every, name), getattr(some, name)
+        kept = [i for i, y in enumerate(whole.labels.tolist()) if str(y) in only]
+        assert part.named(torch.arange(len(part))) == whole.named(torch.tensor(kept))
+        assert [only[y] for y in part.labels.tolist()] == [str(whole.labels[i].item()) for i in kept]
+        assert torch.equal(part.images, whole.images[kept])
+
+
+def test_some_classes_of_folders_are_chosen_by_name(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_folder(tmp_path / name, {"cat": 2, "cow": 3, "dog": 1})
+    data = open_dataset(str(tmp_path), only=("dog", "cat"))
+    assert [Path(path).parent.name for path in files(data.train)] == ["cat", "cat", "dog"]
+    assert data.train.labels.tolist() == data.val.labels.tolist() == [1, 1, 0]  # type: ignore[union-attr]
+    with pytest.raises(CandidError, match="no class 'cats': did you mean 'cat'?"):
+        open_dataset(str(tmp_path), only=("dog", "cats"))
+    with pytest.raises(CandidError, match="single class"):
+        open_dataset(str(tmp_path), only=("dog",))
+    with pytest.raises(CandidError, match="'only' names a class twice: dog, dog"):
+        TrainConfig(str(tmp_path), only=("dog", "dog"))
+
+
+def test_shards_come_with_all_classes(tmp_path: Path) -> None:
+    write_shard(tmp_path / "any.tar", range(4))
+    with pytest.raises(CandidError, match="with all its classes: choose some in folders"):
+        open_dataset(str(tmp_path / "any.tar"), only=("0", "1"))
 
 
 def test_a_class_with_one_image_cannot_be_divided(tmp_path: Path) -> None:

@@ -141,6 +141,24 @@ def test_labels_are_the_models_whatever_its_order(
     assert [names[label] for label in labels(found)] == classes_of(found) == sorted(present)
 
 
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_a_model_of_some_classes_is_evaluated_on_those(part: Part) -> None:
+    training = {"data": "digits", "split_seed": 4, "only": ["7", "1"]}
+    found = open_part("digits", ("7", "1"), part, training).split
+    assert_same(found, getattr(open_dataset("digits", split_seed=4, only=("7", "1")), part))
+
+
+def test_a_model_of_some_classes_takes_what_other_data_has_of_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pets", {"cat": 1, "cow": 1, "dog": 1})
+    training = {"only": ["dog", "emu", "cat"]}
+    found = open_part(str(tmp_path / "pets"), training["only"], None, training).split
+    assert (classes_of(found), labels(found)) == (["cat", "dog"], [2, 0])
+    with pytest.raises(CandidError, match="has a class 'cat', unknown to the model"):
+        open_part(str(tmp_path / "pets"), ("bus", "car"), None, {"only": ["bus", "car"]})
+    with pytest.raises(CandidError, match="with all its classes"):
+        open_part(str(write_shards(tmp_path / "shards")), PETS, None, {"only": list(PETS)})
+
+
 def test_without_names_the_order_of_classes_counts(tmp_path: Path) -> None:
     nameless = tuple(map(str, range(4)))
     write_folder(tmp_path / "pets", {"cat": 1, "cow": 1, "dog": 1})
