@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
-from candid import cli_evaluation, cli_explain, cli_plane
+from candid import cli_evaluation, cli_examine, cli_explain, cli_plane
 from candid.cli_evaluation import JsonFlag
 from candid.errors import CandidError, did_you_mean
+from candid.machine import is_first_process
 
 app = typer.Typer(
     add_completion=False,
@@ -33,13 +34,16 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except BrokenPipeError:  # such as of '| head': nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (CandidError, OSError) as error:
         message = str(error)
     except TyperException as error:
         message = error.format_message()
     except typer.Abort:
         message = "stopped."
-    if _is_first_process():
+    if is_first_process():
         print(f"candid: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
@@ -272,7 +276,7 @@ def train(
         progress=Progress(),
         after_epoch=lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
     )
-    if outcome.finished and _is_first_process():
+    if outcome.finished and is_first_process():
         _print_results(out, outcome.results)
 
 
@@ -292,10 +296,6 @@ def _changes(settings: list[str]) -> dict[str, Any]:
     return changes
 
 
-def _is_first_process() -> bool:
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-
-
 def _print_results(out: Path, results: dict[str, Any]) -> None:
     table = Table(title=f"the best model, in {out / 'model' / 'best'}", title_justify="left")
     for column in ("", "accuracy", "cross-entropy (nats)", "bits/dim"):
@@ -309,7 +309,7 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
 
 
 for command in (
-    cli_explain.examine,
+    cli_examine.examine,
     cli_explain.explain,
     cli_plane.plane,
     cli_evaluation.evaluate,

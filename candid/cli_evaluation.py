@@ -22,6 +22,20 @@ PartOption = Annotated[
     Literal["train", "val", "test", "all"] | None,
     typer.Option(help="Which images of DATA.", show_default="as it has: test, val, all"),
 ]
+TestName = Annotated[
+    str | None,
+    typer.Option(help="The test that verdicts rest on.", show_default="joint; of a ResNet, mahalanobis"),
+]
+Novelty = Annotated[
+    float | None,
+    typer.Option(help="Share of usual images that may be called novel.", show_default="0.01"),
+]
+ErrorLevel = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of usual images whose class may be missing among those named.", show_default="0.05"
+    ),
+]
 FIGURES = {
     "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
     "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
@@ -61,20 +75,9 @@ def evaluate(
     temperature: Annotated[
         bool, typer.Option("--temperature", help="Figures with temperature scaling beside the others.")
     ] = False,
-    test: Annotated[
-        str | None,
-        typer.Option(help="The test that verdicts rest on.", show_default="joint; of a ResNet, mahalanobis"),
-    ] = None,
-    novelty: Annotated[
-        float | None,
-        typer.Option(help="Share of usual images that may be called novel.", show_default="0.01"),
-    ] = None,
-    error: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of usual images whose class may be missing among those named.", show_default="0.05"
-        ),
-    ] = None,
+    test: TestName = None,
+    novelty: Novelty = None,
+    error: ErrorLevel = None,
     images: Images = None,
     skip_bad: SkipBad = False,
     devices: Devices = None,

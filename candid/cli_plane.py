@@ -8,6 +8,7 @@ import typer
 
 from candid.cli_evaluation import Devices, JsonFlag, ModelFolder, SkipBad, Workers
 from candid.errors import CandidError
+from candid.machine import is_first_process
 
 
 def plane(
@@ -47,7 +48,7 @@ def plane(
     progress = Progress()
     if classes is not None:
         from candid import plots
-        from candid.explain.plane import fit_plane, is_first_process
+        from candid.explain.plane import fit_plane
         from candid.explain.similarity import chosen_classes
 
         outcome = fit_plane(
@@ -85,7 +86,6 @@ def _draw(
     from candid.data.parts import open_part, thinned
     from candid.evaluation.evaluate import prepare, training_of, view_of
     from candid.explain.plane import decision_plane, located
-    from candid.plots import plane as figures
 
     chosen, view = open_part(data, model.class_names, None, training_of(model)), view_of(model)
     split = prepare(thinned(chosen.split, images), view, chosen.part, skip_bad, progress.track, progress.say)
@@ -93,6 +93,6 @@ def _draw(
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
     title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"
-    figure = figures.decision_plane(drawn, points, labels, title)
+    figure = plots.decision_plane(drawn, points, labels, title)
     path = plots.save(figure, out / "decision_plane.png", svg=True)
     return {"images": len(labels), "accuracy": accuracy, "figure": str(path)}

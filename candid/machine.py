@@ -1,6 +1,7 @@
-"""What the machine under torch can be told."""
+"""What the machine under torch can be told, and what it says."""
 
 import ctypes
+import os
 import sys
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
@@ -21,3 +22,8 @@ def keep_freed_memory() -> bool:
     except AttributeError:
         return False
     return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
+
+
+def is_first_process() -> bool:
+    """Of those that work together; known before they are connected."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

@@ -95,3 +95,12 @@ def test_demo_trains_and_tells_digits_from_other_images(tmp_path: Path) -> None:
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == f"candid {candid.__version__}"
     assert "import" in run("--help").stdout
+
+
+def test_a_reader_that_stops_early_sees_no_error(tmp_path: Path) -> None:
+    model = candid.save(small_classifier(), tmp_path / "model")
+    for i in range(40):
+        Image.new("RGB", (16, 16), (i, i, i)).save(tmp_path / f"{'long' * 40}{i}.png")
+    command = f"'{CANDID}' examine '{model}' '{tmp_path}' | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("class") and "roken pipe" not in done.stderr and "Error" not in done.stderr

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from candid.data.splits import Split, Track, View, untracked
 from candid.errors import CandidError
 from candid.evaluation.evaluate import training_of
 from candid.evaluation.predictions import Model, to_float
+from candid.machine import is_first_process
 from candid.training import Outcome, Progress, RunFolder, TrainConfig, load_config, train
 from candid.training.loop import AfterEpoch
 
@@ -218,11 +218,6 @@ def plane_config(model: GenerativeClassifier, data: str, changes: dict[str, Any]
     if config.beta == 0:
         raise CandidError("At beta 0 no class is told from another: give a --beta above 0.")
     return config
-
-
-def is_first_process() -> bool:
-    """Of those that train together; known before they are connected."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 @torch.inference_mode()
