@@ -16,6 +16,7 @@ SCRIPTS = (
     "loading",
     "cifar",
     "evaluation",
+    "explanations",
 )
 
 

@@ -20,7 +20,7 @@ from candid.presets import preset
 
 
 @pytest.mark.parametrize(
-    "script", ["forward", "training", "inverse", "mixture", "memory", "cifar", "evaluation"]
+    "script", ["forward", "training", "inverse", "mixture", "memory", "cifar", "evaluation", "explanations"]
 )
 def test_quick_run(script: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -17,6 +17,8 @@ CLOSE = 0.01
 """How close to its target the posterior of the 8-bit image has to be."""
 LEGS = 100
 """Turns of a path before it is given up."""
+RIVALS = 100
+"""Other classes that a path takes into account at once."""
 PLACES = 16
 """On a path, tried at a time."""
 ROUNDS = 6
@@ -51,9 +53,10 @@ class Path:
 def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float = TARGET) -> Path:
     """From the latent ``z`` (D,) along the means until the posterior of the class ``y`` is ``target``.
 
-    Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c. Logits are
-    linear in z, so log p(y | z) is concave along a leg: it rises to the target, which is then met exactly, or
-    to a maximum, where the path turns away from the class that is in its way now.
+    Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c; where that
+    would help a third class more, away from the average of all others, weighted by their posteriors. Logits
+    are linear in z, so log p(y | z) is concave along a leg: it rises to the target, which is then met
+    exactly, or to a maximum, where the path turns.
     """
     if not 0 < target < 1:
         raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
@@ -67,9 +70,7 @@ def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float =
         )
     corners = [z]
     for _ in range(LEGS):
-        rival = int(logits.index_fill(0, torch.tensor(y, device=z.device), -math.inf).argmax())
-        step = _mean(model, y) - _mean(model, rival)
-        slope = model.mixture.products(step[None])[0].double()
+        step, slope = _direction(model, logits, y)
         length, arrived = _leg(logits, slope, y, math.log(target))
         corners.append(corners[-1] + length * step)
         logits = logits + length * slope
@@ -80,8 +81,19 @@ def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float =
     )
 
 
-def _mean(model: GenerativeClassifier, y: int) -> Tensor:
-    return model.mixture.means(torch.tensor([y], device=model.noise.device))[0]
+def _direction(model: GenerativeClassifier, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
+    """A step along the means (D,) that makes ``y`` more probable, and what each logit gains by it, (M,)."""
+    others = logits.index_fill(0, torch.tensor(y, device=logits.device), -math.inf)
+    posterior = logits.softmax(0)
+    rival = others.argmax()[None]
+    step = model.mixture.means(rival.new_tensor([y]))[0] - model.mixture.means(rival)[0]
+    slope = model.mixture.products(step[None])[0].double()
+    if slope[y] <= (posterior * slope).sum():
+        likely = others.topk(min(len(others) - 1, RIVALS)).indices
+        weights = others[likely].softmax(0).to(step.dtype)
+        step = model.mixture.means(rival.new_tensor([y]))[0] - weights @ model.mixture.means(likely)
+        slope = model.mixture.products(step[None])[0].double()
+    return step, slope
 
 
 def _leg(logits: Tensor, slope: Tensor, y: int, log_target: float) -> tuple[float, bool]:

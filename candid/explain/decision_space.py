@@ -1,10 +1,11 @@
 """Where an image lies between the classes that it could be."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.stats import chi, norm
+from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
 from candid.classifier import GenerativeClassifier, Outputs
@@ -101,8 +102,8 @@ def _space(
         float(away[0]),
         tuple(along[1:].tolist()),
         tuple(away[1:].tolist()),
-        float(norm.ppf((1 + MASS) / 2)),
-        float(chi.ppf(MASS, span.shape[1] - 1)) if span.shape[1] > 1 else 0.0,
+        float(ndtri((1 + MASS) / 2)),
+        math.sqrt(2 * gammaincinv((span.shape[1] - 1) / 2, MASS)) if span.shape[1] > 1 else 0.0,
         odds / distance if distance else 0.0,
     )
 

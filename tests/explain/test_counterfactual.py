@@ -48,9 +48,29 @@ def test_a_path_ends_where_the_posterior_is_the_target(
     assert on_the_way.diff().min() > -1e-9
     differences = model.mixture.means(torch.arange(classes)).detach()
     differences = (differences - differences[y])[torch.arange(classes) != y]
-    for leg in path.corners.diff(dim=0):
-        cosines = torch.cosine_similarity(-leg[None], differences)
-        assert float(cosines.max()) == pytest.approx(1, abs=1e-6)
+    first = torch.cosine_similarity(-path.corners[1:2] + path.corners[:1], differences)
+    assert float(first.max()) == pytest.approx(1, abs=1e-6)
+
+
+def on_a_line(*places: float) -> GenerativeClassifier:
+    """With the means at these places of one line through latent space."""
+    model = mixture_model(len(places), scale=0.0)
+    with torch.no_grad():
+        model.mixture.mean[:, 0] = torch.tensor(places, dtype=torch.float64)
+    return model
+
+
+def test_a_path_can_go_between_two_other_classes() -> None:
+    """Away from the class on the left, the one on the far right would gain ten times as much."""
+    model = on_a_line(0.0, -1.0, 10.0)
+    z = torch.zeros(model.dimensions).double()
+    z[0] = 4.48  # the class on the left is still the second most probable
+    assert model.mixture.posterior(z[None])[0].argsort(descending=True).tolist() == [0, 1, 2]
+    path = path_towards(model, z, 0, 0.99)
+    reached = float(model.mixture.posterior(path.at(torch.ones(1)))[0, 0].detach())
+    assert reached == pytest.approx(0.99, abs=1e-8) and float(path.corners[-1][0]) < 4.48
+    with pytest.raises(CandidError, match="lower the target"):
+        path_towards(on_a_line(0.0, -0.1, 0.1), torch.zeros(model.dimensions).double(), 0, 0.9)
 
 
 def test_places_on_a_path_are_by_length() -> None:
