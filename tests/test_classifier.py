@@ -69,6 +69,7 @@ def test_imagenet_round_trip_on_photos(imagenet_photos: Path, mixing: str) -> No
     model = GenerativeClassifier.from_preset("imagenet", mixing=mixing).eval()
     batches = torch.stack(list(photos(imagenet_photos))).split(10)
     assert sum(map(len, batches)) == 100
+    batches = batches[: 10 if mixing == "permutation" else 2]
     with torch.inference_mode():
         at_start = model.latent(batches[0])
         randomise(model, strength=0.1)
