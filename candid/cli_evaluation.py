@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from candid.errors import CandidError
+from candid.names import short_name
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a saved model.")]
@@ -126,12 +127,6 @@ def evaluate(
         _print_metrics(evaluation.metrics)
         names = ", ".join(file.name for file in files)
         progress.say(f"Written to {out}: {names}; figures as SVG, too.")
-
-
-def short_name(model: Path) -> str:
-    """``cifar10`` of runs/cifar10/model/best, ``cifar10-last`` of runs/cifar10/model/last."""
-    parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
-    return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
 
 
 def named(value: str, option: str, form: str) -> tuple[str, str]:

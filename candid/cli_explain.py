@@ -9,15 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from candid.cli_evaluation import JsonFlag, ModelFolder, SkipBad, Workers, named, short_name
+from candid.cli_evaluation import JsonFlag, ModelFolder, SkipBad, Workers, named
 from candid.errors import CandidError
-
-MEASURED_IMAGES = 2000
-"""Of the data, for what the model does to pairs of classes."""
-EXACT_CHANNELS = 512
-"""Up to so many, the receptive field is computed exactly by default."""
-PROJECTIONS = 64
-DRAWN_CLASSES = 10
+from candid.names import short_name
 
 
 def explain(
@@ -58,7 +52,7 @@ def explain(
         int | None,
         typer.Option(
             help="Estimate receptive fields from so many random projections; 0: exact.",
-            show_default=f"exact up to {EXACT_CHANNELS} channels, else {PROJECTIONS}",
+            show_default="exact up to 512 channels, else 64",
         ),
     ] = None,
     temperatures: Annotated[
@@ -74,68 +68,35 @@ def explain(
     heats = _numbers(temperatures)
     out = out or Path("explanation") / short_name(model)
 
-    from candid import checkpoint, plots
-    from candid.classifier import GenerativeClassifier
-    from candid.explain.coefficients import dct_basis, mean_spread
-    from candid.explain.counterfactual import samples
-    from candid.explain.similarity import similarity
+    from candid.checkpoint import replacing
+    from candid.explain.overview import Request, overview
     from candid.training import Progress
 
-    loaded = checkpoint.load_any(model)
-    if not isinstance(loaded, GenerativeClassifier):
-        raise CandidError(
-            f"'{model}' is a ResNet, without class means: name a generative model, this with --beside."
-        )
     progress = Progress()
-    all_similar = similarity(loaded, classes, order)
-    compared = {name: similarity(loaded, spec, order) for name, spec in groups.items()}
-    spread = mean_spread(loaded)
-    chosen = sorted(all_similar.classes)[:DRAWN_CLASSES]
-    drawn = samples(loaded, chosen, heats, 2, seed)
-    figures = {
-        "similarity": plots.similarity(all_similar),
-        **({"similarity_groups": plots.similarity_groups(compared)} if compared else {}),
-        "dct_basis": plots.dct_basis(dct_basis(*spread.shape)),
-        "mean_spread": plots.mean_spread(spread),
-        "samples": plots.samples(drawn, [loaded.class_names[y] for y in chosen], heats),
-    }
-    listed = all_similar.closest_pairs(pairs)
-    found: dict[str, Any] = {"model": str(model), "mean_spread": spread.tolist()}
-    measured: Sequence[float | None] = [None] * len(listed)
-    if data is not None:
-        from candid.explain.similarity import measured_uncertainty
-
-        shown = _Shown(loaded, data, skip_bad, workers, progress)
-        measured = measured_uncertainty(shown.predictions.posterior, shown.predictions.labels, listed)
-        others = {short_name(path): checkpoint.load_any(path) for path in beside or ()}
-        fields = shown.receptive_fields({short_name(model): loaded, **others}, images, projections, seed)
-        found["receptive_fields"] = {name: _field(field) for name, field in fields.items()}
-        figures |= {"receptive_fields": plots.receptive_fields(fields), **shown.figures()}
-    elif beside:
-        raise CandidError("--beside compares receptive fields on real images: name some with --data.")
-    elif loaded.config.planar:
-        from candid.explain.plane import decision_plane
-
-        figures["decision_plane"] = plots.decision_plane(decision_plane(loaded))
-    found["closest_pairs"] = [
-        {
-            "classes": [loaded.class_names[pair.first], loaded.class_names[pair.second]],
-            "distance": pair.distance,
-            "expected_uncertainty": pair.uncertainty,
-            "measured_uncertainty": each,
-        }
-        for pair, each in zip(listed, measured, strict=True)
-    ]
-    files = [
-        plots.save(figure, out / f"{name}.png", svg=name != "samples") for name, figure in figures.items()
-    ]
-    found["figures"] = [str(file) for file in files]
-    with checkpoint.replacing(out / "explanation.json") as temporary:
-        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    request = Request(
+        model=model,
+        data=data,
+        classes=classes,
+        groups=groups,
+        order=order,
+        pairs=pairs,
+        beside=tuple(beside or ()),
+        images=images,
+        projections=projections,
+        temperatures=heats,
+        seed=seed,
+        skip_bad=skip_bad,
+        workers=workers,
+    )
+    found = overview(request, progress.track, progress.say)
+    files = _draw(found, heats, out)
+    record = {"model": str(model), **found.record(), "figures": [str(file) for file in files]}
+    with replacing(out / "explanation.json") as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(record))
     else:
-        _print_explanation(found, files)
+        _print_explanation(record, files)
 
 
 def _numbers(spec: str) -> tuple[float, ...]:
@@ -148,76 +109,26 @@ def _numbers(spec: str) -> tuple[float, ...]:
     return numbers
 
 
-def _field(field: Any) -> dict[str, Any]:
-    return {
-        "width_at_half_maximum_pixels": field.width_at_half_maximum,
-        "images": field.images,
-        "projections": field.projections,
+def _draw(found: Any, temperatures: Sequence[float], out: Path) -> list[Path]:
+    from candid import plots
+    from candid.explain import dct_basis
+
+    names = found.class_names
+    figures = {
+        "similarity": plots.similarity(found.similarity),
+        "dct_basis": plots.dct_basis(dct_basis(*found.spread.shape)),
+        "mean_spread": plots.mean_spread(found.spread),
+        "samples": plots.samples(found.samples, [names[y] for y in found.sampled], temperatures),
     }
-
-
-class _Shown:
-    """Real images, and what is made of them."""
-
-    def __init__(self, model: Any, data: str, skip_bad: bool, workers: int, progress: Any) -> None:
-        from candid.data.parts import open_part, thinned
-        from candid.evaluation.evaluate import prepare, training_of, view_of
-        from candid.evaluation.passes import Passes
-
-        chosen = open_part(data, model.class_names, None, training_of(model))
-        self.model, self.view, self.progress, self.workers = model, view_of(model), progress, workers
-        self.split = prepare(
-            thinned(chosen.split, MEASURED_IMAGES),
-            self.view,
-            chosen.part,
-            skip_bad,
-            progress.track,
-            progress.say,
-        )
-        passes = Passes(model, None, None, workers, progress.track, progress.say)
-        predictions = passes.predictions(self.split, self.view, chosen.part)
-        assert predictions is not None
-        self.predictions = predictions
-
-    def images(self, count: int) -> Any:
-        """So many of them, evenly spread."""
-        from candid.data.loader import named_batches
-        from candid.data.parts import thinned
-
-        batches = named_batches(thinned(self.split, count), self.view, count)
-        return next(iter(batches))[0]
-
-    def receptive_fields(
-        self, models: dict[str, Any], images: int, projections: int | None, seed: int
-    ) -> dict[str, Any]:
-        from candid.explain.receptive_field import receptive_field
-
-        shown = self.images(images)
-        fields = {}
-        for name, model in models.items():
-            if model.image_shape != self.model.image_shape:
-                raise CandidError(f"'{name}' takes images of another size: compare models of the same.")
-            wide = model.feature_maps(shown[:1] / 255).shape[1] > EXACT_CHANNELS
-            count = PROJECTIONS if projections is None and wide else projections or None
-            fields[name] = receptive_field(model, shown, count, seed=seed, track=self.progress.track)
-        return fields
-
-    def figures(self) -> dict[str, Any]:
-        from candid import plots
-        from candid.explain.counterfactual import interpolate
-        from candid.explain.plane import decision_plane, located
-
-        ends = self.images(6)
-        ways = (
-            [interpolate(self.model, ends[i], ends[i + 3]) for i in range(len(ends) // 2)]
-            if len(ends) > 5
-            else []
-        )
-        figures = {"interpolation": plots.interpolation(ways, self.model.class_names)} if ways else {}
-        if self.model.config.planar:
-            points, labels = located(self.model, self.split, self.view, self.workers, self.progress.track)
-            figures["decision_plane"] = plots.decision_plane(decision_plane(self.model), points, labels)
-        return figures
+    if found.groups:
+        figures["similarity_groups"] = plots.similarity_groups(found.groups)
+    if found.fields:
+        figures["receptive_fields"] = plots.receptive_fields(found.fields)
+    if found.interpolations:
+        figures["interpolation"] = plots.interpolation(found.interpolations, names)
+    if found.plane is not None:
+        figures["decision_plane"] = plots.decision_plane(found.plane, found.points, found.labels)
+    return [plots.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 
 def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
@@ -234,7 +145,7 @@ def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
             "–" if measured is None else f"{100 * measured:.3g} %",
         )
     console.print(table)
-    if "receptive_fields" in found:
+    if found["receptive_fields"]:
         table = Table(title="Effective receptive field", title_justify="left")
         for column in ("model", "full width at half maximum (pixels)"):
             table.add_column(column, justify="left" if column == "model" else "right")
