@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from candid.plots.style import BLACK, GREY, SMALL, STYLE
+from candid.plots.style import BLACK, GREY, SMALL, STYLE, is_dark
 
 NUMBERED = 10
 """Up to so many frequencies along either side each cell has its number."""
@@ -49,8 +49,7 @@ def mean_spread(spread: Tensor) -> Figure:
     shown = axes.imshow(values, cmap=colours, vmin=0, vmax=largest)
     if max(height, width) <= NUMBERED:
         for (i, j), value in np.ndenumerate(values):
-            red, green, blue, _ = colours(value / largest)
-            colour = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else BLACK
+            colour = "white" if is_dark(colours(value / largest)) else BLACK
             axes.text(j, i, f"{value:#.2g}", ha="center", va="center", color=colour, fontsize=SMALL)
     _frequencies(axes, height, width)
     bar = figure.colorbar(shown, ax=axes)

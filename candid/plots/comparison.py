@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from candid.plots.style import BLUE, GREEN, STYLE, VERMILION, short
+from candid.plots.style import BLUE, GREEN, STYLE, VERMILION, short_path
 
 
 @rc_context(STYLE)
@@ -63,7 +63,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
         axes.text(
             at,
             scale * row[y_key],
-            short(row["name"]),
+            short_path(row["name"]),
             ha=side,
             va="center",
             color=VERMILION,

@@ -33,6 +33,7 @@ from candid.plots.style import (
     SKY,
     STYLE,
     VERMILION,
+    is_dark,
     legend,
 )
 
@@ -204,8 +205,7 @@ def auc_table(aucs: Mapping[str, Mapping[str, float]], kinds: Mapping[str, str])
     axes.imshow(table, cmap=colours, vmin=-0.1, vmax=1.1, aspect="auto")
     best = np.nanmax(table, axis=0)
     for (row, column), auc in np.ndenumerate(table):
-        red, green, blue, _ = colours((auc + 0.1) / 1.2)
-        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 and not math.isnan(auc)
+        dark = is_dark(colours((auc + 0.1) / 1.2)) and not math.isnan(auc)
         axes.text(
             column,
             row,

@@ -14,7 +14,19 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from candid.plots.latent import draw_counterfactual
-from candid.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, SMALL, STYLE, VERMILION, short
+from candid.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    SMALL,
+    STYLE,
+    VERMILION,
+    label,
+    plain,
+    short_path,
+)
 
 if TYPE_CHECKING:
     from candid.explain.decision_space import DecisionSpace, Reading
@@ -39,11 +51,9 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
     _draw_heatmaps(rows[1], examined.image, explanation.maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
+    sentence = textwrap.fill(explanation.reading.sentence, 120)
     figure.suptitle(
-        f"{short(examined.path.name, 60)}\n{textwrap.fill(explanation.reading.sentence, 120)}",
-        x=0.01,
-        ha="left",
-        fontsize=11,
+        plain(f"{short_path(examined.path.name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
     )
     return figure
 
@@ -54,7 +64,7 @@ def decision_space(space: DecisionSpace, names: Sequence[str], reading: Reading 
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     draw_decision_space(figure.subplots(), space, names)
     if reading is not None:
-        figure.suptitle(textwrap.fill(reading.sentence, 72), x=0.01, ha="left", fontsize=11)
+        figure.suptitle(plain(textwrap.fill(reading.sentence, 72)), x=0.01, ha="left", fontsize=11)
     return figure
 
 
@@ -80,7 +90,7 @@ def _draw_classes(axes: Axes, examined: Examination, names: Sequence[str]) -> No
     shares = [100 * share for share in examined.posterior]
     places = range(len(shares))
     axes.barh(places, shares, color=colours)
-    axes.set_yticks(places, [short(names[y], 18) for y in examined.classes])
+    axes.set_yticks(places, [label(names[y], 18) for y in examined.classes])
     axes.invert_yaxis()
     axes.set_xlim(0, 118)
     axes.set_xticks([0, 50, 100])
@@ -108,7 +118,7 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
             color=colour,
             clip_on=False,
             zorder=4,
-            label=f"{short(names[space.classes[i]], 22)} ({100 * space.posterior[i]:.0f} %)",
+            label=f"{label(names[space.classes[i]], 22)} ({100 * space.posterior[i]:.0f} %)",
         )
     if len(space.classes) > 2:
         others = (
@@ -142,7 +152,7 @@ def _draw_heatmaps(
     shown = None
     for i, each in enumerate(axes[1:]):
         shown = _overlay(each, image, maps.posterior[0, i], FOR_AND_AGAINST, vmin=-largest, vmax=largest)
-        each.set_title(short(names[int(maps.classes[0, i])], 22), fontsize=SMALL)
+        each.set_title(label(names[int(maps.classes[0, i])], 22), fontsize=SMALL)
         each.text(
             0.97,
             0.03,

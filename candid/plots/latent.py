@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from candid.plots.style import COLOURS, DASHES, GREY, SMALL, STYLE, short
+from candid.plots.style import COLOURS, DASHES, GREY, SMALL, STYLE, label
 
 if TYPE_CHECKING:
     from candid.explain.counterfactual import Counterfactual, Interpolation
@@ -35,7 +35,7 @@ def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names
         _picture(each, found.steps[step], title)
         best = int(found.posteriors[step].argmax())
         each.set_xlabel(
-            f"{short(names[best], 18)}: {100 * float(found.posteriors[step, best]):.0f} %", fontsize=SMALL
+            f"{label(names[best], 18)}: {100 * float(found.posteriors[step, best]):.0f} %", fontsize=SMALL
         )
     change = found.difference.float().mean(0).numpy()
     limit = max(1.0, float(np.abs(change).max()))
@@ -46,7 +46,7 @@ def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names
     figure.colorbar(drawn, ax=axes[shown], label="grey levels", shrink=0.6)
     reached = f"{100 * float(found.posterior[found.y]):.1f} % as an 8-bit image"
     target = f"target {100 * found.target:g} %{'' if found.reached else ', not reached'}"
-    figure.suptitle(f"moved towards '{short(names[found.y])}': {reached} ({target})", fontsize=11)
+    figure.suptitle(f"moved towards '{label(names[found.y])}': {reached} ({target})", fontsize=11)
     _draw_posteriors(axes[-1], found, names)
 
 
@@ -56,7 +56,7 @@ def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) ->
     ranked = found.posteriors.amax(0).argsort(descending=True).tolist()
     drawn = [found.y, *(y for y in ranked if y != found.y)][:4]
     for y, colour, dashes in zip(drawn, COLOURS, DASHES, strict=False):
-        axes.plot(places, 100 * found.posteriors[:, y], dashes, color=colour, label=short(names[y], 16))
+        axes.plot(places, 100 * found.posteriors[:, y], dashes, color=colour, label=label(names[y], 16))
     axes.axhline(100 * found.target, color=GREY, linestyle=":", linewidth=1)
     axes.set_ylim(0, 100)
     axes.set_xlabel("way in latent space (σ)")
@@ -68,14 +68,14 @@ def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) ->
 def interpolation(found: Sequence[Interpolation], names: Sequence[str]) -> Figure:
     """One row a pair of images; below each image its most probable class."""
     columns = len(found[0].images)
-    figure = Figure(figsize=(1.2 * columns, 1.55 * len(found) + 0.4), layout="constrained")
+    figure = Figure(figsize=(max(6.4, 1.2 * columns), 1.55 * len(found) + 0.4), layout="constrained")
     rows = figure.subplots(len(found), columns, squeeze=False)
     for row, each in zip(rows, found, strict=True):
         for i, axes in enumerate(row):
             _picture(axes, each.images[i], "")
             best = int(each.posteriors[i].argmax())
             axes.set_xlabel(
-                f"{short(names[best], 12)}\n{100 * float(each.posteriors[i, best]):.0f} %", fontsize=SMALL
+                f"{label(names[best], 12)}\n{100 * float(each.posteriors[i, best]):.0f} %", fontsize=SMALL
             )
     figure.suptitle("from the image on the left to the one on the right, through latent space", fontsize=11)
     return figure
@@ -91,7 +91,7 @@ def samples(images: Tensor, names: Sequence[str], temperatures: Sequence[float])
     rows = figure.subplots(len(temperatures) * n, classes, squeeze=False)
     for row, axes_row in enumerate(rows):
         for y, axes in enumerate(axes_row):
-            _picture(axes, images[row // n, y, row % n], short(names[y], 11) if row == 0 else "")
+            _picture(axes, images[row // n, y, row % n], label(names[y], 11) if row == 0 else "")
         if row % n == 0:
             axes_row[0].set_ylabel(f"T = {temperatures[row // n]:g}", fontsize=SMALL)
     figure.suptitle("samples: class means plus T times the noise of a class", fontsize=11)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from candid.errors import CandidError
 from candid.explain.plane import DecisionPlane
-from candid.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, legend
+from candid.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, legend, short
 
 Values = NDArray[np.float64]
 Style = dict[str, Any]
@@ -125,7 +125,7 @@ def _images(axes: Axes, plane: DecisionPlane, points: Tensor, labels: Tensor) ->
             edge: Style = {"edgecolors": BLACK if rim else "white", "linewidths": 0.9 if rim else 0.4}
             axes.scatter(x, y, 26, zorder=3 + rim, **edge, **style)
         if i >= 0:
-            name = _short(plane.class_names[i], LONGEST)
+            name = short(plane.class_names[i], LONGEST)
             handles.append(Line2D([], [], linestyle="", label=name, **style))
         elif (labels < 0).any():
             handles.append(Line2D([], [], linestyle="", label="image", **style))
@@ -144,7 +144,7 @@ def _names(axes: Axes, plane: DecisionPlane, grid: tuple[Values, Values], best: 
         column, row = (np.abs(axis - plane.means[i, k].item()).argmin() for k, axis in enumerate(grid))
         cell[row + 1, column + 1] = False  # the mean stays visible
         for length in (LONGEST, SHORTEST):
-            text = fill(_short(name, length), 16)
+            text = fill(short(name, length), 16)
             lines = text.split("\n")
             size = 0.2 * len(lines), 0.09 * max(map(len, lines)) + 0.1  # inches
             sampling = [2 / (inches * points) for inches, points in zip(size, inch, strict=True)]
@@ -155,10 +155,6 @@ def _names(axes: Axes, plane: DecisionPlane, grid: tuple[Values, Values], best: 
                 place: Style = {"ha": "center", "va": "center", "weight": "bold", "zorder": 6, "bbox": box}
                 axes.text(x[column - 1], y[row - 1], text, **place)
                 break
-
-
-def _short(name: str, length: int) -> str:
-    return name if len(name) <= length else name[: length - 1].rstrip(" ,-") + "…"
 
 
 def _colour(i: int) -> str:

@@ -9,13 +9,13 @@ from textwrap import fill
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from candid.explain.similarity import Similarity, log_expected_uncertainty
-from candid.plots.style import BLACK, SMALL, STYLE
+from candid.plots.style import BLACK, SMALL, STYLE, is_dark, short
 
 NAMED = 40
 """Up to so many classes each has its name at the axes, beyond it some."""
@@ -33,7 +33,7 @@ def similarity(similarity: Similarity, title: str = "") -> Figure:
     """
     count = len(similarity.classes)
     side = np.clip((0.6 if count <= NUMBERED else 0.22) * count, 3.4, 8.5)
-    names = 0.085 * max(len(_short(name)) for name in similarity.names)
+    names = 0.085 * max(len(short(name)) for name in similarity.names)
     figure = Figure(figsize=(side + names + 2.8, side + names + 0.9), layout="compressed")
     axes = figure.subplots()
     shown = _matrix(axes, similarity, _scale([similarity]))
@@ -48,7 +48,7 @@ def similarity_groups(groups: Mapping[str, Similarity]) -> Figure:
     columns = min(len(groups), 3 if len(groups) != 4 else 2)
     rows = math.ceil(len(groups) / columns)
     largest = max(len(group.classes) for group in groups.values())
-    longest = max(len(_short(name)) for group in groups.values() for name in group.names)
+    longest = max(len(short(name)) for group in groups.values() for name in group.names)
     side = np.clip(0.22 * largest, 2.4, 6.0) + 0.075 * longest
     figure = Figure(figsize=(columns * side + 2.2, rows * (side + 0.4) + 0.2), layout="compressed")
     panels = figure.subplots(rows, columns, squeeze=False)
@@ -80,7 +80,7 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
     if count <= NUMBERED and numbered:
         for (row, column), distance in np.ndenumerate(distances):
             if row != column:
-                colour = "white" if _is_dark(colours, scale(distance)) else BLACK
+                colour = "white" if is_dark(colours(scale(distance))) else BLACK
                 axes.text(
                     column, row, _percent(distance), ha="center", va="center", color=colour, fontsize=SMALL
                 )
@@ -91,7 +91,7 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
     else:
         # Of too many classes, those at even steps.
         ticks = np.linspace(0, count - 1, min(count, NAMED)).round().astype(int)
-        labels = [_short(similarity.names[tick]) for tick in ticks]
+        labels = [short(similarity.names[tick]) for tick in ticks]
         axes.set_xticks(ticks, labels, rotation=90, fontsize=SMALL, parse_math=False)
         axes.set_yticks(ticks, labels, fontsize=SMALL, parse_math=False)
         axes.set(xlabel="class", ylabel="class")
@@ -119,13 +119,3 @@ def _percent(distance: float) -> str:
     """The expected uncertainty in percent: three digits, or a power of ten if it is tiny."""
     exponent = (float(log_expected_uncertainty(distance)) + math.log(100)) / math.log(10)
     return f"{10**exponent:#.3g}" if exponent > -3 else f"$10^{{{exponent:.0f}}}$"
-
-
-def _is_dark(colours: Colormap, value: float) -> bool:
-    red, green, blue, _ = colours(value)
-    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-
-
-def _short(name: str, length: int = 24) -> str:
-    """``name`` without its end, where synonyms are, if it is longer than ``length``."""
-    return name if len(name) <= length else f"{name[: length - 1].rstrip(' ,')}…"

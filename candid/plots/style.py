@@ -51,9 +51,30 @@ def legend(figure: Figure, handles: Sequence[Artist], title: str | None = None, 
     )
 
 
-def short(name: str, length: int = 30) -> str:
-    """``name``, without its middle if it is longer than ``length``."""
+def short_path(name: str, length: int = 30) -> str:
+    """``name`` of a model or file, without its middle if it is longer than ``length``."""
     return name if len(name) <= length else f"{name[: length // 2]}…{name[-length // 2 + 1 :]}"
+
+
+def short(name: str, length: int = 24) -> str:
+    """``name`` of a class without its end, where synonyms are, if it is longer than ``length``."""
+    return name if len(name) <= length else f"{name[: length - 1].rstrip(' ,')}…"
+
+
+def plain(text: str) -> str:
+    """``text`` as it is: without formulas between dollar signs, and with a ? for what is no character."""
+    return text.replace("$", r"\$").encode(errors="replace").decode()
+
+
+def label(name: str, length: int = 24) -> str:
+    """A class's name, for titles and labels."""
+    return plain(short(name, length))
+
+
+def is_dark(colour: tuple[float, ...]) -> bool:
+    """Whether text on ``colour`` (red, green, blue, ...) should be white."""
+    red, green, blue = colour[:3]
+    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
 
 
 @rc_context(STYLE)
