@@ -22,7 +22,7 @@ def examine(
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a page of figures an image into this folder.")
     ] = None,
-    classes: Annotated[int, typer.Option(help="On a page: classes with a heatmap.")] = 3,
+    top: Annotated[int, typer.Option(help="On a page: so many classes have a heatmap.")] = 3,
     contrast: Annotated[
         float, typer.Option(help="Of heatmaps: 0 shows only what differs between classes.")
     ] = 0.03,
@@ -54,7 +54,7 @@ def examine(
     explainer = None
     if figures is not None:
         goal = None if towards is None else _one_class(loaded.class_names, towards)
-        explainer = Explainer(loaded, classes, contrast, goal, target)
+        explainer = Explainer(loaded, top, contrast, goal, target)
     elif towards is not None:
         raise CandidError("--towards is drawn on a page of figures: name a folder with --figures.")
     progress = Progress()

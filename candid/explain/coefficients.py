@@ -45,7 +45,7 @@ def mean_spread(model: Model) -> Tensor:
     height, width = flow.height // flow.downsampling, flow.width // flow.downsampling
     spreads = [_spread(mixture.mean, None)]
     spreads += [_spread(chunk, mixture.weights) for chunk in mixture.prototypes.split(CHUNK, dim=1)]
-    return torch.cat(spreads).view(width, height, -1).mean(2).T  # z runs along the width slowest
+    return torch.cat(spreads).view(width, height, -1).mean(2).T.cpu()  # z runs along the width slowest
 
 
 def _spread(rows: Tensor, weights: Tensor | None) -> Tensor:

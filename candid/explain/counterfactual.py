@@ -58,8 +58,7 @@ def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float =
     are linear in z, so log p(y | z) is concave along a leg: it rises to the target, which is then met
     exactly, or to a maximum, where the path turns.
     """
-    if not 0 < target < 1:
-        raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
+    check_target(target)
     if not 0 <= y < model.config.classes:
         raise CandidError(f"Classes go from 0 to {model.config.classes - 1}: {y} is none of them.")
     logits = model.mixture.logits(z[None])[0].double()
@@ -79,6 +78,12 @@ def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float =
     raise CandidError(
         f"No path along the means gives '{model.class_names[y]}' a posterior of {target}: lower the target."
     )
+
+
+def check_target(target: float) -> None:
+    """A posterior that can be reached."""
+    if not 0 < target < 1:
+        raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
 
 
 def _direction(model: GenerativeClassifier, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,9 @@ from candid.evaluation.predictions import Model, Passed, outputs_of, predictions
 from candid.evaluation.study import Judge
 from candid.evaluation.suite import statistics_of
 from candid.evaluation.verdict import Verdict
-from candid.explain.counterfactual import Counterfactual, counterfactual
+from candid.explain.counterfactual import TARGET, Counterfactual, check_target, counterfactual
 from candid.explain.decision_space import DecisionSpace, Reading, decision_spaces, in_words
-from candid.explain.heatmaps import CONTRAST, Heatmaps, SpatialMixture, heatmaps
+from candid.explain.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
 
 TOP = 5
 AHEAD = 2
@@ -198,10 +198,14 @@ class Explainer:
         top: int = 3,
         contrast: float = CONTRAST,
         towards: int | None = None,
-        target: float = 0.5,
+        target: float = TARGET,
     ) -> None:
         if not isinstance(model, GenerativeClassifier):
             raise CandidError("A ResNet can't explain itself, it has no latent: give a generative model.")
+        if top < 1:
+            raise CandidError(f"A page has the heatmap of at least 1 class, not of {top}.")
+        check_contrast(contrast)
+        check_target(target)
         self.model, self.top, self.contrast = model, min(top, model.config.classes), contrast
         self.towards, self.target = towards, target
         self.spatial = SpatialMixture(model)

@@ -133,8 +133,7 @@ def heatmaps(
         if not 1 <= top <= known:
             raise CandidError(f"The model has {known} classes: ask for the maps of 1 to {known}, not {top}.")
         classes = log_posterior.topk(top).indices
-    if not contrast >= 0:
-        raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
+    check_contrast(contrast)
     maps = spatial.maps(outputs.z)
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
     terms, log_priors = spatial.terms(maps), spatial.log_priors.double()
@@ -152,6 +151,12 @@ def heatmaps(
         saliency.unflatten(1, spatial.shape),
         (sums - log_posterior).abs().amax(1),
     )
+
+
+def check_contrast(contrast: float) -> None:
+    """Zero, a positive number or infinity."""
+    if not contrast >= 0:
+        raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
 
 
 def _shares(saliency: Tensor, contrast: float) -> Tensor:

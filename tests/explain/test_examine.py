@@ -216,6 +216,8 @@ def test_json_lines_and_pages(model: GenerativeClassifier, folder: Path, tmp_pat
         (("0.png", "--figures", "pages", "--towards", "*"), "takes one class"),
         (("0.png", "--figures", "pages", "--towards", "dgo"), "did you mean 'dog'"),
         (("0.png", "--figures", "pages", "--contrast", "-1"), "zero or positive"),
+        (("0.png", "--figures", "pages", "--top", "0"), "at least 1 class"),
+        (("0.png", "--figures", "pages", "--target", "1.5"), "between 0 and 1"),
         (("0.png", "--novelty", "0.001"), "no image can be called novel"),
     ],
 )

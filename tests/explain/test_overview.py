@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid.cli import app
-from candid.data import open_dataset
+from candid.data import ArraySplit, open_dataset
 from candid.errors import CandidError
 from candid.explain.overview import Request, overview
 from candid.explain.plane import planar_model
@@ -79,9 +79,9 @@ def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
     assert found.similarity.classes == (1, 7, 4) and found.sampled == [1, 4, 7]
     assert found.samples.shape == (3, 3, 2, 1, 8, 8)
     test = open_dataset("digits").test
-    posterior = model.posterior(test.images / 255).detach().double()  # type: ignore[union-attr]
+    assert isinstance(test, ArraySplit)
+    posterior, labels = model.posterior(test.images / 255).detach().double(), test.labels
     for pair, measured in zip(found.pairs, found.measured, strict=True):
-        labels = test.labels  # type: ignore[union-attr]
         own = posterior[(labels == pair.first) | (labels == pair.second)][:, [pair.first, pair.second]]
         assert measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
     assert found.fields["own"].projections is None and found.fields["own"].images == 2
