@@ -186,7 +186,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS,...", help="Only these classes of the data, in this order. Repeats."),
+        typer.Option(metavar="CLASS", help="Only this class of the data, and others named so. Repeats."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -253,7 +253,7 @@ def train(
     flags = {k: v for k, v in locals().items() if k not in ("out", "recipe", "devices", "resume", "model")}
     if model:
         flags["model"] = _changes(model)
-    flags["only"] = tuple(name.strip() for names in only or () for name in names.split(",")) or None
+    flags["only"] = tuple(only or ()) or None
     if resume and out is None:
         raise CandidError("Name the run to resume with --out.")
     if not resume and data is None:

@@ -86,9 +86,7 @@ def evaluate(
     as_json: JsonFlag = False,
 ) -> None:
     """Accuracy, likelihood, calibration, out-of-distribution tests and verdicts of a model."""
-    others = dict(named(each, "--ood", "NAME=PATH") for each in ood or [])
-    if len(others) < len(ood or []):
-        raise CandidError("Two --ood sets have the same name: give each a name of its own.")
+    others = named(ood, "--ood", "NAME=PATH")
     out = out or Path("evaluation") / short_name(model)
 
     from candid.evaluation.evaluate import Request
@@ -129,12 +127,17 @@ def evaluate(
         progress.say(f"Written to {out}: {names}; figures as SVG, too.")
 
 
-def named(value: str, option: str, form: str) -> tuple[str, str]:
-    """``("mnist", "data/mnist")`` of ``mnist=data/mnist``."""
-    name, equals, what = value.partition("=")
-    if not name or not equals or not what:
-        raise CandidError(f"{option} takes {form}, not '{value}'.")
-    return name, what
+def named(values: list[str] | None, option: str, form: str) -> dict[str, str]:
+    """``{"mnist": "data/mnist"}`` of ``["mnist=data/mnist"]``."""
+    found: dict[str, str] = {}
+    for value in values or ():
+        name, equals, what = value.partition("=")
+        if not name or not equals or not what:
+            raise CandidError(f"{option} takes {form}, not '{value}'.")
+        if name in found:
+            raise CandidError(f"Two {option} have the name '{name}': give each a name of its own.")
+        found[name] = what
+    return found
 
 
 def _figures(evaluation: Any, out: Path) -> list[Path]:

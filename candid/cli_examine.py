@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +21,21 @@ def examine(
         typer.Argument(metavar="IMAGE...", help="Files, folders, or patterns such as 'photos/*.jpg'."),
     ],
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a page of figures an image into this folder.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw a page of figures for each image here."),
     ] = None,
     top: Annotated[int, typer.Option(help="On a page: so many classes have a heatmap.")] = 3,
     contrast: Annotated[
-        float, typer.Option(help="Of heatmaps: 0 shows only what differs between classes.")
+        float,
+        typer.Option(
+            help="Heatmaps at 0 show mostly what differs between classes; larger, more of what they share."
+        ),
     ] = 0.03,
     towards: Annotated[
         str | None,
         typer.Option(metavar="CLASS", help="On a page: how the image would change towards this class."),
     ] = None,
-    target: Annotated[float, typer.Option(help="Of --towards: the posterior to reach.")] = 0.5,
+    target: Annotated[float, typer.Option(help="The posterior that --towards should reach.")] = 0.5,
     test: TestName = None,
     novelty: Novelty = None,
     error: ErrorLevel = None,
@@ -44,7 +49,8 @@ def examine(
     """
     from candid.explain.examine import Examination, Examiner, Explainer, image_paths
 
-    paths = image_paths(images)
+    pages = _Pages(figures)
+    paths = [path for path in image_paths(images) if not pages.is_one(path)]
 
     from candid import checkpoint, plots
     from candid.training import Progress
@@ -60,7 +66,7 @@ def examine(
     progress = Progress()
     if examiner.judge is None:
         progress.say(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
-    names, pages = loaded.class_names, _Pages(figures)
+    names = loaded.class_names
     counts: Counter[str] = Counter()
     found = examiner.examine(paths)
     if not sys.stdout.isatty():
@@ -80,7 +86,7 @@ def examine(
         if explanation is not None:
             page = plots.save(plots.examination(each, explanation, names), pages.path_for(each.path))
         if as_json:
-            print(json.dumps(_record(each, explanation, page, loaded)), flush=True)
+            print(json.dumps(_record(each, explanation, page, loaded), allow_nan=False), flush=True)
         else:
             print(_readable(each, names), flush=True)
     progress.say(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
@@ -98,17 +104,25 @@ def _one_class(names: Sequence[str], spec: str) -> int:
 
 
 class _Pages:
-    """Names for pages: that of the image, with a number if it was there before."""
+    """Names for pages: that of the image with an ending of their own, and a number if it is taken."""
+
+    ENDING = ".page.png"
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.used: Counter[str] = Counter()
+        self.used: set[Path] = set()
+
+    def is_one(self, path: Path) -> bool:
+        """Whether ``path`` was drawn by an earlier run."""
+        own = self.folder is not None and path.resolve().parent == self.folder.resolve()
+        return own and path.name.endswith(self.ENDING)
 
     def path_for(self, image: Path) -> Path:
         assert self.folder is not None
-        self.used[image.stem] += 1
-        again = self.used[image.stem]
-        return self.folder / f"{image.stem}{'' if again == 1 else f'-{again}'}.png"
+        names = (f"{image.stem}{'' if i == 1 else f'-{i}'}{self.ENDING}" for i in count(1))
+        path = next(self.folder / name for name in names if self.folder / name not in self.used)
+        self.used.add(path)
+        return path
 
 
 def _line(*columns: str) -> str:
@@ -142,14 +156,16 @@ def _record(each: Any, explanation: Any, page: Path | None, model: Any) -> dict[
         "agreeing": None if each.verdict is None else [names[y] for y in each.verdict.classes],
         "log_density_nats": each.log_density,
     }
-    if explanation is not None:
-        record |= {"in_words": explanation.reading.sentence, "page": str(page)}
-    if explanation is not None and explanation.changed is not None:
-        changed = explanation.changed
+    if explanation is None:
+        return record
+    record |= {"in_words": explanation.reading.sentence, "page": str(page)}
+    changed = explanation.changed
+    if isinstance(changed, str):
+        record["counterfactual"] = {"error": changed}
+    elif changed is not None:
         record["counterfactual"] = {
             "class": names[changed.y],
             "target": changed.target,
-            "posterior_in_latent_space": changed.target,
             "posterior_in_pixels": changed.in_pixels,
             "posterior_when_rounded": changed.when_rounded,
             "posterior": float(changed.posterior[changed.y]),

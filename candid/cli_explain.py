@@ -1,6 +1,7 @@
 """The command that shows what a model has learned."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +21,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="Real images, as for 'candid evaluate': adds receptive fields, interpolations and measured "
-            "uncertainties.",
+            help="Real images, as for 'candid evaluate' but no tar shards: adds receptive fields, "
+            "interpolations and measured uncertainties.",
         ),
     ] = None,
     out: Annotated[
@@ -40,7 +41,8 @@ def explain(
         ),
     ] = None,
     order: Annotated[
-        Literal["clustering", "given"], typer.Option(help="Of the classes in the similarity matrix.")
+        Literal["clustering", "given"],
+        typer.Option(help="How the similarity matrix is ordered."),
     ] = "clustering",
     pairs: Annotated[int, typer.Option(help="How many of the closest pairs to list.")] = 10,
     beside: Annotated[
@@ -56,15 +58,15 @@ def explain(
         ),
     ] = None,
     temperatures: Annotated[
-        str, typer.Option(help="Of the samples, with commas between them.")
+        str, typer.Option(help="Temperatures of samples, with commas between them.")
     ] = "0.5,0.8,1",
-    seed: Annotated[int, typer.Option(help="Of samples and projections.")] = 0,
+    seed: Annotated[int, typer.Option(help="For samples and projections.")] = 0,
     skip_bad: SkipBad = False,
     workers: Workers = 2,
     as_json: JsonFlag = False,
 ) -> None:
     """What a model has learned: similar classes, coefficients that matter, samples, receptive field."""
-    groups = dict(named(each, "--group", "NAME=CLASSES") for each in group or [])
+    groups = named(group, "--group", "NAME=CLASSES")
     heats = _numbers(temperatures)
     out = out or Path("explanation") / short_name(model)
 
@@ -104,7 +106,7 @@ def _numbers(spec: str) -> tuple[float, ...]:
         numbers = tuple(float(each) for each in spec.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) < 0:
+    if not numbers or not all(0 <= number < math.inf for number in numbers):
         raise CandidError(f"--temperatures takes numbers from 0 on with commas between them, not '{spec}'.")
     return numbers
 
@@ -151,6 +153,6 @@ def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
             table.add_column(column, justify="left" if column == "model" else "right")
         for name, field in found["receptive_fields"].items():
             width = field["width_at_half_maximum_pixels"]
-            table.add_row(name, "wider than the image" if width is None else f"{width:.1f}")
+            table.add_row(name, "not within the image" if width is None else f"{width:.1f}")
         console.print(table)
     console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False)

@@ -21,10 +21,10 @@ def plane(
         typer.Option(help="Two to ten classes: names, numbers or patterns, with commas between them."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/plane"),
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help="Fine-tune only the means, not the network.")
+    means_only: Annotated[
+        bool, typer.Option("--means-only", help="Fine-tune only the means, not the network.")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="Of the fine-tuning.")] = 3,
+    epochs: Annotated[int, typer.Option(help="Of fine-tuning.")] = 3,
     learning_rate: Annotated[float, typer.Option(help="The highest one.")] = 2e-3,
     beta: Annotated[
         float | None, typer.Option(help="Weight of classification.", show_default="the model's")
@@ -44,6 +44,11 @@ def plane(
     from candid.classifier import GenerativeClassifier
     from candid.training import Progress
 
+    if classes is not None and (out / "config.toml").exists():
+        raise CandidError(
+            f"'{out}' already has a run: choose another --out, or draw its plane with "
+            f"'candid plane {out / 'model' / 'best'} DATA'."
+        )
     loaded = checkpoint.load_any(model)
     progress = Progress()
     if classes is not None:
@@ -56,10 +61,11 @@ def plane(
             data,
             chosen_classes(loaded.class_names, classes),
             out,
-            means_only=freeze,
+            means_only=means_only,
             epochs=epochs,
             learning_rate=learning_rate,
             beta=beta,
+            skip_bad=skip_bad,
             workers=workers,
             devices=devices,
             progress=progress,

@@ -51,6 +51,11 @@ def launch(devices: int | None = None, precision: str = "32") -> Fabric:
     return fabric
 
 
+def best_device() -> torch.device:
+    """A GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _leave() -> None:
     """Close the connections before the interpreter takes its threads apart, which can abort it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():

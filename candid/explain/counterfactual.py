@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from candid.classifier import GenerativeClassifier
-from candid.errors import CandidError
+from candid.errors import CandidError, NonFiniteError
 from candid.evaluation.predictions import to_float
 from candid.randomness import generator
 
@@ -184,11 +184,16 @@ def counterfactual(
     >>> found.image.shape, found.steps.shape
     (torch.Size([1, 8, 8]), torch.Size([7, 1, 8, 8]))
     """
+    if steps < 2:
+        raise CandidError(f"A path has at least its two ends: ask for 2 steps or more, not {steps}.")
+    image = image.cpu()
     fast = _checked(model, image).frozen()
     x = to_float(image[None], fast.noise.device)
     path = path_towards(fast, fast.latent(x)[0], y, target)
     pixels, _ = fast.flow.inverse(path.at(torch.ones(1)))
     in_pixels = float(fast.mixture.posterior(fast.flow(pixels)[0])[0, y])
+    if not math.isfinite(in_pixels):
+        raise NonFiniteError("The path leads to where the network overflows: lower the target.")
     share, when_rounded = _place(fast, path, y, target)
     shares = torch.linspace(0, share, steps)
     shown = torch.cat((image[None], _rounded(fast, path.at(shares[1:]))))
@@ -241,8 +246,9 @@ def _nudged(model: GenerativeClassifier, image: Tensor, y: int, target: float) -
         changed = image.flatten().int().repeat(len(rows), 1)
         changed[rows, pixels] += 1 - 2 * (rows % 2).int()
         candidates = changed.clamp(0, 255).to(torch.uint8).view(-1, *image.shape)
-        reached = model.posterior(to_float(candidates, model.noise.device))[:, y]
-        image = candidates[(reached - target).abs().argmin()]
+        errors = (model.posterior(to_float(candidates, model.noise.device))[:, y] - target).abs().cpu()
+        if float(errors.min()) < error:
+            image = candidates[errors.argmin()]
     return image
 
 
@@ -253,11 +259,9 @@ def _closest(tried: dict[float, float], target: float) -> tuple[float, float]:
 
 def _reached(model: GenerativeClassifier, path: Path, places: list[float], y: int) -> dict[float, float]:
     """The posteriors of ``y`` for the 8-bit images at ``places``."""
-    found: list[float] = []
-    for part in torch.tensor(places).split(PLACES):
-        images = _rounded(model, path.at(part))
-        found += model.posterior(to_float(images, model.noise.device))[:, y].tolist()
-    return dict(zip(places, found, strict=True))
+    images = _rounded(model, path.at(torch.tensor(places)))
+    reached = model.posterior(to_float(images, model.noise.device))[:, y]
+    return dict(zip(places, reached.tolist(), strict=True))
 
 
 def _rounded(model: GenerativeClassifier, z: Tensor) -> Tensor:
@@ -303,6 +307,7 @@ def interpolate(model: GenerativeClassifier, first: Tensor, second: Tensor, step
         raise CandidError(
             f"An interpolation has at least its two ends: ask for 2 steps or more, not {steps}."
         )
+    first, second = first.cpu(), second.cpu()
     fast = _checked(_checked(model, first), second).frozen()
     outputs = fast(to_float(torch.stack((first, second)), fast.noise.device))
     means = fast.mixture.means(outputs.logits.argmax(1))

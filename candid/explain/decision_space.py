@@ -70,8 +70,10 @@ def decision_spaces(model: GenerativeClassifier, outputs: Outputs, top: int = TO
     """
     if not isinstance(model, GenerativeClassifier):
         raise CandidError("A ResNet has no class means to show a decision between: give a generative model.")
-    if model.config.classes < 2:
-        raise CandidError("A model of one class decides nothing: give one with at least two.")
+    if min(model.config.classes, top) < 2:
+        raise CandidError(
+            "A decision is between at least two classes: give a model with so many, and a top of 2."
+        )
     log_priors = model.mixture.log_priors.double()
     posterior = outputs.logits.double().softmax(1)
     best = posterior.topk(min(top, model.config.classes))

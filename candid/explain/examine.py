@@ -16,6 +16,7 @@ from candid.data.datasets import is_image
 from candid.data.images import BadImageError
 from candid.data.parts import unknown
 from candid.data.splits import View, decode_as
+from candid.engine import best_device
 from candid.errors import CandidError, NonFiniteError
 from candid.evaluation.evaluate import view_of
 from candid.evaluation.heldout import HeldOut, needed
@@ -104,7 +105,7 @@ class Examiner:
         self.judge = None if held_out is None else Judge.of(held_out, test, novelty, error)
         self.gaussian = None if held_out is None else held_out.gaussian
         self.view = view_of(model)
-        self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = model.eval().to(best_device())
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
 
     def examine(self, paths: Iterable[Path]) -> Iterator[Examination | Unusable]:
@@ -128,7 +129,11 @@ class Examiner:
                     Unusable(batch[0][0], f"the network overflows on it, so it is like no image: {error}")
                 ]
             return [judged for each in batch for judged in self._judge([each])]
-        return list(self._examinations(passed, batch, images))
+        finite = passed.logits.isfinite().all(1).tolist()  # a ResNet does not look for itself
+        return [
+            judged if good else Unusable(judged.path, "the network overflows on it, so it is like no image")
+            for judged, good in zip(self._examinations(passed, batch, images), finite, strict=True)
+        ]
 
     def _examinations(
         self, passed: Passed, batch: Sequence[tuple[Path, Tensor]], images: Tensor
@@ -186,7 +191,8 @@ class Explanation:
     maps: Heatmaps
     space: DecisionSpace
     reading: Reading
-    changed: Counterfactual | None
+    changed: Counterfactual | str | None
+    """The counterfactual, or why there is none; None if it was not asked for."""
 
 
 class Explainer:
@@ -221,9 +227,10 @@ class Explainer:
             self._changed(examined),
         )
 
-    def _changed(self, examined: Examination) -> Counterfactual | None:
-        """None if it was not asked for, or if the image already is what it was asked for."""
-        y = self.towards
-        if y is None or dict(zip(examined.classes, examined.posterior, strict=True)).get(y, 0) >= self.target:
+    def _changed(self, examined: Examination) -> Counterfactual | str | None:
+        if self.towards is None:
             return None
-        return counterfactual(self.model, examined.image, y, self.target)
+        try:
+            return counterfactual(self.model, examined.image, self.towards, self.target)
+        except CandidError as error:  # of this image alone
+            return str(error)

@@ -133,6 +133,7 @@ def heatmaps(
         if not 1 <= top <= known:
             raise CandidError(f"The model has {known} classes: ask for the maps of 1 to {known}, not {top}.")
         classes = log_posterior.topk(top).indices
+    classes = classes.to(log_posterior.device)
     check_contrast(contrast)
     maps = spatial.maps(outputs.z)
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
@@ -165,6 +166,6 @@ def _shares(saliency: Tensor, contrast: float) -> Tensor:
     if math.isinf(contrast):
         return even
     relative = saliency / saliency.amax(1, keepdim=True).clamp(min=torch.finfo(saliency.dtype).tiny)
-    weights = relative.clamp(min=0) + contrast
+    weights = (relative.clamp(min=0) + contrast) / (1 + contrast)
     total = weights.sum(1, keepdim=True)
     return torch.where(total > 0, weights / total, even)

@@ -12,7 +12,8 @@ from candid import checkpoint
 from candid.classifier import GenerativeClassifier
 from candid.data.loader import named_batches
 from candid.data.parts import open_part, thinned
-from candid.data.splits import Split, Track, untracked
+from candid.data.splits import ShardSplit, Split, Track, untracked
+from candid.engine import best_device, launch
 from candid.errors import CandidError
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.evaluation.passes import Passes
@@ -120,7 +121,7 @@ def overview(
         raise CandidError(
             f"'{request.model}' is a ResNet, without class means: name it with --beside instead."
         )
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(best_device())
     similar = similarity(model, request.classes, request.order)
     groups = {name: similarity(model, spec, request.order) for name, spec in request.groups.items()}
     pairs = similar.closest_pairs(request.pairs)
@@ -153,13 +154,15 @@ class _Images:
     ) -> None:
         assert request.data is not None
         chosen = open_part(request.data, model.class_names, None, training_of(model))
+        if isinstance(chosen.split, ShardSplit):
+            raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
         self.model, self.request, self.track, self.part = model, request, track, chosen.part
         self.view = view_of(model)
         few = thinned(chosen.split, MEASURED_IMAGES)
         self.split: Split = prepare(few, self.view, chosen.part, request.skip_bad, track, say)
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
-        passes = Passes(self.model, workers=self.request.workers, track=self.track)
+        passes = Passes(self.model, launch(1), workers=self.request.workers, track=self.track)
         found = passes.predictions(self.split, self.view, self.part)
         assert found is not None
         return measured_uncertainty(found.posterior, found.labels, pairs)

@@ -17,6 +17,7 @@ from candid.data.loader import named_batches
 from candid.data.splits import Split, Track, View, untracked
 from candid.errors import CandidError
 from candid.evaluation.evaluate import training_of
+from candid.evaluation.passes import batch_size
 from candid.evaluation.predictions import Model, to_float
 from candid.machine import is_first_process
 from candid.training import Outcome, Progress, RunFolder, TrainConfig, load_config, train
@@ -171,6 +172,7 @@ def fit_plane(
     epochs: int = 3,
     learning_rate: float = 2e-3,
     beta: float | None = None,
+    skip_bad: bool = False,
     workers: int | None = None,
     devices: int | None = None,
     progress: Progress | None = None,
@@ -191,6 +193,7 @@ def fit_plane(
         "epochs": epochs,
         "learning_rate": learning_rate,
         "beta": beta,
+        "skip_bad": skip_bad or None,
         "workers": workers,
     }
     config = plane_config(planar, data, changes)
@@ -227,7 +230,7 @@ def located(
     """Where the images of ``split`` lie in the plane of ``model``, (N, 2), and their labels, (N,)."""
     plane, fast = decision_plane(model), model.frozen()
     points, labels = [], []
-    batch = 250
+    batch = batch_size(model)
     batches = named_batches(split, view, batch, workers=workers)
     for images, y, _ in track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
         points.append(plane.project(fast.latent(to_float(images, model.noise.device))))

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -24,6 +23,7 @@ from candid.plots.style import (
     STYLE,
     VERMILION,
     label,
+    picture_of,
     plain,
     short_path,
 )
@@ -40,18 +40,20 @@ FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 @rc_context(STYLE)
 def examination(examined: Examination, explanation: Explanation, names: Sequence[str]) -> Figure:
     """One page: the image, its classes, where it lies between them, what speaks for which class."""
-    changed = explanation.changed
+    changed = None if isinstance(explanation.changed, str) else explanation.changed
     figure = Figure(figsize=(11, 9.2 if changed else 6.6), layout="constrained")
     heights = [3.4, 2.8, 2.6] if changed else [3.4, 2.8]
     rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     picture, bars, space = rows[0].subplots(1, 3, width_ratios=[1, 1, 1.5])
-    show_image(picture, examined.image)
+    picture_of(picture, examined.image, "as the model sees it")
     _draw_classes(bars, examined, names)
     draw_decision_space(space, explanation.space, names)
     _draw_heatmaps(rows[1], examined.image, explanation.maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
     sentence = textwrap.fill(explanation.reading.sentence, 120)
+    if isinstance(explanation.changed, str):
+        sentence += "\n" + textwrap.fill(f"No counterfactual: {explanation.changed}", 120)
     figure.suptitle(
         plain(f"{short_path(examined.path.name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
     )
@@ -74,14 +76,6 @@ def heatmaps(image: Tensor, maps: Heatmaps, names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(2.6 * (2 + maps.classes.shape[1]), 3), layout="constrained")
     _draw_heatmaps(figure, image, maps, names, with_image=True)
     return figure
-
-
-def show_image(axes: Axes, image: Tensor, title: str = "as the model sees it") -> None:
-    """An 8-bit image (C, H, W), without ticks."""
-    axes.imshow(np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)))
-    axes.set_title(title, fontsize=SMALL)
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def _draw_classes(axes: Axes, examined: Examination, names: Sequence[str]) -> None:
@@ -144,7 +138,7 @@ def _draw_heatmaps(
     columns = maps.classes.shape[1] + 1 + with_image
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     if with_image:
-        show_image(axes.pop(0), image)
+        picture_of(axes.pop(0), image, "as the model sees it")
     information = _overlay(axes[0], image, maps.saliency[0], INFORMATION)
     axes[0].set_title("saliency", fontsize=SMALL)
     figure.colorbar(information, ax=axes[0], label="nats", shrink=0.8, fraction=0.05)

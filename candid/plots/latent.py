@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from candid.plots.style import COLOURS, DASHES, GREY, SMALL, STYLE, label
+from candid.plots.style import COLOURS, DASHES, GREY, SMALL, STYLE, label, picture_of
 
 if TYPE_CHECKING:
     from candid.explain.counterfactual import Counterfactual, Interpolation
@@ -32,7 +32,7 @@ def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names
     axes = figure.subplots(1, shown + 2, width_ratios=[1] * (shown + 1) + [1.9])
     for each, step in zip(axes, steps, strict=False):
         title = "original" if step == 0 else f"{found.length * step / (len(found.steps) - 1):.1f} σ away"
-        _picture(each, found.steps[step], title)
+        picture_of(each, found.steps[step], title)
         best = int(found.posteriors[step].argmax())
         each.set_xlabel(
             f"{label(names[best], 18)}: {100 * float(found.posteriors[step, best]):.0f} %", fontsize=SMALL
@@ -72,7 +72,7 @@ def interpolation(found: Sequence[Interpolation], names: Sequence[str]) -> Figur
     rows = figure.subplots(len(found), columns, squeeze=False)
     for row, each in zip(rows, found, strict=True):
         for i, axes in enumerate(row):
-            _picture(axes, each.images[i], "")
+            picture_of(axes, each.images[i], "")
             best = int(each.posteriors[i].argmax())
             axes.set_xlabel(
                 f"{label(names[best], 12)}\n{100 * float(each.posteriors[i, best]):.0f} %", fontsize=SMALL
@@ -91,15 +91,8 @@ def samples(images: Tensor, names: Sequence[str], temperatures: Sequence[float])
     rows = figure.subplots(len(temperatures) * n, classes, squeeze=False)
     for row, axes_row in enumerate(rows):
         for y, axes in enumerate(axes_row):
-            _picture(axes, images[row // n, y, row % n], label(names[y], 11) if row == 0 else "")
+            picture_of(axes, images[row // n, y, row % n], label(names[y], 11) if row == 0 else "")
         if row % n == 0:
             axes_row[0].set_ylabel(f"T = {temperatures[row // n]:g}", fontsize=SMALL)
     figure.suptitle("samples: class means plus T times the noise of a class", fontsize=11)
     return figure
-
-
-def _picture(axes: Axes, image: Tensor, title: str) -> None:
-    axes.imshow(np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)))
-    axes.set_title(title, fontsize=SMALL)
-    axes.set_xticks([])
-    axes.set_yticks([])

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from candid.checkpoint import replacing
 
@@ -75,6 +78,14 @@ def is_dark(colour: tuple[float, ...]) -> bool:
     """Whether text on ``colour`` (red, green, blue, ...) should be white."""
     red, green, blue = colour[:3]
     return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+
+
+def picture_of(axes: Axes, image: Tensor, title: str) -> None:
+    """An 8-bit image (C, H, W), without ticks."""
+    axes.imshow(np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)))
+    axes.set_title(title, fontsize=SMALL)
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 @rc_context(STYLE)
