@@ -345,6 +345,9 @@ def demo(
     figures = [
         plots.save(plots.opinions(shown), out / "digits.png"),
         plots.save(plots.calibration(*bins, "test digits"), out / "calibration.png"),
+        plots.save(
+            plots.counterfactuals(shown.changes, [str(i) for i in range(10)]), out / "counterfactuals.png"
+        ),
     ]
     with progress.console.status("sending a photo through the imagenet network (untrained) and back"):
         trip = round_trip()

@@ -17,6 +17,7 @@ from candid.data import ArraySplit, named_batches
 from candid.data.parts import unknown
 from candid.data.splits import untracked
 from candid.evaluation import (
+    Predictions,
     accuracy,
     bits_per_dimension,
     expected_calibration_error,
@@ -26,10 +27,14 @@ from candid.evaluation import (
 from candid.evaluation.heldout import needed
 from candid.evaluation.study import Judge
 from candid.evaluation.suite import statistics_of
+from candid.explain import Counterfactual, counterfactual
 from candid.randomness import generator
 from candid.training import Progress, load_config, train
 from candid.training.loop import AfterEpoch
 from candid.training.setup import open_data
+
+CHANGES = ((4, 9), (0, 6), (8, 3), (7, 2))
+"""Digits, and what they are to become."""
 
 
 class RoundTrip(NamedTuple):
@@ -97,6 +102,8 @@ class DigitsDemo:
     """Of the test images, (N, 10)."""
     labels: Tensor
     opinions: dict[str, Opinion]
+    changes: list[Counterfactual]
+    """Digits that become others."""
 
 
 def digits_demo(
@@ -129,7 +136,16 @@ def digits_demo(
         test.posterior,
         test.labels,
         {name: ask(images) for name, images in {"test digits": digits, **not_digits(digits)}.items()},
+        [_changed(model, digits, test, *pair) for pair in CHANGES],
     )
+
+
+def _changed(
+    model: GenerativeClassifier, digits: Tensor, test: Predictions, label: int, y: int
+) -> Counterfactual:
+    """The digit that is most surely a ``label``, on its way to become a ``y``."""
+    surest = int(test.posterior[:, label].argmax())
+    return counterfactual(model, digits[surest], y, target=0.9, steps=8)
 
 
 def not_digits(digits: Tensor) -> dict[str, Tensor]:

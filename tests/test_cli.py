@@ -87,7 +87,7 @@ def test_demo_trains_and_tells_digits_from_other_images(tmp_path: Path) -> None:
     assert flagged["random pixels"] == flagged["inverted digits"] == 100
     error = re.search(r"largest error (\S+)", done.stdout)
     assert error is not None and float(error[1]) < 1e-4
-    for name in ("digits.png", "calibration.png", "round_trip.png", "run/curves.png"):
+    for name in ("digits.png", "calibration.png", "counterfactuals.png", "round_trip.png", "run/curves.png"):
         with Image.open(tmp_path / name) as figure:
             assert figure.width > 400
 

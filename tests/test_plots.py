@@ -365,7 +365,7 @@ def test_figures_of_the_demo(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     posterior = torch.tensor([[0.25, 0.75], [0.875, 0.125]])
     opinion = Opinion(images, posterior, torch.tensor([0.5, 0.01]))
-    demo = DigitsDemo(1.0, 1.0, 0.0, posterior, torch.tensor([1, 0]), {"digits": opinion})
+    demo = DigitsDemo(1.0, 1.0, 0.0, posterior, torch.tensor([1, 0]), {"digits": opinion}, [])
     figure = plots.opinions(demo, shown=2)
     assert {"1: 75 %", "0: 88 %", "p = 0.50", "p = 0.01", "digits"} <= set(written(figure))
     sure, unsure = (axes.xaxis.label.get_color() for axes in figure.axes)

@@ -9,7 +9,7 @@ from candid.plots.comparison import trade_off
 from candid.plots.demo import SIGNIFICANT, opinions, round_trip
 from candid.plots.evaluation import auc_table, calibration, ood_zones, roc_curves
 from candid.plots.examine import decision_space, examination, heatmaps
-from candid.plots.latent import counterfactual, interpolation, samples
+from candid.plots.latent import counterfactual, counterfactuals, interpolation, samples
 from candid.plots.plane import decision_plane
 from candid.plots.receptive_field import receptive_fields
 from candid.plots.similarity import similarity, similarity_groups
@@ -21,6 +21,7 @@ __all__ = [
     "auc_table",
     "calibration",
     "counterfactual",
+    "counterfactuals",
     "curves",
     "dct_basis",
     "decision_plane",

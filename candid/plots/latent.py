@@ -67,17 +67,28 @@ def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) ->
 @rc_context(STYLE)
 def interpolation(found: Sequence[Interpolation], names: Sequence[str]) -> Figure:
     """One row a pair of images; below each image its most probable class."""
-    columns = len(found[0].images)
-    figure = Figure(figsize=(max(6.4, 1.2 * columns), 1.55 * len(found) + 0.4), layout="constrained")
-    rows = figure.subplots(len(found), columns, squeeze=False)
-    for row, each in zip(rows, found, strict=True):
-        for i, axes in enumerate(row):
-            picture_of(axes, each.images[i], "")
-            best = int(each.posteriors[i].argmax())
-            axes.set_xlabel(
-                f"{label(names[best], 12)}\n{100 * float(each.posteriors[i, best]):.0f} %", fontsize=SMALL
-            )
-    figure.suptitle("from the image on the left to the one on the right, through latent space", fontsize=11)
+    ways = [(each.images, each.posteriors) for each in found]
+    return _ways(ways, names, "from the image on the left to the one on the right, through latent space")
+
+
+@rc_context(STYLE)
+def counterfactuals(found: Sequence[Counterfactual], names: Sequence[str]) -> Figure:
+    """One row an image that becomes something else; below each image its most probable class."""
+    ways = [(each.steps, each.posteriors) for each in found]
+    title = f"images moved through latent space until another class has {100 * found[0].target:g} %"
+    return _ways(ways, names, title)
+
+
+def _ways(ways: Sequence[tuple[Tensor, Tensor]], names: Sequence[str], title: str) -> Figure:
+    columns = len(ways[0][0])
+    figure = Figure(figsize=(max(6.8, 1.2 * columns), 1.55 * len(ways) + 0.4), layout="constrained")
+    rows = figure.subplots(len(ways), columns, squeeze=False)
+    for row, (images, posteriors) in zip(rows, ways, strict=True):
+        for axes, image, posterior in zip(row, images, posteriors, strict=True):
+            picture_of(axes, image, "")
+            best = int(posterior.argmax())
+            axes.set_xlabel(f"{label(names[best], 12)}\n{100 * float(posterior[best]):.0f} %", fontsize=SMALL)
+    figure.suptitle(title, fontsize=11)
     return figure
 
 

@@ -93,6 +93,8 @@ def test_single_figures_are_labelled(
     found = counterfactual(model, image, space.classes[-1], 0.4)
     shown = check(plots.counterfactual(found, NAMES), tmp_path)
     assert "grey levels" in shown and "target 40 %" in shown and "original" in shown
+    shown = check(plots.counterfactuals([found, found], NAMES), tmp_path)
+    assert "has 40 %" in shown and shown.count(" %") >= 14
     between = interpolate(model, image, image.flip(2), steps=4)
     shown = check(plots.interpolation([between, between], NAMES), tmp_path)
     assert shown.count("%") >= 8
