@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -34,6 +34,14 @@ MARGIN = 8 / 7
 """Ten crops are taken from an image that is so much larger: of 256 pixels for 224."""
 
 
+class Change(NamedTuple):
+    """Something that is done to 8-bit images (B, C, H, W) before the model sees them."""
+
+    key: str
+    """Tells changes apart."""
+    apply: Callable[[Tensor], Tensor]
+
+
 class Passes:
     """A model and how it goes over images: by which processes, where results are kept, what is shown.
 
@@ -57,14 +65,26 @@ class Passes:
         self.folder, self.workers, self.track, self.say = folder, workers, track, say
 
     def predictions(
-        self, split: Split, view: View, name: str, gaussian: FeatureGaussian | None = None
+        self,
+        split: Split,
+        view: View,
+        name: str,
+        gaussian: FeatureGaussian | None = None,
+        change: Change | None = None,
     ) -> Predictions | None:
-        """What the model says of ``split``, called ``name``; None in all processes but the first."""
+        """What the model says of ``split``, called ``name``; None in all processes but the first.
+
+        With a ``change``, of its images after that.
+        """
         tensors = [] if gaussian is None else [gaussian.whitening, gaussian.means]
-        key = hash_of(tensors).hexdigest()
-        return self._kept_or_made(
-            lambda batch: predict(self.fast, *batch, gaussian), split, view, name, self.batch, key
-        )
+        key = hash_of(tensors).hexdigest() + ("" if change is None else change.key)
+
+        def make(batch: NamedBatch) -> Predictions:
+            images, labels, paths = batch
+            images = images if change is None else change.apply(images)
+            return predict(self.fast, images, labels, paths, gaussian)
+
+        return self._kept_or_made(make, split, view, name, self.batch, key)
 
     def ten_crops(self, split: Split, view: View, name: str) -> Tensor | None:
         """Log posteriors averaged over ten crops of an image, (N, M); None in all processes but the first.

@@ -6,6 +6,7 @@ matplotlib.use("Agg")
 
 from candid.plots.coefficients import dct_basis, mean_spread
 from candid.plots.comparison import trade_off
+from candid.plots.corruptions import corruption_grid
 from candid.plots.demo import SIGNIFICANT, opinions, round_trip
 from candid.plots.evaluation import auc_table, calibration, ood_zones, roc_curves
 from candid.plots.examine import decision_space, examination, heatmaps
@@ -20,6 +21,7 @@ __all__ = [
     "SIGNIFICANT",
     "auc_table",
     "calibration",
+    "corruption_grid",
     "counterfactual",
     "counterfactuals",
     "curves",
