@@ -19,13 +19,15 @@ def glass_blur(images: Tensor, generators: Generators, sigma: float, reach: floa
     reach = max(1, round(reach))
     blurred = truncated(gaussian_blur(images, sigma, 4.0, "edge"))
     height, width = images.shape[2:]
-    offsets = uniform(generators, int(passes), 2, height, width, device=images.device)
-    offsets = (offsets * 2 * reach).long() - reach
+    places = 2 * reach * uniform(generators, int(passes), height, width, device=images.device)
+    down = places.floor()
+    right = (2 * reach * (places - down)).floor_()  # the same number says both
+    source = _scattered(down[:, 0] - reach, right[:, 0] - reach, reach)
+    for each in range(1, int(passes)):
+        source = source.gather(1, _scattered(down[:, each] - reach, right[:, each] - reach, reach))
     flat = blurred.flatten(2)
-    for offset in offsets.unbind(1):
-        source = _scattered(offset[:, 0], offset[:, 1], reach)
-        flat = flat.gather(2, source[:, None].expand_as(flat))
-    return gaussian_blur(flat.view_as(images), sigma, 4.0, "edge")
+    scattered = flat.gather(2, source[:, None].expand_as(flat)).view_as(images)
+    return gaussian_blur(scattered, sigma, 4.0, "edge")
 
 
 def _scattered(down: Tensor, right: Tensor, reach: int) -> Tensor:
@@ -38,7 +40,7 @@ def _scattered(down: Tensor, right: Tensor, reach: int) -> Tensor:
     here = torch.arange(height * width, device=down.device).view(height, width)
     inner = torch.zeros_like(here, dtype=torch.bool)
     inner[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
-    source = torch.where(inner, here + down * width + right, here).flatten(1)
+    source = torch.where(inner, here + (down * width + right).long(), here).flatten(1)
     follow = (inner & ((down > 0) | (down == 0) & (right > 0))).flatten(
         1
     )  # the source was overwritten before

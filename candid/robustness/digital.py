@@ -81,7 +81,7 @@ def _boxes(size: int, boxes: int) -> Tensor:
 
 def jpeg_compression(images: Tensor, _: Generators, quality: float) -> Tensor:
     """Written as a JPEG of a ``quality`` from 1 to 95 and read again."""
-    pixels = images.to("cpu", torch.uint8).permute(0, 2, 3, 1).squeeze(3).numpy()
+    pixels = images.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().squeeze(3).numpy()
     read = torch.from_numpy(np.stack([_through_jpeg(each, int(quality)) for each in pixels]))
     return read.view(len(images), *images.shape[2:], -1).permute(0, 3, 1, 2).to(images)
 

@@ -4,7 +4,9 @@ Every image draws from a generator of its own, on the CPU: its numbers depend ne
 its batch nor on the device.
 """
 
+import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Generator, Tensor
@@ -34,12 +36,42 @@ def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> 
 
 def shot_noise(images: Tensor, generators: Generators, photons: float) -> Tensor:
     """Photon counts: Poisson(x photons / 255), scaled back; the fewer photons, the noisier."""
-    rates = (images * (photons / 255)).cpu()
-    counts = [torch.poisson(rate, generator=each) for rate, each in zip(rates, generators, strict=True)]
-    return torch.stack(counts).mul_(255 / photons).to(images.device)
+    share, other = (table.to(images.device) for table in _walker_tables(photons))
+    columns = share.shape[1]
+    places = columns * uniform(generators, *images.shape[1:], device=images.device)
+    column = places.floor()
+    cell = (images * columns + column).long()
+    counts = torch.where(places - column < share.view(-1)[cell], column, other.view(-1)[cell])
+    return counts * (255 / photons)
+
+
+@cache
+def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
+    """Poisson distributions of the rates level photons / 255, for Walker's alias method, (256, columns) each.
+
+    A count is drawn as a column c with equal chances: it is c with the chance ``share``, else ``other``.
+    torch.poisson takes three times as long.
+    """
+    columns = math.ceil(photons + 8 * math.sqrt(photons)) + 20
+    counts = torch.arange(columns, dtype=torch.float64)
+    rates = torch.arange(256, dtype=torch.float64)[:, None] * photons / 255
+    chances = torch.exp(torch.xlogy(counts, rates) - rates - torch.lgamma(counts + 1))
+    shares = (columns * chances / chances.sum(1, keepdim=True)).tolist()
+    others = []
+    for row in shares:
+        other = list(range(columns))
+        scarce = [c for c in other if row[c] < 1]
+        plenty = [c for c in other if row[c] > 1]
+        while scarce and plenty:
+            other[scarce[-1]] = plenty[-1]
+            row[plenty[-1]] -= 1 - row[scarce.pop()]
+            if row[plenty[-1]] < 1:
+                scarce.append(plenty.pop())
+        others.append(other)
+    return torch.tensor(shares), torch.tensor(others, dtype=torch.float32)
 
 
 def impulse_noise(images: Tensor, generators: Generators, share: float) -> Tensor:
     """A ``share`` of the values, each channel on its own, becomes 0 or 255 with equal chances."""
     u = uniform(generators, *images.shape[1:], device=images.device)
-    return images.masked_fill(u < share, 255.0).masked_fill(u < share / 2, 0.0)
+    return torch.where(u < share, 255.0 * (u >= share / 2), images)

@@ -17,7 +17,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from scipy import ndimage
+from scipy import ndimage, stats
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from typer.testing import CliRunner
@@ -32,6 +32,7 @@ from candid.robustness import CORRUPTIONS, SEVERITIES, corrupt
 from candid.robustness.blur import _scattered
 from candid.robustness.digital import _affine, elastic_transform
 from candid.robustness.filters import convolved, disk, framed, gaussian_blur, streaked, zoomed
+from candid.robustness.noise import shot_noise
 from candid.robustness.weather import frosted_windows, plasma
 
 NAMES = list(CORRUPTIONS)
@@ -165,6 +166,16 @@ def test_noise_has_the_published_spread() -> None:
     for level, share in ((0, 0.135), (128, 0.73), (255, 0.135)):
         assert (impulses == level).double().mean().item() == pytest.approx(share, abs=0.005)
     assert not torch.equal(impulses[:, 0] == 128, impulses[:, 1] == 128)
+
+
+@pytest.mark.parametrize(("photons", "level"), [(3, 255), (12, 40), (500, 255), (60, 0)])
+def test_photons_are_poisson(photons: int, level: int) -> None:
+    levels = torch.full((1, 1, 400, 500), float(level))
+    counts = (shot_noise(levels, [generator(0)], photons) * photons / 255).round().long().flatten()
+    found = torch.bincount(counts, minlength=1000) / counts.numel()
+    wanted = torch.from_numpy(stats.poisson.pmf(np.arange(1000), level * photons / 255))
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0.005)
+    assert (found.cumsum(0) - wanted.cumsum(0)).abs().max() < 0.004
 
 
 MODES = {"edge": "nearest", "mirror": "mirror", "mirror edge": "reflect"}
