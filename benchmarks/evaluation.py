@@ -27,7 +27,7 @@ def main() -> int:
     options = parser("benchmarks.evaluation", __doc__).parse_args()
     set_threads(options.threads)
     keep_freed_memory()
-    count, rounds = (500, 2) if options.quick else (10_000, 5)
+    count, rounds = (100, 2) if options.quick else (10_000, 5)
     random = generator(0)
     pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=random, dtype=torch.uint8)
     split = ArraySplit(pixels, torch.randint(10, (count,), generator=random))
