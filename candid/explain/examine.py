@@ -214,7 +214,7 @@ class Explainer:
         check_target(target)
         self.model, self.top, self.contrast = model, min(top, model.config.classes), contrast
         self.towards, self.target = towards, target
-        self.spatial = SpatialMixture(model)
+        self.fast, self.spatial = model.frozen(), SpatialMixture(model)
 
     def explain(self, examined: Examination) -> Explanation:
         """Heatmaps of the most probable classes, the decision space, and if asked for, a counterfactual."""
@@ -231,6 +231,6 @@ class Explainer:
         if self.towards is None:
             return None
         try:
-            return counterfactual(self.model, examined.image, self.towards, self.target)
+            return counterfactual(self.fast, examined.image, self.towards, self.target)
         except CandidError as error:  # of this image alone
             return str(error)

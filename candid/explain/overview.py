@@ -192,8 +192,8 @@ class _Images:
     def interpolations(self) -> list[Interpolation]:
         """Between images that are far from each other in the data, if there are enough."""
         ends = self._few(2 * INTERPOLATIONS)
-        pairs = len(ends) // 2
-        return [interpolate(self.model, ends[i], ends[i + pairs]) for i in range(pairs)]
+        pairs, fast = len(ends) // 2, self.model.frozen()
+        return [interpolate(fast, ends[i], ends[i + pairs]) for i in range(pairs)]
 
     def _few(self, count: int) -> Tensor:
         """So many images, evenly spread, (N, C, H, W) uint8."""

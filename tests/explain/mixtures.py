@@ -5,6 +5,7 @@ from torch import Tensor
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
 from candid.classifier import Outputs
+from tests.helpers import small_classifier
 
 
 def mixture_model(
@@ -36,3 +37,11 @@ def latents(model: GenerativeClassifier, images: int = 3, spread: float = 1.0, s
     """Random ones, (images, D)."""
     random = torch.Generator().manual_seed(seed)
     return spread * torch.randn(images, model.dimensions, generator=random, dtype=model.noise.dtype)
+
+
+def decided_classifier() -> GenerativeClassifier:
+    """The small classifier with its means farther apart, not to be trained."""
+    model = small_classifier().requires_grad_(False)
+    with torch.no_grad():
+        model.mixture.mean.mul_(3)
+    return model

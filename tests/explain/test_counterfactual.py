@@ -18,8 +18,8 @@ from candid.explain.counterfactual import (
     path_towards,
     samples,
 )
-from tests.explain.mixtures import latents, mixture_model
-from tests.helpers import randomise, small_classifier
+from tests.explain.mixtures import decided_classifier, latents, mixture_model
+from tests.helpers import randomise
 
 
 @settings(max_examples=30, deadline=None)
@@ -82,10 +82,7 @@ def test_places_on_a_path_are_by_length() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> GenerativeClassifier:
-    model = small_classifier().requires_grad_(False)
-    with torch.no_grad():
-        model.mixture.mean.mul_(3)
-    return model
+    return decided_classifier()
 
 
 @pytest.mark.parametrize("target", [0.5, 0.8])

@@ -25,15 +25,14 @@ from candid.evaluation.suite import statistics_of
 from candid.explain.counterfactual import Counterfactual
 from candid.explain.examine import Examination, Examiner, Explainer, Unusable, image_paths
 from candid.flow.coupling import ActNorm
+from tests.explain.mixtures import decided_classifier
 from tests.helpers import small_classifier
 
 
 @pytest.fixture(scope="module")
 def model() -> GenerativeClassifier:
     """Calibrated on random images."""
-    model = small_classifier().requires_grad_(False)
-    with torch.no_grad():
-        model.mixture.mean.mul_(3)
+    model = decided_classifier()
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
     labels = model.predict(images / 255)

@@ -12,7 +12,7 @@ from candid import GenerativeClassifier, plots
 from candid.evaluation.verdict import Verdict
 from candid.explain import counterfactual, decision_spaces, heatmaps, in_words, interpolate, samples
 from candid.explain.examine import Examination, Explanation
-from tests.helpers import small_classifier
+from tests.explain.mixtures import decided_classifier
 from tests.test_plots import check_nothing_is_cut_off
 
 LONG = "a class, whose name is much too long, and costs $5 or $\\undefined$"
@@ -21,10 +21,7 @@ NAMES = (LONG, "dog", "\udcff odd")
 
 @pytest.fixture(scope="module")
 def model() -> GenerativeClassifier:
-    model = small_classifier().requires_grad_(False)
-    with torch.no_grad():
-        model.mixture.mean.mul_(3)
-    return model
+    return decided_classifier()
 
 
 @pytest.fixture(scope="module")
