@@ -17,6 +17,8 @@ SCRIPTS = (
     "cifar",
     "evaluation",
     "explanations",
+    "corruptions",
+    "attacks",
 )
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
-from candid import cli_corrupt, cli_evaluation, cli_examine, cli_explain, cli_plane
+from candid import cli_attack, cli_corrupt, cli_evaluation, cli_examine, cli_explain, cli_plane
 from candid.cli_evaluation import JsonFlag
 from candid.errors import CandidError, did_you_mean
 from candid.machine import is_first_process
@@ -316,6 +316,7 @@ for command in (
     cli_evaluation.calibrate,
     cli_evaluation.compare,
     cli_corrupt.corrupt,
+    cli_attack.attack,
 ):
     app.command()(command)
 

@@ -20,7 +20,19 @@ from candid.presets import preset
 
 
 @pytest.mark.parametrize(
-    "script", ["forward", "training", "inverse", "mixture", "memory", "cifar", "evaluation", "explanations"]
+    "script",
+    [
+        "forward",
+        "training",
+        "inverse",
+        "mixture",
+        "memory",
+        "cifar",
+        "evaluation",
+        "explanations",
+        "corruptions",
+        "attacks",
+    ],
 )
 def test_quick_run(script: str, tmp_path: Path) -> None:
     done = subprocess.run(

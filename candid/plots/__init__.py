@@ -4,6 +4,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+from candid.plots.attacks import attack_bars, attack_examples
 from candid.plots.coefficients import dct_basis, mean_spread
 from candid.plots.comparison import trade_off
 from candid.plots.corruptions import corruption_grid
@@ -16,9 +17,12 @@ from candid.plots.receptive_field import receptive_fields
 from candid.plots.similarity import similarity, similarity_groups
 from candid.plots.style import save
 from candid.plots.training import curves
+from candid.plots.trajectories import trajectories
 
 __all__ = [
     "SIGNIFICANT",
+    "attack_bars",
+    "attack_examples",
     "auc_table",
     "calibration",
     "corruption_grid",
@@ -42,4 +46,5 @@ __all__ = [
     "similarity",
     "similarity_groups",
     "trade_off",
+    "trajectories",
 ]

@@ -2,10 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +13,18 @@ from torch import Tensor
 from candid.classifier import GenerativeClassifier
 from candid.data.splits import Track, untracked
 from candid.errors import CandidError
-from candid.robustness.search import Attackable, Search
+from candid.robustness.search import Attackable, Objective, Search, lengths
+from candid.robustness.tighten import tightening
 
 KAPPA, C, LEARNING_RATE, PATIENCE = 0.01, 10.0, 0.01, 20
 """The paper's."""
 STEPS = 1000
 """At most: an attack without an end (kappa is infinite) takes them all, others stop by themselves."""
+DETECTION = 1000.0
+"""The weight of fooling the detection where there is one: the paper's largest."""
 REACH = 0.99
 """The largest tanh(w). Stretched to 1, so that black and white pixels have a finite w and can move."""
 ADAM = (0.9, 0.999, 1e-8)
-HALVINGS = 8
-"""Of the way back to the original, before an attack is tightened."""
-WORTH = 1e-3
-"""The share by which tightening has to lower the loss to go on."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def carlini_wagner(
     labels: Tensor | Sequence[int] | None = None,
     kappa: float = KAPPA,
     c: float = C,
-    d: float = 0.0,
+    d: float | None = None,
     median: float | None = None,
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
@@ -117,7 +116,7 @@ def carlini_wagner(
         labels: the true classes, (N,); with targets only to check that they differ.
         kappa: by how much the target's logit shall exceed the others'; infinity for as much as possible.
         c: weight of the decision.
-        d: weight of the likelihood.
+        d: weight of the likelihood; None for 1000 if a median is given, else 0.
         median: of log q(x) / D over training images, in nats per dimension.
         steps: at most.
         learning_rate: of w.
@@ -138,12 +137,17 @@ def carlini_wagner(
     _check_positive(c=c, steps=steps, learning_rate=learning_rate, patience=patience)
     if not kappa >= 0:
         raise CandidError(f"'kappa' must be zero, a positive number or infinity, not {kappa}.")
+    d = (0.0 if median is None else DETECTION) if d is None else d
     _check_detection(model, d, median)
     search = Search(model, images, targets, labels, keep_path or keep_latents, keep_latents)
-    constants = _Constants(kappa, c, d, median or 0.0, steps, learning_rate, patience)
-    phases = {"attacking": _descent} | ({"tightening": _tightening} if tighten and kappa < math.inf else {})
+    objective = Objective(kappa, c, d, median or 0.0)
+    phases: dict[str, Callable[..., Iterator[int]]] = {
+        "attacking": partial(_descent, learning_rate=learning_rate)
+    }
+    if tighten and kappa < math.inf:
+        phases["tightening"] = tightening
     for name, phase in phases.items():
-        parts = (phase(search, numbers, constants) for numbers in search.batches(batch))
+        parts = (phase(search, numbers, objective, steps, patience) for numbers in search.batches(batch))
         deque(track(chain.from_iterable(parts), name, len(search.x)), maxlen=0)
     return _result(search, batch)
 
@@ -188,19 +192,10 @@ def projected_gradient(
     return _result(search, batch)
 
 
-class _Constants(NamedTuple):
-    kappa: float
-    c: float
-    d: float
-    median: float
-    steps: int
-    learning_rate: float
-    patience: int
-
-
-def _descent(search: Search, numbers: Tensor, constants: _Constants) -> Iterator[int]:
+def _descent(
+    search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int, *, learning_rate: float
+) -> Iterator[int]:
     """Adam on the images ``numbers``; yields those that have converged."""
-    kappa, c, d, median, steps, learning_rate, patience = constants
     beta1, beta2, epsilon = ADAM
     x = search.x[numbers]
     w = (REACH * (2 * x - 1)).atanh()
@@ -211,15 +206,13 @@ def _descent(search: Search, numbers: Tensor, constants: _Constants) -> Iterator
         tanh = w.tanh()
         # (tanh / REACH + 1) / 2, from the image, so that rounding does not move it before the attack does.
         moved = (x + (tanh - start) / (2 * REACH)).clamp(0, 1).requires_grad_()
-        look = search.look(moved, numbers, density=d > 0)
-        loss = _squares(moved - x).double() + c * (-look.margin).clamp(min=-kappa).double()
-        if look.log_density is not None:
-            loss = loss + d * (median - look.log_density / x[0].numel()).square()
+        look = search.look(moved, numbers, density=objective.d > 0)
+        loss = objective.loss(moved - x, look)
         (gradient,) = torch.autograd.grad(loss.sum(), moved)
         loss = loss.detach()
         if step == 0:
             search.already[numbers] = look.margin > 0
-        better = search.keep(numbers, moved.detach(), look, loss, kappa)
+        better = search.keep(numbers, moved.detach(), look, loss, objective.kappa)
         waited = torch.where(better | (loss < lowest), 0, waited + 1)
         lowest = lowest.minimum(loss)
         left = (waited < patience) & (step < steps)
@@ -236,77 +229,6 @@ def _descent(search: Search, numbers: Tensor, constants: _Constants) -> Iterator
             numbers, waited, lowest = numbers[left], waited[left], lowest[left]
 
 
-def _tightening(search: Search, numbers: Tensor, constants: _Constants) -> Iterator[int]:
-    """Lowers the loss of those ``numbers`` that have reached kappa; yields those that are done.
-
-    With F the loss without its decision term, a step goes down F and then to the nearest image in [0, 1]
-    where the margin, linear around the present one, is kappa. With ``d`` = 0 a full step down ends at the
-    original. Where kappa is missed, steps get shorter; halfway through the patience, it starts again from the
-    best image.
-    """
-    kappa, c, d, median, steps, _, patience = constants
-    yield from numbers[~search.reached[numbers]].tolist()
-    numbers = numbers[search.reached[numbers]]
-    x, moved = search.x[numbers], _halved(search, numbers, kappa)
-    share, waited = x.new_ones(len(x)), torch.zeros_like(numbers)
-    for _ in range(steps if len(numbers) else 0):
-        moved.requires_grad_()
-        look = search.look(moved, numbers, density=d > 0)
-        (rise,) = torch.autograd.grad(look.margin.sum(), moved, retain_graph=d > 0)
-        margin, down = look.margin.detach(), moved.detach() - x
-        loss = _squares(down).double() + c * (-margin).clamp(min=-kappa).double()
-        if look.log_density is not None:
-            missing = median - look.log_density / x[0].numel()
-            (slope,) = torch.autograd.grad(missing.sum(), moved)
-            missing = missing.detach()
-            loss = loss + d * missing.square()
-            down = (down + _wide(d * missing.to(x)) * slope) / _wide(1 + d * _squares(slope))
-        moved = moved.detach()
-        enough = search.loss[numbers] - WORTH * (search.loss[numbers] + c * kappa)
-        better = search.keep(numbers, moved, look, loss, kappa)
-        waited = torch.where(better & (loss < enough), 0, waited + 1)
-        share = torch.where(margin >= kappa, (1.5 * share).clamp(max=1), share / 2)
-        rounding = 4 * torch.finfo(x.dtype).eps * look.logits.detach().abs().amax(1)
-        moved = _projected(moved - _wide(share) * down, moved, rise, 1.01 * kappa + rounding - margin)
-        again = waited == (patience + 1) // 2
-        moved = torch.where(_wide(again), search.images[numbers], moved)
-        share = torch.where(again, 0.3, share)
-        left = waited < patience
-        yield from numbers[~left].tolist()
-        if not left.all():
-            x, moved, share, waited, numbers = (each[left] for each in (x, moved, share, waited, numbers))
-        if not len(numbers):
-            return
-    yield from numbers.tolist()
-
-
-@torch.no_grad()
-def _halved(search: Search, numbers: Tensor, kappa: float) -> Tensor:
-    """Where kappa is reached on the straight way from the originals to what was found."""
-    x, way = search.x[numbers], search.images[numbers] - search.x[numbers]
-    low, high = x.new_zeros(len(x)), x.new_ones(len(x))
-    for _ in range(HALVINGS if len(x) else 0):
-        middle = (low + high) / 2
-        reached = search.look(x + _wide(middle) * way, numbers).margin >= kappa
-        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
-    return x + _wide(high) * way
-
-
-def _projected(goal: Tensor, x: Tensor, rise: Tensor, wanted: Tensor) -> Tensor:
-    """The image in [0, 1] nearest to ``goal`` with ``rise . (image - x) >= wanted``, if there is one.
-
-    It is ``goal + lambda rise``, clipped, with lambda from what would do without clipping to 2^20 of it.
-    """
-    missing = (wanted - _dot(rise, goal - x)).clamp(min=0)
-    least = missing / _squares(rise).clamp(min=torch.finfo(x.dtype).tiny)
-    low, high = torch.zeros_like(wanted), torch.full_like(wanted, 20)
-    for _ in range(20):
-        middle = (low + high) / 2
-        enough = _dot(rise, (goal + _wide(least * 2**middle) * rise).clamp(0, 1) - x) >= wanted
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return (goal + _wide(least * 2**high) * rise).clamp(0, 1)
-
-
 def _ascent(search: Search, numbers: Tensor, radius: float, steps: int, step_size: float) -> Iterator[int]:
     """Projected gradients on the images ``numbers``; yields them in the end."""
     x = moved = search.x[numbers]
@@ -318,29 +240,9 @@ def _ascent(search: Search, numbers: Tensor, radius: float, steps: int, step_siz
         if step == 0:
             search.already[numbers] = look.margin > 0
         search.keep(numbers, moved, look, -look.margin.detach().double(), math.inf)
-        change = moved + step_size * gradient / _lengths(gradient) - x
-        moved = (x + change * (radius / _lengths(change)).clamp(max=1)).clamp(0, 1)
+        change = moved + step_size * gradient / lengths(gradient) - x
+        moved = (x + change * (radius / lengths(change)).clamp(max=1)).clamp(0, 1)
     yield from numbers.tolist()
-
-
-def _wide(per_image: Tensor) -> Tensor:
-    """(B,) as (B, 1, 1, 1)."""
-    return per_image[:, None, None, None]
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """The product of each image of ``a`` with that of ``b``, (B,)."""
-    return (a * b).flatten(1).sum(1)
-
-
-def _squares(x: Tensor) -> Tensor:
-    """The squared L2 norm of each image, (B,)."""
-    return x.square().flatten(1).sum(1)
-
-
-def _lengths(x: Tensor) -> Tensor:
-    """L2 norm of each image, never zero, (B, 1, 1, 1)."""
-    return _wide(x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny))
 
 
 @torch.no_grad()

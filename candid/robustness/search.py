@@ -34,6 +34,23 @@ class Look(NamedTuple):
     z: Tensor | None
 
 
+class Objective(NamedTuple):
+    """What a perturbation is to minimise."""
+
+    kappa: float
+    c: float
+    d: float
+    median: float
+    """Of log q(x) / D over training images, in nats per dimension."""
+
+    def loss(self, change: Tensor, look: Look) -> Tensor:
+        """``|change|^2 + c max(-margin, -kappa) + d (median - log q / D)^2``, (B,) in float64."""
+        loss = squares(change).double() + self.c * (-look.margin).clamp(min=-self.kappa).double()
+        if look.log_density is None:
+            return loss
+        return loss + self.d * (self.median - look.log_density / change[0].numel()).square()
+
+
 class Search:
     """N images under attack, and the best that was found of each.
 
@@ -133,6 +150,26 @@ class Search:
             seen = (numbers, look.margin, distances, look.z if self.keep_latents else None)
             self.path.append(tuple(each.detach().cpu() for each in seen if each is not None))
         return better
+
+
+def wide(per_image: Tensor) -> Tensor:
+    """(B,) as (B, 1, 1, 1)."""
+    return per_image[:, None, None, None]
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The product of each image of ``a`` with that of ``b``, (B,)."""
+    return (a * b).flatten(1).sum(1)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The squared L2 norm of each image, (B,)."""
+    return x.square().flatten(1).sum(1)
+
+
+def lengths(x: Tensor) -> Tensor:
+    """L2 norm of each image, never zero, (B, 1, 1, 1)."""
+    return wide(x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny))
 
 
 def _prepared(model: Attackable) -> Attackable:

@@ -22,19 +22,8 @@ from candid.randomness import generator
 from candid.robustness import CORRUPTIONS, corrupt
 from candid.robustness.sweep import ALEXNET, Reference, Request, Sweep, sweep
 from candid.robustness.tables import write_tables
-from candid.training import train
-from tests.training.runs import small_config
 
 CHOSEN = ("gaussian_noise", "contrast")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generative model of digits with held-out scores, and a ResNet."""
-    folder = tmp_path_factory.mktemp("runs")
-    train(small_config(epochs=2, holdout=0.3), folder / "own")
-    train(small_config(epochs=1, holdout=0.3, baseline=True), folder / "resnet")
-    return folder
 
 
 def request(runs: Path, out: Path, **changes: Any) -> Request:

@@ -1,0 +1,164 @@
+"""The command that attacks models, and measures what it took."""
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from candid.cli_evaluation import Devices, JsonFlag, PartOption, SkipBad, Workers
+from candid.errors import CandidError
+
+
+def attack(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL... DATA",
+            help="Folders of saved models, then a data set, as for 'candid evaluate'.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for tables, figures and kept attacks.")] = Path(
+        "attacks"
+    ),
+    images: Annotated[int, typer.Option(help="So many, evenly spread over DATA.")] = 200,
+    kappa: Annotated[
+        str, typer.Option(help="By how much the wrong logit must lead; 'inf' for as much as it gets.")
+    ] = "0.01,1,inf",
+    d: Annotated[
+        str, typer.Option(help="Weights of fooling the detection as well; 0 is the decision alone.")
+    ] = "0,66,1000",
+    method: Annotated[
+        Literal["carlini-wagner", "projected-gradient"], typer.Option(help="The attack.")
+    ] = "carlini-wagner",
+    radius: Annotated[float, typer.Option(help="L2, of projected gradients.")] = 0.5,
+    untargeted: Annotated[
+        bool, typer.Option("--untargeted", help="To any wrong class, not to a random one.")
+    ] = False,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Stop where Adam does: larger perturbations.")
+    ] = False,
+    steps: Annotated[int, typer.Option(help="At most, of each phase.")] = 300,
+    c: Annotated[float, typer.Option(help="Weight of the decision.")] = 10.0,
+    trajectories: Annotated[
+        int, typer.Option(help="Draw the ways of so many images (up to 6) to one class, in latent space.")
+    ] = 0,
+    towards: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="That class: its name or number.", show_default="the last one"),
+    ] = None,
+    part: PartOption = None,
+    seed: Annotated[int, typer.Option(help="For the choice of wrong classes.")] = 0,
+    skip_bad: SkipBad = False,
+    devices: Devices = None,
+    workers: Workers = 2,
+    as_json: JsonFlag = False,
+) -> None:
+    """The smallest changes that make models wrong, and whether the changed images can be detected.
+
+    Targeted Carlini-Wagner attacks, with and without fooling the detection: no detection is shown without the
+    attack on it. Attacks are kept in OUT: what was stopped goes on where it was.
+    """
+    if len(targets) < 2:
+        raise CandidError("Name one or more models, then the data.")
+
+    from candid import plots
+    from candid.robustness.attack_tables import attack_tables, write_attack_tables
+    from candid.robustness.campaign import Request, campaign
+    from candid.training import Progress
+
+    progress = Progress()
+    request = Request(
+        models=tuple(map(Path, targets[:-1])),
+        data=targets[-1],
+        out=out,
+        part=part,
+        images=images,
+        method=method,
+        kappas=_numbers("kappa", kappa),
+        ds=_numbers("d", d),
+        targeted=not untargeted,
+        tighten=not as_published,
+        c=c,
+        steps=steps,
+        radius=radius,
+        seed=seed,
+        skip_bad=skip_bad,
+        devices=devices,
+        workers=workers,
+    )
+    found = campaign(request, progress.track, progress.say)
+    if found is None:
+        return
+    files = write_attack_tables(found, request, out)
+    files.append(plots.save(plots.attack_bars(found), out / "attacks.png", svg=True))
+    files.append(plots.save(plots.attack_examples(found), out / "examples.png"))
+    for path, each in zip(dict.fromkeys(request.models), found, strict=True) if trajectories else ():
+        files += _draw_trajectories(path, each, request, trajectories, towards, progress)
+    if as_json:
+        print(json.dumps([figures.record() for each in found for figures in each.figures]))
+        return
+    for caption, grid in attack_tables(found, request).items():
+        _print_table(caption, *grid)
+    progress.say(f"Written: {', '.join(map(str, files))}")
+
+
+def _draw_trajectories(
+    path: Path, found: Any, request: Any, number: int, towards: str | None, progress: Any
+) -> list[Path]:
+    """Of images that the model classifies rightly, at each kappa; of a ResNet, which has no latents, none."""
+    from candid import checkpoint, plots
+    from candid.explain.similarity import chosen_classes
+    from candid.robustness.trajectories import trajectories
+
+    if found.clean.log_density is None:
+        return []
+    model, names, labels = checkpoint.load(path), found.class_names, found.scene.labels
+    (target, *others) = [len(names) - 1] if towards is None else chosen_classes(names, towards)
+    if others:
+        raise CandidError(f"All ways of a figure lead to one class: '{towards}' means several.")
+    right = (found.clean.logits.argmax(1) == labels) & (labels != target)
+    chosen = right.nonzero()[:number, 0]
+    if not len(chosen):
+        progress.say(
+            f"no trajectories of {found.name}: it classifies no image rightly that could be led astray"
+        )
+        return []
+    files = []
+    for kappa in dict.fromkeys(request.kappas):
+        drawn = trajectories(
+            model,
+            found.scene.images[chosen],
+            target,
+            labels=labels[chosen],
+            kappa=kappa,
+            steps=200 if math.isinf(kappa) else 400,
+            track=progress.track,
+        )
+        shown = "∞" if math.isinf(kappa) else f"{kappa:g}"
+        title = f"Attacks on {found.name}, κ = {shown}, target: {names[target]}"
+        file = request.out / f"trajectories-{Path(found.name).name}-{kappa:g}.png"
+        files.append(plots.save(plots.trajectories(drawn, title), file))
+    return files
+
+
+def _numbers(name: str, spec: str) -> tuple[float, ...]:
+    try:
+        return tuple(math.inf if each.strip() in ("inf", "∞") else float(each) for each in spec.split(","))
+    except ValueError as error:
+        raise CandidError(f"--{name} takes numbers with commas between them, not '{spec}'.") from error
+
+
+def _print_table(caption: str, head: Any, rows: Any) -> None:
+    """With a line a figure: sixteen columns do not fit."""
+    colours = {"good": "[bold green]{}[/]", "poor": "[red]{}[/]"}
+    table = Table(title=f"Attacks, {caption}", title_justify="left")
+    table.add_column("")
+    for row in rows:
+        table.add_column(f"{row[0][0]}, d {row[1][0]}", justify="right")
+    for i, name in enumerate(head[2:], start=2):
+        table.add_row(name, *(colours.get(row[i][1], "{}").format(row[i][0]) for row in rows))
+    Console().print(table)

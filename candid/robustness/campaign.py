@@ -1,0 +1,300 @@
+"""Attacks on models, measured: how far, how sure, and whether anyone would notice."""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning_fabric import Fabric
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from candid import checkpoint
+from candid.classifier import GenerativeClassifier
+from candid.data.loader import named_batches
+from candid.data.parts import Part, open_part, thinned
+from candid.data.splits import ShardSplit, Track, untracked
+from candid.engine import first_error, gathered, launch
+from candid.errors import CandidError
+from candid.evaluation.evaluate import prepare, training_of, view_of
+from candid.evaluation.heldout import HeldOut
+from candid.evaluation.passes import Passes, hash_of
+from candid.evaluation.predictions import Model, Predictions
+from candid.names import short_names
+from candid.randomness import generator
+from candid.robustness.attack import LEARNING_RATE, PATIENCE, Attack, C, carlini_wagner, projected_gradient
+from candid.robustness.figures import AttackFigures, figures_of, without_lone_detection
+
+Say = Callable[[str], object]
+Method = Literal["carlini-wagner", "projected-gradient"]
+KAPPAS = (0.01, 1.0, math.inf)
+DS = (0.0, 66.0, 1000.0)
+"""The paper's weights d of fooling the detection."""
+CHUNK = 25
+"""Images that are attacked at once, and then kept."""
+VERSION = 1
+"""Of what an attack computes: files of another one are not used."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to attack, and how."""
+
+    models: tuple[Path, ...]
+    data: str
+    out: Path
+    """Attacks are kept in its folder ``attacks``: a campaign that was stopped goes on where it was."""
+    part: Part | None = None
+    images: int = 200
+    method: Method = "carlini-wagner"
+    kappas: tuple[float, ...] = KAPPAS
+    ds: tuple[float, ...] = DS
+    targeted: bool = True
+    tighten: bool = True
+    c: float = C
+    learning_rate: float = LEARNING_RATE
+    patience: int = PATIENCE
+    steps: int = 300
+    radius: float = 0.5
+    """Of projected gradients."""
+    seed: int = 0
+    skip_bad: bool = False
+    devices: int | None = None
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.models or not self.settings:
+            raise CandidError("A campaign needs at least one model, one kappa and one d.")
+        if any(not kappa >= 0 for kappa in self.kappas) or any(not 0 <= d < math.inf for d in self.ds):
+            raise CandidError("'kappa' must be zero, positive or 'inf', and 'd' zero or positive.")
+
+    @property
+    def settings(self) -> tuple[tuple[float, float], ...]:
+        """Pairs (kappa, d); of projected gradients, which have neither, (0, 0)."""
+        if self.method == "projected-gradient":
+            return ((0.0, 0.0),)
+        return tuple(product(dict.fromkeys(self.kappas), dict.fromkeys(self.ds)))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The images under attack, on the CPU."""
+
+    images: Tensor
+    """8-bit, (N, C, H, W)."""
+    labels: Tensor
+    targets: Tensor | None
+    """(N,); None untargeted."""
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Assaulted:
+    """One model, all settings."""
+
+    name: str
+    beta: float | None
+    class_names: tuple[str, ...]
+    scene: Scene
+    clean: Predictions
+    attacks: dict[tuple[float, float], Attack]
+    """By kappa and d."""
+    figures: tuple[AttackFigures, ...]
+
+
+def campaign(
+    request: Request, track: Track = untracked, say: Say = lambda text: None
+) -> list[Assaulted] | None:
+    """Every model under every attack; None in all processes but the first."""
+    fabric = launch(request.devices)
+    if not fabric.is_global_zero:
+        track, say = untracked, lambda text: None
+    paths = list(dict.fromkeys(request.models))
+    found = [
+        _assaulted(request, checkpoint.load_any(path), path, name, fabric, track, say)
+        for path, name in zip(paths, short_names(paths), strict=True)
+    ]
+    return [each for each in found if each is not None] if fabric.is_global_zero else None
+
+
+def _assaulted(
+    request: Request, model: Model, path: Path, name: str, fabric: Fabric, track: Track, say: Say
+) -> Assaulted | None:
+    held_out = HeldOut.of(model) if isinstance(model, GenerativeClassifier) else None
+    adaptive = any(d > 0 for _, d in request.settings)
+    if isinstance(model, GenerativeClassifier) and held_out is None and adaptive:
+        raise CandidError(
+            f"'{path}' has no held-out scores, whose median fools the detection: add them with "
+            f"'candid calibrate {path} DATA', or attack the decision alone with --d 0."
+        )
+    passes = Passes(model, fabric, request.out / "predictions", request.workers, track, say)
+    view = view_of(model)
+    chosen = open_part(request.data, model.class_names, request.part, training_of(model)).split
+    if isinstance(chosen, ShardSplit):
+        raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
+    split = prepare(thinned(chosen, request.images), view, request.data, request.skip_bad, track, say)
+    batches = list(named_batches(split, view, CHUNK, workers=request.workers))
+    labels = torch.cat([batch[1] for batch in batches])
+    scene = Scene(
+        torch.cat([batch[0] for batch in batches]),
+        labels,
+        other_classes(labels, model.config.classes, request.seed) if request.targeted else None,
+        tuple(name for batch in batches for name in batch[2]),
+    )
+    clean = passes.predictions(split, view, f"{name}, clean")
+    median = None if held_out is None else _median(held_out, model)
+    attacks: dict[tuple[float, float], Attack] = {}
+    for kappa, d in request.settings:
+        if d > 0 and median is None:
+            continue  # a ResNet has no likelihood to fool
+        title = f"{name}, {setting_name(request, kappa, d)}"
+        attack = _attacked(request, passes, scene, kappa, d, median, title)
+        if attack is not None:
+            attacks[kappa, d] = attack
+    if clean is None:
+        return None
+    beta = training_of(model).get("beta", model.metadata.get("beta"))
+    own = None if beta is None or not isinstance(model, GenerativeClassifier) else float(beta)
+    figures = [
+        figures_of(name, own, setting, attack, scene.images, clean, held_out, scene.targets)
+        for setting, attack in attacks.items()
+    ]
+    if held_out is not None and not adaptive:
+        say("no detection figures: they mean nothing without the attack that fools it (--d 66,1000)")
+    return Assaulted(
+        name, own, model.class_names, scene, clean, attacks, tuple(without_lone_detection(figures))
+    )
+
+
+def setting_name(request: Request, kappa: float, d: float) -> str:
+    """For people."""
+    if request.method == "projected-gradient":
+        return f"radius {request.radius:g}"
+    return f"κ {'∞' if math.isinf(kappa) else f'{kappa:g}'}, d {d:g}"
+
+
+def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
+    """A random class other than the label for each image, (N,).
+
+    >>> targets = other_classes(torch.tensor([0, 1, 2, 1]), 3, seed=0)
+    >>> bool((targets != torch.tensor([0, 1, 2, 1])).all())
+    True
+    """
+    if classes < 2:
+        raise CandidError("A model of one class can't be fooled: attack one with two classes or more.")
+    return (labels + torch.randint(1, classes, labels.shape, generator=generator(seed, 11))) % classes
+
+
+def _median(held_out: HeldOut, model: Model) -> float:
+    """Where the detection suspects least: the median of log q(x) / D that it was fitted to."""
+    return float(held_out.statistics["log_density"].median()) / math.prod(model.image_shape)
+
+
+def _attacked(
+    request: Request,
+    passes: Passes,
+    scene: Scene,
+    kappa: float,
+    d: float,
+    median: float | None,
+    title: str,
+) -> Attack | None:
+    """All images, in chunks shared by the processes; None in all but the first."""
+    fabric = passes.fabric
+    chunks = torch.arange(len(scene.images)).split(CHUNK)
+    own = chunks[fabric.global_rank :: fabric.world_size]
+    made, error = [], None
+    try:
+        for chunk in passes.track(own, title, len(own), CHUNK * fabric.world_size):
+            made.append(_kept_or_made(request, passes, scene, chunk, kappa, d, median, title))
+    except CandidError as problem:
+        error = problem
+    error = first_error(fabric, error)
+    if error is not None:
+        raise error
+    by_process = gathered(fabric, made)
+    if not by_process:
+        return None
+    return joined([by_process[i % len(by_process)][i // len(by_process)] for i in range(len(chunks))])
+
+
+def _kept_or_made(
+    request: Request,
+    passes: Passes,
+    scene: Scene,
+    chunk: Tensor,
+    kappa: float,
+    d: float,
+    median: float | None,
+    title: str,
+) -> Attack:
+    images, labels = scene.images[chunk], scene.labels[chunk]
+    targets = None if scene.targets is None else scene.targets[chunk]
+    if request.method == "carlini-wagner":
+        options: dict[str, Any] = {
+            "kappa": kappa,
+            "d": d,
+            "median": median if d > 0 else None,
+            "c": request.c,
+            "tighten": request.tighten,
+            "learning_rate": request.learning_rate,
+            "patience": request.patience,
+            "steps": request.steps,
+        }
+    else:
+        options = {"radius": request.radius}
+    digest = hash_of((*passes.model.state_dict().values(), images, labels))
+    digest.update(repr((VERSION, request.method, passes.model.config, options)).encode())
+    digest.update(b"" if targets is None else targets.numpy().tobytes())
+    file = _file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
+    kept = _load(file)
+    if kept is not None:
+        return kept
+    attack = carlini_wagner if request.method == "carlini-wagner" else projected_gradient
+    found = attack(passes.fast, images, targets, labels=labels, **options)
+    try:
+        _save(found, file)
+    except (OSError, SafetensorError) as error:
+        raise CandidError(
+            f"Can't write to '{file.parent}' ({error}): free some space, or change --out."
+        ) from error
+    return found
+
+
+def _file(folder: Path, title: str, digest: "hashlib._Hash") -> Path:
+    ending = f"-{digest.hexdigest()[:16]}.safetensors"
+    return next(folder.glob(f"*{ending}"), folder / (re.sub(r"[^\w.∞-]+", "-", title) + ending))
+
+
+def _columns(attack: Attack) -> dict[str, Tensor]:
+    values = {each.name: getattr(attack, each.name) for each in fields(attack)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _save(attack: Attack, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with checkpoint.replacing(file) as temporary:
+        checkpoint.write_tensors(_columns(attack), temporary)
+
+
+def _load(file: Path) -> Attack | None:
+    """What :func:`_save` wrote; None if there is nothing whole."""
+    try:
+        tensors: dict[str, Any] = load_file(file)
+        return Attack(**{"log_density": None, "traces": None, **tensors})
+    except (OSError, SafetensorError, TypeError):
+        return None
+
+
+def joined(parts: Sequence[Attack]) -> Attack:
+    """All images of ``parts``, without their ways."""
+    columns = [_columns(part) for part in parts]
+    return replace(
+        parts[0], traces=None, **{name: torch.cat([c[name] for c in columns]) for name in columns[0]}
+    )
