@@ -106,8 +106,9 @@ def carlini_wagner(
     ``d`` = 0 that is the smallest perturbation.
 
     Adam's first step alone changes all pixels by about 0.005, often far more than is needed, and its way is
-    too long even for linear logits. So what it found is tightened: the same loss is minimised again, with
-    steps that are exact where the margin is linear.
+    too long even for linear logits. So a second search starts at the original, on spheres whose radius
+    adapts, and the nearest image that it finds is tightened: the same loss is minimised again, with steps
+    that are exact where the margin is linear.
 
     Args:
         model: a generative classifier, a ResNet, or anything with ``logits``; its evaluation mode is used.
@@ -117,7 +118,8 @@ def carlini_wagner(
         kappa: by how much the target's logit shall exceed the others'; infinity for as much as possible.
         c: weight of the decision.
         d: weight of the likelihood; None for 1000 if a median is given, else 0.
-        median: of log q(x) / D over training images, in nats per dimension.
+        median: of log q(x) / D over usual images, in nats per dimension: see
+            :func:`~candid.robustness.detection.typical_score`.
         steps: at most.
         learning_rate: of w.
         patience: steps without an improvement.

@@ -29,6 +29,7 @@ from candid.evaluation.predictions import Model, Predictions
 from candid.names import short_names
 from candid.randomness import generator
 from candid.robustness.attack import LEARNING_RATE, PATIENCE, Attack, C, carlini_wagner, projected_gradient
+from candid.robustness.detection import typical_score
 from candid.robustness.figures import AttackFigures, figures_of, without_lone_detection
 
 Say = Callable[[str], object]
@@ -148,7 +149,7 @@ def _assaulted(
         tuple(name for batch in batches for name in batch[2]),
     )
     clean = passes.predictions(split, view, f"{name}, clean")
-    median = None if held_out is None else _median(held_out, model)
+    median = None if held_out is None else typical_score(model)
     attacks: dict[tuple[float, float], Attack] = {}
     for kappa, d in request.settings:
         if d > 0 and median is None:
@@ -189,11 +190,6 @@ def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
     if classes < 2:
         raise CandidError("A model of one class can't be fooled: attack one with two classes or more.")
     return (labels + torch.randint(1, classes, labels.shape, generator=generator(seed, 11))) % classes
-
-
-def _median(held_out: HeldOut, model: Model) -> float:
-    """Where the detection suspects least: the median of log q(x) / D that it was fitted to."""
-    return float(held_out.statistics["log_density"].median()) / math.prod(model.image_shape)
 
 
 def _attacked(

@@ -21,6 +21,7 @@ from candid.evaluation.ood import TwoTailed
 from candid.robustness.attack import carlini_wagner
 from candid.robustness.attack_tables import attack_tables, write_attack_tables
 from candid.robustness.campaign import CHUNK, Assaulted, Request, campaign
+from candid.robustness.detection import typical_score
 from tests.training.runs import run
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
@@ -70,8 +71,9 @@ def test_figures_are_those_of_the_attacks(runs: Path, found: list[Assaulted]) ->
     assert held_out is not None
     known = held_out.statistics["log_density"]
     first = scene.images[:CHUNK], scene.targets[:CHUNK]
-    median = float(known.median()) / 64
-    again = carlini_wagner(model, *first, kappa=0.01, d=1000.0, median=median, steps=12)
+    median = typical_score(model)
+    assert median == pytest.approx(float(known.median()) / 64)
+    again = carlini_wagner(model, *first, kappa=0.01, median=median, steps=12)  # d is 1000
     attack, figures = own.attacks[0.01, 1000.0], own.figures[1]
     assert attack.images[:CHUNK].allclose(again.images, atol=1e-5)
 
@@ -180,6 +182,10 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
     unknown = request(runs, tmp_path, models=(tmp_path / "uncalibrated",), images=3)
     with pytest.raises(CandidError, match="no held-out scores.*candid calibrate.*--d 0"):
         campaign(unknown)
+    with pytest.raises(CandidError, match="calibrate it first"):
+        typical_score(model)
+    with pytest.raises(CandidError, match="ResNet has no likelihood"):
+        typical_score(candid.load_any(runs / "resnet/model/best"))
     lone = alone(replace(unknown, ds=(0.0,)))
     assert lone.figures[0].bits_after is not None
 
@@ -188,7 +194,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     models = [str(runs / "own/model/best"), str(runs / "resnet/model/best")]
     options = [
         "--kappa",
-        "1,inf",
+        "inf",
         "--d",
         "0,66",
         "--out",
