@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from candid.cli_evaluation import Devices, JsonFlag, PartOption, SkipBad, Workers
 from candid.errors import CandidError
+
+COLUMNS = ("", "d", "already", "success", "median L2", "confidence", "AUC", "adaptive AUC", "its success")
 
 
 def attack(
@@ -66,8 +69,8 @@ def attack(
         raise CandidError("Name one or more models, then the data.")
 
     from candid import plots
-    from candid.robustness.attack_tables import attack_tables, write_attack_tables
-    from candid.robustness.campaign import Request, campaign
+    from candid.robustness.attack_tables import write_attack_tables
+    from candid.robustness.campaign import Request, campaign, setting_name
     from candid.training import Progress
 
     progress = Progress()
@@ -101,8 +104,9 @@ def attack(
     if as_json:
         print(json.dumps([figures.record() for each in found for figures in each.figures]))
         return
-    for caption, grid in attack_tables(found, request).items():
-        _print_table(caption, *grid)
+    for lead in dict.fromkeys(lead for lead, _ in request.settings):
+        own = [figures for each in found for figures in each.figures if figures.kappa == lead]
+        _print_table(setting_name(request, lead), own)
     progress.say(f"Written: {', '.join(map(str, files))}")
 
 
@@ -152,13 +156,21 @@ def _numbers(name: str, spec: str) -> tuple[float, ...]:
         raise CandidError(f"--{name} takes numbers with commas between them, not '{spec}'.") from error
 
 
-def _print_table(caption: str, head: Any, rows: Any) -> None:
-    """With a line a figure: sixteen columns do not fit."""
-    colours = {"good": "[bold green]{}[/]", "poor": "[red]{}[/]"}
-    table = Table(title=f"Attacks, {caption}", title_justify="left")
-    table.add_column("")
-    for row in rows:
-        table.add_column(f"{row[0][0]}, d {row[1][0]}", justify="right")
-    for i, name in enumerate(head[2:], start=2):
-        table.add_row(name, *(colours.get(row[i][1], "{}").format(row[i][0]) for row in rows))
+def _print_table(caption: str, figures: Any) -> None:
+    """What fits in a terminal; the files have more."""
+    title = f"Attacks, {caption} (shares and areas under the ROC curve in %)"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name else "left")
+    for each in figures:
+        areas: tuple[float | None, ...] = (None,) * 3
+        if each.detection is not None:
+            areas = (each.detection.two_tailed, each.adaptive_two_tailed, each.adaptive_success)
+        distance = "–" if each.l2_median is None else f"{each.l2_median:.3f}"
+        counted = f"{each.d:g}", f"{each.already}/{each.images}", _percent(each.success)
+        table.add_row(each.model, *counted, distance, _percent(each.confidence), *map(_percent, areas))
     Console().print(table)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,8 @@ def attack_examples(found: Sequence[Assaulted], number: int | None = None) -> Fi
             _tile(column[0], (255 * image).round().byte(), title)
             below = f"L2 {float(attack.distance[number]):.2g}, × {factor}"
             _tile(column[1], (255 * factor * difference).round().byte(), below)
-    figure.suptitle("attacked images with the class they are taken for; below, |difference| amplified")
+    said = "attacked images with the class they are taken for; below, |difference|, amplified"
+    figure.suptitle(fill(said, 11 * across))
     return figure
 
 

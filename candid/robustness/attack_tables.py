@@ -52,12 +52,11 @@ def attack_tables(found: Sequence[Assaulted], request: Request) -> dict[str, Gri
     """One for each kappa, by its caption; a line a model and d."""
     head = ["model", "d", "already", "success (%)", "8-bit (%)", "L2 mean", "L2 median", "RMS (levels)"]
     head += ["confidence (%)", "entropy (nats)", "contrast (%)", "bits/dim"]
-    head += ["AUC one-tailed (%)", "two-tailed (%)", "adaptive (%)", "its success (%)"]
+    head += ["AUC one-tailed (%)", "AUC two-tailed (%)", "adaptive AUC (%)", "its success (%)"]
     tables: dict[str, Grid] = {}
     for kappa in dict.fromkeys(kappa for kappa, _ in request.settings):
         rows = [_row(each) for model in found for each in model.figures if each.kappa == kappa]
-        caption = setting_name(request, kappa, 0).removesuffix(", d 0")
-        tables[caption.replace("κ ", "κ = ")] = (head, rows)
+        tables[setting_name(request, kappa)] = (head, rows)
     return tables
 
 
@@ -71,7 +70,7 @@ def _row(figures: AttackFigures) -> list[Cell]:
     texts = [
         figures.model,
         f"{figures.d:g}",
-        f"{figures.already} of {figures.images}",
+        f"{figures.already}/{figures.images}",
         _number(figures.success, 100, ".1f"),
         _number(figures.rounded_success, 100, ".1f"),
         _number(figures.l2_mean, 1, ".3f"),

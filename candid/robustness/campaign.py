@@ -154,7 +154,7 @@ def _assaulted(
     for kappa, d in request.settings:
         if d > 0 and median is None:
             continue  # a ResNet has no likelihood to fool
-        title = f"{name}, {setting_name(request, kappa, d)}"
+        title = f"{name}, {setting_name(request, kappa)}, d = {d:g}"
         attack = _attacked(request, passes, scene, kappa, d, median, title)
         if attack is not None:
             attacks[kappa, d] = attack
@@ -173,11 +173,11 @@ def _assaulted(
     )
 
 
-def setting_name(request: Request, kappa: float, d: float) -> str:
+def setting_name(request: Request, kappa: float) -> str:
     """For people."""
     if request.method == "projected-gradient":
         return f"radius {request.radius:g}"
-    return f"κ {'∞' if math.isinf(kappa) else f'{kappa:g}'}, d {d:g}"
+    return f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}"
 
 
 def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
