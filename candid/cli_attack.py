@@ -2,18 +2,20 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.cli_evaluation import Devices, JsonFlag, PartOption, SkipBad, Workers
 from candid.errors import CandidError
 
-COLUMNS = ("", "d", "already", "success", "median L2", "confidence", "AUC", "adaptive AUC", "its success")
+COLUMNS = ("", "d", "wrong", "success", "8-bit", "L2", "sure", "AUC", "adaptive AUC", "its success")
 
 
 def attack(
@@ -44,7 +46,10 @@ def attack(
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Stop where Adam does: larger perturbations.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="At most, of each phase.")] = 300,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="At most, of each phase.", show_default="300; of projected gradients, 40"),
+    ] = None,
     c: Annotated[float, typer.Option(help="Weight of the decision.")] = 10.0,
     trajectories: Annotated[
         int, typer.Option(help="Draw the ways of so many images (up to 6) to one class, in latent space.")
@@ -67,9 +72,11 @@ def attack(
     """
     if len(targets) < 2:
         raise CandidError("Name one or more models, then the data.")
+    if not 0 <= trajectories <= 6:
+        raise CandidError(f"--trajectories draws up to 6 ways in a figure, not {trajectories}.")
 
     from candid import plots
-    from candid.robustness.attack_tables import write_attack_tables
+    from candid.robustness.attack_tables import record, write_attack_tables
     from candid.robustness.campaign import Request, campaign, setting_name
     from candid.training import Progress
 
@@ -93,16 +100,17 @@ def attack(
         devices=devices,
         workers=workers,
     )
+    ends = [_class_number(path, towards) for path in dict.fromkeys(request.models)] if trajectories else []
     found = campaign(request, progress.track, progress.say)
     if found is None:
         return
     files = write_attack_tables(found, request, out)
     files.append(plots.save(plots.attack_bars(found), out / "attacks.png", svg=True))
     files.append(plots.save(plots.attack_examples(found), out / "examples.png"))
-    for path, each in zip(dict.fromkeys(request.models), found, strict=True) if trajectories else ():
-        files += _draw_trajectories(path, each, request, trajectories, towards, progress)
+    for path, end, each in zip(dict.fromkeys(request.models), ends, found, strict=False):
+        files += _draw_trajectories(path, each, request, trajectories, end, progress)
     if as_json:
-        print(json.dumps([figures.record() for each in found for figures in each.figures]))
+        print(json.dumps(record(found, request)))
         return
     for lead in dict.fromkeys(lead for lead, _ in request.settings):
         own = [figures for each in found for figures in each.figures if figures.kappa == lead]
@@ -110,41 +118,50 @@ def attack(
     progress.say(f"Written: {', '.join(map(str, files))}")
 
 
+def _class_number(path: Path, towards: str | None) -> int:
+    """The class that the ways in a figure lead to."""
+    from candid import checkpoint
+    from candid.explain.similarity import chosen_classes
+
+    names = checkpoint.load_any(path).class_names
+    number, *others = [len(names) - 1] if towards is None else chosen_classes(names, towards)
+    if others:
+        raise CandidError(f"All ways of a figure lead to one class: '{towards}' means several.")
+    return number
+
+
 def _draw_trajectories(
-    path: Path, found: Any, request: Any, number: int, towards: str | None, progress: Any
+    path: Path, found: Any, request: Any, number: int, target: int, progress: Any
 ) -> list[Path]:
     """Of images that the model classifies rightly, at each kappa; of a ResNet, which has no latents, none."""
     from candid import checkpoint, plots
-    from candid.explain.similarity import chosen_classes
+    from candid.engine import best_device
     from candid.robustness.trajectories import trajectories
 
     if found.clean.log_density is None:
         return []
-    model, names, labels = checkpoint.load(path), found.class_names, found.scene.labels
-    (target, *others) = [len(names) - 1] if towards is None else chosen_classes(names, towards)
-    if others:
-        raise CandidError(f"All ways of a figure lead to one class: '{towards}' means several.")
-    right = (found.clean.logits.argmax(1) == labels) & (labels != target)
+    scene = found.scene
+    right = (found.clean.logits.argmax(1) == scene.labels) & (scene.labels != target)
     chosen = right.nonzero()[:number, 0]
     if not len(chosen):
-        progress.say(
-            f"no trajectories of {found.name}: it classifies no image rightly that could be led astray"
-        )
+        progress.say(f"no ways of {found.name}: it classifies no image rightly that could be led astray")
         return []
+    model = checkpoint.load(path).to(best_device())
     files = []
     for kappa in dict.fromkeys(request.kappas):
         drawn = trajectories(
             model,
-            found.scene.images[chosen],
+            scene.images[chosen],
             target,
-            labels=labels[chosen],
+            labels=scene.labels[chosen],
             kappa=kappa,
             steps=200 if math.isinf(kappa) else 400,
             track=progress.track,
         )
         shown = "∞" if math.isinf(kappa) else f"{kappa:g}"
-        title = f"Attacks on {found.name}, κ = {shown}, target: {names[target]}"
-        file = request.out / f"trajectories-{Path(found.name).name}-{kappa:g}.png"
+        title = f"Attacks on {found.name}, κ = {shown}, target: {scene.class_names[target]}"
+        name = re.sub(r"[^\w.-]+", "-", found.name)
+        file = request.out / f"trajectories-{name}-{kappa:g}.png"
         files.append(plots.save(plots.trajectories(drawn, title), file))
     return files
 
@@ -158,7 +175,7 @@ def _numbers(name: str, spec: str) -> tuple[float, ...]:
 
 def _print_table(caption: str, figures: Any) -> None:
     """What fits in a terminal; the files have more."""
-    title = f"Attacks, {caption} (shares and areas under the ROC curve in %)"
+    title = f"Attacks, {caption} (median L2; shares and areas under the ROC curve in %)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right" if name else "left")
@@ -167,8 +184,11 @@ def _print_table(caption: str, figures: Any) -> None:
         if each.detection is not None:
             areas = (each.detection.two_tailed, each.adaptive_two_tailed, each.adaptive_success)
         distance = "–" if each.l2_median is None else f"{each.l2_median:.3f}"
-        counted = f"{each.d:g}", f"{each.already}/{each.images}", _percent(each.success)
-        table.add_row(each.model, *counted, distance, _percent(each.confidence), *map(_percent, areas))
+        counted = f"{each.d:g}", f"{each.misclassified}/{each.images}"
+        shares = _percent(each.success), _percent(each.rounded_success)
+        table.add_row(
+            escape(each.model), *counted, *shares, distance, _percent(each.confidence), *map(_percent, areas)
+        )
     Console().print(table)
 
 

@@ -185,7 +185,7 @@ class Passes:
         """Named by a hash of all that decides what is in it; ``name`` is for people."""
         if self.folder is None:
             return None
-        digest = self._model_hash.copy()
+        digest = self.model_hash.copy()
         digest.update(repr((VERSION, self.model.config, view, key)).encode())
         digest.update(split.fingerprint())
         ending = f"-{digest.hexdigest()[:16]}.safetensors"
@@ -193,7 +193,8 @@ class Passes:
         return next(self.folder.glob(f"*{ending}"), self.folder / f"{readable}{ending}")
 
     @cached_property
-    def _model_hash(self) -> "hashlib._Hash":
+    def model_hash(self) -> "hashlib._Hash":
+        """Of all weights; copy it before adding to it."""
         return hash_of(self.model.state_dict().values())
 
     def _keep(self, found: Predictions, file: Path | None) -> None:

@@ -15,11 +15,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from candid.plots.style import BLACK, BLUE, GREY, ORANGE, SMALL, STYLE, VERMILION, label, legend, short_path
+from candid.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SMALL,
+    STYLE,
+    VERMILION,
+    label,
+    legend,
+    short_path,
+)
 from candid.robustness.campaign import Assaulted
 from candid.robustness.figures import VISIBLE, AttackFigures
 
-COLOURS = (BLUE, ORANGE, VERMILION)
+COLOURS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY)
 FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """By which differences of pixels are amplified."""
 
@@ -62,7 +76,7 @@ def attack_bars(found: Sequence[Assaulted]) -> Figure:
     visible.set_label("visible from about here")
     names = {0.0: "d = 0: the decision alone"}
     handles: list[Any] = [
-        Patch(color=COLOURS[i % 3], label=names.get(d, f"d = {d:g}: the detection, too"))
+        Patch(color=COLOURS[i % len(COLOURS)], label=names.get(d, f"d = {d:g}: the detection, too"))
         for i, d in enumerate(ds)
     ]
     legend(figure, [*handles, visible])
@@ -90,7 +104,7 @@ def _bars(
         value = height(each)
         if value is not None:
             axes.bar(place, value, 0.92 * width, color=colour)
-    axes.set_xticks(range(len(found)), [_name(model) for model in found])
+    axes.set_xticks(range(len(found)), _names(found))
     axes.set_xlim(-0.6, len(found) - 0.4)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
@@ -106,10 +120,17 @@ def _success(
             axes.text(place, height, text, ha="center", va="bottom", fontsize=SMALL)
 
 
-def _name(model: Assaulted) -> str:
-    if model.beta is None:
-        return label(short_path(model.name, 14))
-    return "β = ∞" if math.isinf(model.beta) else f"β = {model.beta:g}"
+def _names(found: Sequence[Assaulted]) -> list[str]:
+    """By beta; by name where two models have the same, and those that have none."""
+    betas = [model.beta for model in found]
+    names = []
+    for model in found:
+        shown = (
+            "∞" if model.beta is not None and math.isinf(model.beta) else f"{model.beta}".removesuffix(".0")
+        )
+        alone = model.beta is not None and betas.count(model.beta) == 1
+        names.append(f"β = {shown}" if alone else label(short_path(model.name, 14)))
+    return names
 
 
 @rc_context(STYLE)
@@ -128,10 +149,10 @@ def attack_examples(found: Sequence[Assaulted], number: int | None = None) -> Fi
     grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    names = found[0].class_names
-    for model, rows in zip(found, grid.reshape(len(found), 2, across), strict=True):
+    names = scene.class_names
+    for model, shown, rows in zip(found, _names(found), grid.reshape(len(found), 2, across), strict=True):
         original = model.scene.images[number]
-        _tile(rows[0, 0], original, f"{_name(model)}\n{label(names[int(scene.labels[number])], 12)}")
+        _tile(rows[0, 0], original, f"{shown}\n{label(names[int(scene.labels[number])], 12)}")
         for (kappa, d), column in zip(settings, rows.T[1:], strict=True):
             attack = model.attacks.get((kappa, d))
             if attack is None:

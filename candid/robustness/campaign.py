@@ -19,18 +19,19 @@ from candid import checkpoint
 from candid.classifier import GenerativeClassifier
 from candid.data.loader import named_batches
 from candid.data.parts import Part, open_part, thinned
-from candid.data.splits import ShardSplit, Track, untracked
+from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.engine import first_error, gathered, launch
 from candid.errors import CandidError
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.evaluation.heldout import HeldOut
 from candid.evaluation.passes import Passes, hash_of
-from candid.evaluation.predictions import Model, Predictions
+from candid.evaluation.predictions import Predictions
 from candid.names import short_names
 from candid.randomness import generator
 from candid.robustness.attack import LEARNING_RATE, PATIENCE, Attack, C, carlini_wagner, projected_gradient
 from candid.robustness.detection import typical_score
 from candid.robustness.figures import AttackFigures, figures_of, without_lone_detection
+from candid.robustness.search import NUMBERS_A_BATCH
 
 Say = Callable[[str], object]
 Method = Literal["carlini-wagner", "projected-gradient"]
@@ -38,8 +39,9 @@ KAPPAS = (0.01, 1.0, math.inf)
 DS = (0.0, 66.0, 1000.0)
 """The paper's weights d of fooling the detection."""
 CHUNK = 25
-"""Images that are attacked at once, and then kept."""
-VERSION = 1
+"""Images that are attacked at once, and then kept; fewer if they are large."""
+STEPS = {"carlini-wagner": 300, "projected-gradient": 40}
+VERSION = 2
 """Of what an attack computes: files of another one are not used."""
 
 
@@ -61,7 +63,8 @@ class Request:
     c: float = C
     learning_rate: float = LEARNING_RATE
     patience: int = PATIENCE
-    steps: int = 300
+    steps: int | None = None
+    """At most, of each phase; by default 300, of projected gradients 40."""
     radius: float = 0.5
     """Of projected gradients."""
     seed: int = 0
@@ -82,6 +85,28 @@ class Request:
             return ((0.0, 0.0),)
         return tuple(product(dict.fromkeys(self.kappas), dict.fromkeys(self.ds)))
 
+    def options(self, kappa: float, d: float, median: float | None) -> dict[str, Any]:
+        """Of the attack."""
+        steps = STEPS[self.method] if self.steps is None else self.steps
+        if self.method == "projected-gradient":
+            return {"radius": self.radius, "steps": steps}
+        return {
+            "kappa": kappa,
+            "d": d,
+            "median": median if d > 0 else None,
+            "c": self.c,
+            "tighten": self.tighten,
+            "learning_rate": self.learning_rate,
+            "patience": self.patience,
+            "steps": steps,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """What was asked for, as JSON."""
+        common = {"data": self.data, "method": self.method, "targeted": self.targeted, "seed": self.seed}
+        own = self.options(0, 0, None)
+        return common | {key: value for key, value in own.items() if key not in ("kappa", "d", "median")}
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -93,6 +118,21 @@ class Scene:
     targets: Tensor | None
     """(N,); None untargeted."""
     names: tuple[str, ...]
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A model and what it is to be attacked with."""
+
+    name: str
+    beta: float | None
+    passes: Passes
+    split: Split
+    scene: Scene
+    held_out: HeldOut | None
+    median: float | None
+    """Of the scores that its detection was fitted to, per dimension."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +141,6 @@ class Assaulted:
 
     name: str
     beta: float | None
-    class_names: tuple[str, ...]
     scene: Scene
     clean: Predictions
     attacks: dict[tuple[float, float], Attack]
@@ -117,60 +156,84 @@ def campaign(
     if not fabric.is_global_zero:
         track, say = untracked, lambda text: None
     paths = list(dict.fromkeys(request.models))
-    found = [
-        _assaulted(request, checkpoint.load_any(path), path, name, fabric, track, say)
+    victims = [
+        _victim(request, path, name, fabric, track, say)
         for path, name in zip(paths, short_names(paths), strict=True)
     ]
+    _check_together(request, victims)
+    if request.method == "carlini-wagner" and not any(d > 0 for d in request.ds):
+        say("no detection figures: they mean nothing without the attack that fools it (--d 0,66,1000)")
+    found = [_assaulted(request, victim) for victim in victims]
     return [each for each in found if each is not None] if fabric.is_global_zero else None
 
 
-def _assaulted(
-    request: Request, model: Model, path: Path, name: str, fabric: Fabric, track: Track, say: Say
-) -> Assaulted | None:
-    held_out = HeldOut.of(model) if isinstance(model, GenerativeClassifier) else None
-    adaptive = any(d > 0 for _, d in request.settings)
-    if isinstance(model, GenerativeClassifier) and held_out is None and adaptive:
+def _victim(request: Request, path: Path, name: str, fabric: Fabric, track: Track, say: Say) -> Victim:
+    model = checkpoint.load_any(path)
+    is_generative = isinstance(model, GenerativeClassifier)
+    held_out = HeldOut.of(model) if is_generative else None
+    if is_generative and held_out is None and any(d > 0 for _, d in request.settings):
         raise CandidError(
             f"'{path}' has no held-out scores, whose median fools the detection: add them with "
             f"'candid calibrate {path} DATA', or attack the decision alone with --d 0."
         )
-    passes = Passes(model, fabric, request.out / "predictions", request.workers, track, say)
-    view = view_of(model)
     chosen = open_part(request.data, model.class_names, request.part, training_of(model)).split
     if isinstance(chosen, ShardSplit):
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
+    view = view_of(model)
     split = prepare(thinned(chosen, request.images), view, request.data, request.skip_bad, track, say)
     batches = list(named_batches(split, view, CHUNK, workers=request.workers))
     labels = torch.cat([batch[1] for batch in batches])
-    scene = Scene(
-        torch.cat([batch[0] for batch in batches]),
-        labels,
-        other_classes(labels, model.config.classes, request.seed) if request.targeted else None,
-        tuple(name for batch in batches for name in batch[2]),
+    beta = training_of(model).get("beta", model.metadata.get("beta"))
+    return Victim(
+        name,
+        None if beta is None or not is_generative else float(beta),
+        Passes(model, fabric, request.out / "predictions", request.workers, track, say),
+        split,
+        Scene(
+            torch.cat([batch[0] for batch in batches]),
+            labels,
+            other_classes(labels, model.config.classes, request.seed) if request.targeted else None,
+            tuple(each for batch in batches for each in batch[2]),
+            model.class_names,
+        ),
+        held_out,
+        None if held_out is None else typical_score(model),
     )
-    clean = passes.predictions(split, view, f"{name}, clean")
-    median = None if held_out is None else typical_score(model)
+
+
+def _check_together(request: Request, victims: Sequence[Victim]) -> None:
+    """Models side by side must see the same images, and at least one of them must be attacked."""
+    first = victims[0]
+    for other in victims[1:]:
+        one, two = first.scene, other.scene
+        if (one.names, one.class_names) != (two.names, two.class_names) or not one.labels.equal(two.labels):
+            raise CandidError(
+                f"'{first.name}' and '{other.name}' have other classes, or other test images of "
+                f"'{request.data}': attack them one by one."
+            )
+    if all(d > 0 for _, d in request.settings) and all(victim.median is None for victim in victims):
+        raise CandidError("A ResNet has no likelihood to fool: add 0 to --d, or attack a generative model.")
+
+
+def _assaulted(request: Request, victim: Victim) -> Assaulted | None:
+    passes, scene = victim.passes, victim.scene
+    clean = passes.predictions(victim.split, view_of(passes.model), f"{victim.name}, clean")
     attacks: dict[tuple[float, float], Attack] = {}
     for kappa, d in request.settings:
-        if d > 0 and median is None:
+        if d > 0 and victim.median is None:
             continue  # a ResNet has no likelihood to fool
-        title = f"{name}, {setting_name(request, kappa)}, d = {d:g}"
-        attack = _attacked(request, passes, scene, kappa, d, median, title)
+        attack = _attacked(request, victim, kappa, d)
         if attack is not None:
             attacks[kappa, d] = attack
     if clean is None:
         return None
-    beta = training_of(model).get("beta", model.metadata.get("beta"))
-    own = None if beta is None or not isinstance(model, GenerativeClassifier) else float(beta)
     figures = [
-        figures_of(name, own, setting, attack, scene.images, clean, held_out, scene.targets)
+        figures_of(
+            victim.name, victim.beta, setting, attack, scene.images, clean, victim.held_out, scene.targets
+        )
         for setting, attack in attacks.items()
     ]
-    if held_out is not None and not adaptive:
-        say("no detection figures: they mean nothing without the attack that fools it (--d 66,1000)")
-    return Assaulted(
-        name, own, model.class_names, scene, clean, attacks, tuple(without_lone_detection(figures))
-    )
+    return Assaulted(victim.name, victim.beta, scene, clean, attacks, tuple(without_lone_detection(figures)))
 
 
 def setting_name(request: Request, kappa: float) -> str:
@@ -192,23 +255,17 @@ def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
     return (labels + torch.randint(1, classes, labels.shape, generator=generator(seed, 11))) % classes
 
 
-def _attacked(
-    request: Request,
-    passes: Passes,
-    scene: Scene,
-    kappa: float,
-    d: float,
-    median: float | None,
-    title: str,
-) -> Attack | None:
+def _attacked(request: Request, victim: Victim, kappa: float, d: float) -> Attack | None:
     """All images, in chunks shared by the processes; None in all but the first."""
-    fabric = passes.fabric
-    chunks = torch.arange(len(scene.images)).split(CHUNK)
+    passes, fabric = victim.passes, victim.passes.fabric
+    size = max(1, min(CHUNK, NUMBERS_A_BATCH // victim.scene.images[0].numel()))
+    chunks = torch.arange(len(victim.scene.images)).split(size)
     own = chunks[fabric.global_rank :: fabric.world_size]
+    title = f"{victim.name}, {setting_name(request, kappa)}, d = {d:g}"
     made, error = [], None
     try:
-        for chunk in passes.track(own, title, len(own), CHUNK * fabric.world_size):
-            made.append(_kept_or_made(request, passes, scene, chunk, kappa, d, median, title))
+        for chunk in passes.track(own, title, len(own), size * fabric.world_size):
+            made.append(_kept_or_made(request, victim, chunk, kappa, d, title))
     except CandidError as problem:
         error = problem
     error = first_error(fabric, error)
@@ -221,33 +278,15 @@ def _attacked(
 
 
 def _kept_or_made(
-    request: Request,
-    passes: Passes,
-    scene: Scene,
-    chunk: Tensor,
-    kappa: float,
-    d: float,
-    median: float | None,
-    title: str,
+    request: Request, victim: Victim, chunk: Tensor, kappa: float, d: float, title: str
 ) -> Attack:
+    passes, scene = victim.passes, victim.scene
     images, labels = scene.images[chunk], scene.labels[chunk]
     targets = None if scene.targets is None else scene.targets[chunk]
-    if request.method == "carlini-wagner":
-        options: dict[str, Any] = {
-            "kappa": kappa,
-            "d": d,
-            "median": median if d > 0 else None,
-            "c": request.c,
-            "tighten": request.tighten,
-            "learning_rate": request.learning_rate,
-            "patience": request.patience,
-            "steps": request.steps,
-        }
-    else:
-        options = {"radius": request.radius}
-    digest = hash_of((*passes.model.state_dict().values(), images, labels))
+    options = request.options(kappa, d, victim.median)
+    digest = passes.model_hash.copy()
     digest.update(repr((VERSION, request.method, passes.model.config, options)).encode())
-    digest.update(b"" if targets is None else targets.numpy().tobytes())
+    digest.update(hash_of((images, labels, *(() if targets is None else (targets,)))).digest())
     file = _file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
     kept = _load(file)
     if kept is not None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from candid.evaluation.roc import area_under_curve
 from candid.robustness.attack import Attack
 
 VISIBLE = 4 / 255
-"""The root mean square of a perturbation from which it can be seen, roughly: 36 dB of signal to noise."""
+"""The root mean square of a perturbation from which it can be seen, roughly: 36 dB below white."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class AttackFigures:
     success: float | None
     """Share of the attacked images that were fooled; None if there were none."""
     rounded_success: float | None
-    """The same once they are rounded to 8 bits."""
+    """Share of the attacked images that were fooled and still fool the model when rounded to 8 bits."""
     steps: float
     """Gradient steps, mean over all images."""
+    most_steps: int
+    """Of an image."""
     l2_mean: float | None = None
     l2_median: float | None = None
     """Of all attacked images; infinite if half of them were not fooled."""
@@ -56,15 +59,16 @@ class AttackFigures:
     entropy_after: float | None = None
     """In nats."""
     contrast: float | None = None
-    """Standard deviation of the pixels, relative to the original's."""
+    """Mean standard deviation of an image's pixels, relative to the originals'."""
     bits_before: float | None = None
     bits_after: float | None = None
     """Per dimension."""
     detection: Detected | None = None
+    adaptive_one_tailed: float | None = None
     adaptive_two_tailed: float | None = None
-    """The lowest two-tailed area among the attacks with this kappa that fool the detection, too."""
+    """The lowest areas among the attacks with this kappa that fool the detection, too."""
     adaptive_success: float | None = None
-    """That attack's."""
+    """That of the attack with the lowest two-tailed area."""
 
     def record(self) -> dict[str, Any]:
         """As JSON: infinities are strings."""
@@ -93,22 +97,23 @@ def figures_of(
         int((clean.logits.argmax(1) != clean.labels).sum()),
         int(attack.already.sum()),
         _mean(attack.success[attacked]),
-        _mean(attack.rounded_success[attacked]),
+        _mean((attack.success & attack.rounded_success)[attacked]),
         float(attack.steps.double().mean()),
+        int(attack.steps.max()),
     )
     if not fooled.any():
         return found
     wrong = attack.posterior.argmax(1) if targets is None else targets
-    distances = torch.where(attack.success, attack.distance, math.inf)[attacked]
+    distances = torch.where(attack.success, attack.distance, math.inf)[attacked].tolist()
     found = replace(
         found,
         l2_mean=_mean(attack.distance[fooled]),
-        l2_median=float(distances.quantile(0.5, interpolation="higher")),
+        l2_median=median(distances),
         per_pixel=_mean(attack.per_pixel[fooled]),
         confidence=_mean(attack.posterior.gather(1, wrong[:, None])[fooled]),
         entropy_before=_mean(_entropy(clean.posterior[fooled])),
         entropy_after=_mean(_entropy(attack.posterior[fooled])),
-        contrast=_mean(_contrast(attack.images[fooled]) / _contrast(originals[fooled] / 255)),
+        contrast=_contrast(attack.images[fooled]) / max(1e-9, _contrast(originals[fooled] / 255)),
     )
     if attack.log_density is None or clean.log_density is None:
         return found
@@ -132,19 +137,19 @@ def without_lone_detection(figures: Sequence[AttackFigures]) -> Iterable[AttackF
     """Each with the attack that fools the detection, too, beside it; without a detection if there is none."""
     for each in figures:
         adaptive = [
-            other
+            (other.detection, other.success)
             for other in figures
             if other.d > 0 and other.kappa == each.kappa and other.detection is not None
         ]
         if not adaptive:
             yield replace(each, detection=None)
             continue
-        strongest = min(adaptive, key=lambda other: other.detection.two_tailed if other.detection else 1)
-        assert strongest.detection is not None
+        strongest, success = min(adaptive, key=lambda other: other[0].two_tailed)
         yield replace(
             each,
-            adaptive_two_tailed=strongest.detection.two_tailed,
-            adaptive_success=strongest.success,
+            adaptive_one_tailed=min(detection.one_tailed for detection, _ in adaptive),
+            adaptive_two_tailed=strongest.two_tailed,
+            adaptive_success=success,
         )
 
 
@@ -156,5 +161,5 @@ def _entropy(posterior: Tensor) -> Tensor:
     return torch.special.entr(posterior).sum(1)
 
 
-def _contrast(images: Tensor) -> Tensor:
-    return images.double().flatten(1).std(1).clamp(min=1e-9)
+def _contrast(images: Tensor) -> float:
+    return float(images.double().flatten(1).std(1).mean())

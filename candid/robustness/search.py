@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from candid.classifier import GenerativeClassifier
 from candid.errors import CandidError, NonFiniteError
 
-NUMBERS_A_BATCH = 64 * 3 * 32 * 32
+NUMBERS_A_BATCH = 4 * 3 * 224 * 224
 """Of the images that are attacked at once."""
 
 
@@ -150,6 +150,19 @@ class Search:
             seen = (numbers, look.margin, distances, look.z if self.keep_latents else None)
             self.path.append(tuple(each.detach().cpu() for each in seen if each is not None))
         return better
+
+    @torch.no_grad()
+    def judge_again(self, numbers: Tensor, objective: Objective) -> None:
+        """Give what is kept of the images ``numbers`` its loss under another ``objective``."""
+        kept = self.images[numbers]
+        look = self.look(kept, numbers, density=objective.d > 0)
+        self.loss[numbers] = objective.loss(kept - self.x[numbers], look)
+
+    @torch.no_grad()
+    def offer(self, numbers: Tensor, x: Tensor, objective: Objective) -> None:
+        """Keep ``x`` of the images ``numbers`` where it is better."""
+        look = self.look(x, numbers, density=objective.d > 0)
+        self.keep(numbers, x, look, objective.loss(x - self.x[numbers], look), objective.kappa)
 
 
 def wide(per_image: Tensor) -> Tensor:

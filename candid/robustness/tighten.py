@@ -12,6 +12,8 @@ APPROACH = 60
 """Steps of the search that starts at the original."""
 GROWTH = 0.05
 """The share by which its radius changes at a step."""
+EARLY = (0.01, 0.1)
+"""Shares of d that come before it."""
 WORTH = 1e-3
 """The share by which tightening has to lower the loss to go on."""
 
@@ -19,7 +21,29 @@ WORTH = 1e-3
 def tightening(
     search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int
 ) -> Iterator[int]:
-    """Lowers the loss of those ``numbers`` that can reach kappa; yields those that are done.
+    """Lowers the loss of those ``numbers`` that can reach kappa; yields them when they are done.
+
+    A large d makes a narrow valley, in which steps are short: the loss is minimised with a smaller d first.
+    """
+    known = search.images[numbers]
+    start = _approached(search, numbers, objective, min(APPROACH, steps))
+    reached = search.reached[numbers]
+    own = numbers[reached]
+    for share in EARLY if objective.d > 0 else ():
+        stage = objective._replace(d=share * objective.d)
+        search.judge_again(numbers, stage)
+        _tighten(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
+        start = search.images[numbers]
+    search.judge_again(numbers, objective)
+    search.offer(numbers, known, objective)
+    _tighten(search, own, start[reached], objective, steps, patience)
+    yield from numbers.tolist()
+
+
+def _tighten(
+    search: Search, numbers: Tensor, moved: Tensor, objective: Objective, steps: int, patience: int
+) -> None:
+    """Lowers the loss of the images ``numbers``, from ``moved``.
 
     With F the loss without its decision term, a step goes down F and then to the nearest image in [0, 1]
     where the margin, linear around the present one, is kappa. With ``d`` = 0 a full step down ends at the
@@ -27,10 +51,7 @@ def tightening(
     best image.
     """
     kappa, c, d, median = objective
-    x, moved = search.x[numbers], _approached(search, numbers, objective, min(APPROACH, steps))
-    reached = search.reached[numbers]
-    yield from numbers[~reached].tolist()
-    x, moved, numbers = x[reached], moved[reached], numbers[reached]
+    x = search.x[numbers]
     share, waited = x.new_ones(len(x)), torch.zeros_like(numbers)
     for _ in range(steps if len(numbers) else 0):
         moved.requires_grad_()
@@ -53,12 +74,10 @@ def tightening(
         moved = torch.where(wide(again), search.images[numbers], moved)
         share = torch.where(again, 0.3, share)
         left = waited < patience
-        yield from numbers[~left].tolist()
         if not left.all():
             x, moved, share, waited, numbers = (each[left] for each in (x, moved, share, waited, numbers))
         if not len(numbers):
             return
-    yield from numbers.tolist()
 
 
 def _approached(search: Search, numbers: Tensor, objective: Objective, steps: int) -> Tensor:

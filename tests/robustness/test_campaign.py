@@ -22,7 +22,8 @@ from candid.robustness.attack import carlini_wagner
 from candid.robustness.attack_tables import attack_tables, write_attack_tables
 from candid.robustness.campaign import CHUNK, Assaulted, Request, campaign
 from candid.robustness.detection import typical_score
-from tests.training.runs import run
+from candid.training import train
+from tests.training.runs import run, small_config
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
 
@@ -113,6 +114,30 @@ def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: list[Assaulted]
     assert sorted((kept / "attacks").iterdir()) == files and cut.stat().st_size > 100
 
 
+def test_other_targets_are_other_attacks(runs: Path, kept: Path, found: list[Assaulted]) -> None:
+    before = len(list((kept / "attacks").iterdir()))
+    other = alone(request(runs, kept, models=(runs / "resnet/model/best",), seed=1, images=CHUNK))
+    assert other.scene.targets is not None and found[1].scene.targets is not None
+    assert not other.scene.targets.equal(found[1].scene.targets[:CHUNK])
+    assert len(list((kept / "attacks").iterdir())) == before + 1
+
+
+def test_failed_attacks_do_not_count_as_rounded_ones(runs: Path, tmp_path: Path) -> None:
+    sure = alone(
+        request(runs, tmp_path, models=(runs / "resnet/model/best",), kappas=(30.0,), ds=(0.0,), images=5)
+    )
+    figures, attack = sure.figures[0], sure.attacks[30.0, 0.0]
+    assert attack.rounded_success.any() and not attack.success.any()
+    assert figures.success == figures.rounded_success == 0 and figures.l2_mean is None
+
+
+def test_models_must_see_the_same_images(runs: Path, tmp_path: Path) -> None:
+    train(small_config(epochs=1, only=["3", "7"]), tmp_path / "two")
+    with pytest.raises(CandidError, match="'own' and 'two'.*one by one"):
+        campaign(request(runs, tmp_path, models=(runs / "own/model/best", tmp_path / "two/model/best")))
+    assert not (tmp_path / "attacks").exists()
+
+
 def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
     said: list[str] = []
     asked = request(runs, kept, ds=(0.0,))
@@ -120,15 +145,21 @@ def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
     assert lone is not None and any("no detection figures" in text for text in said)
     assert all(each.detection is None for model in lone for each in model.figures)
     text = "".join(file.read_text() for file in write_attack_tables(lone, asked, kept / "lone"))
-    assert json.loads((kept / "lone" / "attacks.json").read_text())[0]["detection"] is None
-    assert "**" not in text.split("AUC:")[0].replace("**κ = 0.01**", "")
+    records = json.loads((kept / "lone" / "attacks.json").read_text())["figures"]
+    assert all(each["detection"] is None and each["adaptive_two_tailed"] is None for each in records)
+    ((head, rows),) = attack_tables(lone, asked).values()
+    areas = [i for i, name in enumerate(head) if "AUC" in name or "adaptive" in name or "its success" in name]
+    assert len(areas) == 5 and {row[i] for row in rows for i in areas} == {("–", "")}
+    assert text.count(" – | – | – | – | – |") == 2
     assert len(plots.attack_bars(lone).axes) == 2
 
 
 def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: list[Assaulted]) -> None:
     asked = request(runs, kept)
     files = {file.suffix: file.read_text() for file in write_attack_tables(found, asked, kept)}
-    records = json.loads(files[".json"])
+    written = json.loads(files[".json"])
+    assert written["attack"]["steps"] == 12 and written["attack"]["method"] in files[".md"]
+    records = written["figures"]
     assert [each["d"] for each in records] == [0, 1000, 0]
     shown = f"{100 * records[1]['detection']['two_tailed']:.1f}"
     for ending in (".md", ".tex", ".html"):
@@ -211,9 +242,12 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     drawn = {file.name for file in tmp_path.glob("*.png")}
     assert drawn == {"attacks.png", "examples.png", "trajectories-own-inf.png"}
     done = CliRunner().invoke(app, [*COMMAND, *models, "digits", *options[:-4], "--json"])
-    assert {each["kappa"] for each in json.loads(done.stdout)} == {"inf"}
+    assert {each["kappa"] for each in json.loads(done.stdout)["figures"]} == {"inf"}
     for arguments, message in (
         (["digits"], "Name one or more models"),
+        ([models[0], "digits", "--trajectories", "7"], "up to 6"),
+        ([models[0], "digits", "--trajectories", "1", "--towards", "*"], "means several"),
+        ([models[1], "digits", "--d", "66"], "ResNet has no likelihood to fool: add 0"),
         ([models[0], "digits", "--kappa", "much"], "--kappa takes numbers"),
     ):
         done = CliRunner().invoke(app, [*COMMAND, *arguments])
@@ -237,5 +271,7 @@ def test_two_processes_share_the_images(
         command=[sys.executable, "-m", "candid", "attack"],
     )
     assert done.returncode == 0, done.stderr
-    (record,) = json.loads(done.stdout)
-    assert record["l2_mean"] == pytest.approx(found[0].figures[0].l2_mean, rel=1e-3)
+    rows = list(csv.DictReader((tmp_path / "attacks.csv").read_text().splitlines()))
+    assert [row["image"] for row in rows] == list(found[0].scene.names)
+    distances = [float(row["l2"]) for row in rows]
+    assert distances == pytest.approx(found[0].attacks[0.01, 0.0].distance.tolist(), rel=1e-2, abs=1e-4)
