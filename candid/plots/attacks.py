@@ -65,7 +65,7 @@ def attack_bars(found: Sequence[Assaulted]) -> Figure:
             axes.axhline(50, color=GREY, linewidth=1)
             axes.set(ylim=(0, 118), yticks=(0, 25, 50, 75, 100), ylabel="two-tailed AUC (%)")
         _bars(uncertainty, found, own, ds, lambda each: _scaled(each.confidence, -100, 100))
-        uncertainty.set_ylabel("1 − confidence (%)")
+        uncertainty.set(ylim=(0, 100), ylabel="1 − confidence (%)")
     titles = [
         "mean perturbation",
         *["detection\n(above: success rate, %)"] * detection,
@@ -113,6 +113,9 @@ def _bars(
 def _success(
     axes: Axes, found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequence[float]
 ) -> None:
+    for i, model in enumerate(found):
+        if not any(each.detection for each in own if each.model == model.name):
+            axes.text(i, 3, "no test", ha="center", fontsize=SMALL)
     for each, place, _, _ in _places(found, own, ds):
         if each.detection is not None and each.success is not None:
             height = 100 * each.detection.two_tailed + 2

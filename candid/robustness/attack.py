@@ -120,7 +120,7 @@ def carlini_wagner(
         d: weight of the likelihood; None for 1000 if a median is given, else 0.
         median: of log q(x) / D over usual images, in nats per dimension: see
             :func:`~candid.robustness.detection.typical_score`.
-        steps: at most.
+        steps: at most, of each phase.
         learning_rate: of w.
         patience: steps without an improvement.
         tighten: False for the paper's attack, which stops where Adam does; nothing is tightened if ``kappa``

@@ -34,8 +34,9 @@ def tightening(
         search.judge_again(numbers, stage)
         _tighten(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
         start = search.images[numbers]
-    search.judge_again(numbers, objective)
-    search.offer(numbers, known, objective)
+    if objective.d > 0:
+        search.judge_again(numbers, objective)
+        search.offer(numbers, known, objective)
     _tighten(search, own, start[reached], objective, steps, patience)
     yield from numbers.tolist()
 
