@@ -26,7 +26,7 @@ lint: $(READY) ## Style and types
 test: lint ## Style, types, doctests and all tests (9 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, about 21 minutes)
+bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove what the other targets made
