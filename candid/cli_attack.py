@@ -136,6 +136,7 @@ def _draw_trajectories(
     """Of images that the model classifies rightly, at each kappa; of a ResNet, which has no latents, none."""
     from candid import checkpoint, plots
     from candid.engine import best_device
+    from candid.robustness.campaign import setting_name
     from candid.robustness.trajectories import trajectories
 
     if found.clean.log_density is None:
@@ -158,8 +159,9 @@ def _draw_trajectories(
             steps=200 if math.isinf(kappa) else 400,
             track=progress.track,
         )
-        shown = "∞" if math.isinf(kappa) else f"{kappa:g}"
-        title = f"Attacks on {found.name}, κ = {shown}, target: {scene.class_names[target]}"
+        title = (
+            f"Attacks on {found.name}, {setting_name(request, kappa)}, target: {scene.class_names[target]}"
+        )
         name = re.sub(r"[^\w.-]+", "-", found.name)
         file = request.out / f"trajectories-{name}-{kappa:g}.png"
         files.append(plots.save(plots.trajectories(drawn, title), file))

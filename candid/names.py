@@ -1,5 +1,6 @@
 """What models are called."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,15 @@ def short_name(model: Path) -> str:
     """``cifar10`` of runs/cifar10/model/best, ``cifar10-last`` of runs/cifar10/model/last."""
     parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
     return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
+
+
+def number(value: float) -> str:
+    """As people write it.
+
+    >>> number(0.01), number(1.0), number(float("inf"))
+    ('0.01', '1', '∞')
+    """
+    return "∞" if value == math.inf else f"{value:g}"
 
 
 def short_names(models: Sequence[Path]) -> list[str]:

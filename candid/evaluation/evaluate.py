@@ -189,6 +189,12 @@ def training_of(model: Model) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def beta_of(model: Model) -> float | None:
+    """What ``model`` was trained with; None for a ResNet, and where it is not known."""
+    beta = training_of(model).get("beta", model.metadata.get("beta"))
+    return None if beta is None or isinstance(model, ResNet) else float(beta)
+
+
 def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> HeldOut | None:
     """What the model, and with it the others of its ensemble, know of held-out images."""
     options = ("ood", "ensemble", "temperature", "test", "novelty", "error")

@@ -188,9 +188,7 @@ class Passes:
         digest = self.model_hash.copy()
         digest.update(repr((VERSION, self.model.config, view, key)).encode())
         digest.update(split.fingerprint())
-        ending = f"-{digest.hexdigest()[:16]}.safetensors"
-        readable = re.sub(r"[^\w.-]+", "-", name)
-        return next(self.folder.glob(f"*{ending}"), self.folder / f"{readable}{ending}")
+        return kept_file(self.folder, name, digest)
 
     @cached_property
     def model_hash(self) -> "hashlib._Hash":
@@ -216,6 +214,13 @@ class Passes:
 def batch_size(model: Model) -> int:
     """Images that pass a network at a time."""
     return min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))
+
+
+def kept_file(folder: Path, name: str, digest: "hashlib._Hash") -> Path:
+    """The file in ``folder`` for what has this ``digest``; called ``name``, for people, if there is none."""
+    ending = f"-{digest.hexdigest()[:16]}.safetensors"
+    readable = re.sub(r"[^\w.∞-]+", "-", name)
+    return next(folder.glob(f"*{ending}"), folder / f"{readable}{ending}")
 
 
 def hash_of(tensors: Iterable[Tensor]) -> "hashlib._Hash":

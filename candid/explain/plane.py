@@ -151,15 +151,16 @@ def decision_plane(model: GenerativeClassifier) -> DecisionPlane:
     axes = torch.linalg.qr(prototypes[1:].T).Q.T
     turn = torch.linalg.svd((means - origin) @ axes.T).Vh  # (2, 2): to the principal axes of the means
     places = (means - origin) @ (turn @ axes).T
-    furthest = places.gather(0, places.abs().argmax(0)[None])  # (1, 2): they get positive coordinates
+    return oriented(model.class_names, origin, turn @ axes, places, mixture.log_priors)
+
+
+def oriented(
+    class_names: tuple[str, ...], origin: Tensor, axes: Tensor, means: Tensor, log_priors: Tensor
+) -> DecisionPlane:
+    """The plane with its axes (2, D) turned round where the mean that is furthest out is negative."""
+    furthest = means.gather(0, means.abs().argmax(0)[None])  # (1, 2)
     signs = torch.where(furthest < 0, -1.0, 1.0)
-    return DecisionPlane(
-        model.class_names,
-        origin,
-        signs.T * (turn @ axes),
-        signs * places,
-        mixture.log_priors.cpu().double(),
-    )
+    return DecisionPlane(class_names, origin, signs.T * axes, signs * means, log_priors.cpu().double())
 
 
 def fit_plane(

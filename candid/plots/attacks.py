@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from torch import Tensor
 
+from candid.names import number
 from candid.plots.style import (
     BLACK,
     BLUE,
@@ -28,14 +26,14 @@ from candid.plots.style import (
     VERMILION,
     label,
     legend,
+    picture_of,
+    round_down,
     short_path,
 )
 from candid.robustness.campaign import Assaulted
 from candid.robustness.figures import VISIBLE, AttackFigures
 
 COLOURS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY)
-FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""By which differences of pixels are amplified."""
 
 
 @rc_context(STYLE)
@@ -58,7 +56,7 @@ def attack_bars(found: Sequence[Assaulted]) -> Figure:
         own = [each for each in everything if each.kappa == kappa]
         _bars(perturbation, found, own, ds, lambda each: _scaled(each.per_pixel, 255))
         visible = perturbation.axhline(255 * VISIBLE, color=BLACK, linestyle=":")
-        perturbation.set_ylabel(f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}\nRMS (levels of 255)")
+        perturbation.set_ylabel(f"κ = {number(kappa)}\nRMS (levels of 255)")
         for axes in middle:
             _bars(axes, found, own, ds, lambda each: each.detection and 100 * each.detection.two_tailed)
             _success(axes, found, own, ds)
@@ -126,26 +124,23 @@ def _success(
 def _names(found: Sequence[Assaulted]) -> list[str]:
     """By beta; by name where two models have the same, and those that have none."""
     betas = [model.beta for model in found]
-    names = []
-    for model in found:
-        shown = (
-            "∞" if model.beta is not None and math.isinf(model.beta) else f"{model.beta}".removesuffix(".0")
-        )
-        alone = model.beta is not None and betas.count(model.beta) == 1
-        names.append(f"β = {shown}" if alone else label(short_path(model.name, 14)))
-    return names
+    return [
+        label(short_path(model.name, 14))
+        if model.beta is None or betas.count(model.beta) > 1
+        else f"β = {number(model.beta)}"
+        for model in found
+    ]
 
 
 @rc_context(STYLE)
-def attack_examples(found: Sequence[Assaulted], number: int | None = None) -> Figure:
+def attack_examples(found: Sequence[Assaulted]) -> Figure:
     """One image under all attacks: attacked, and below it the amplified absolute difference to the original.
 
-    ``number`` is the image's; by default the first that all models classify rightly.
+    It is the first that all models classify rightly.
     """
     scene = found[0].scene
-    if number is None:
-        right = torch.stack([model.clean.logits.argmax(1) == model.scene.labels for model in found]).all(0)
-        number = int(right.int().argmax())
+    right = torch.stack([model.clean.logits.argmax(1) == model.scene.labels for model in found]).all(0)
+    chosen = int(right.int().argmax())
     settings = list(dict.fromkeys(setting for model in found for setting in model.attacks))
     across, down = 1 + len(settings), 2 * len(found)
     figure = Figure(figsize=(0.6 + 1.25 * across, 0.8 + 1.42 * down), layout="constrained")
@@ -154,27 +149,20 @@ def attack_examples(found: Sequence[Assaulted], number: int | None = None) -> Fi
         axes.axis("off")
     names = scene.class_names
     for model, shown, rows in zip(found, _names(found), grid.reshape(len(found), 2, across), strict=True):
-        original = model.scene.images[number]
-        _tile(rows[0, 0], original, f"{shown}\n{label(names[int(scene.labels[number])], 12)}")
+        original = model.scene.images[chosen]
+        picture_of(rows[0, 0], original, f"{shown}\n{label(names[int(scene.labels[chosen])], 12)}")
         for (kappa, d), column in zip(settings, rows.T[1:], strict=True):
             attack = model.attacks.get((kappa, d))
             if attack is None:
                 continue
-            image = attack.images[number]
+            image = attack.images[chosen]
             difference = (image - original / 255).abs()
-            factor = max((f for f in FACTORS if f * float(difference.max()) <= 1), default=1)
-            wrong = int(attack.posterior[number].argmax())
-            title = f"κ {'∞' if math.isinf(kappa) else f'{kappa:g}'}, d {d:g}\n{label(names[wrong], 12)}"
-            _tile(column[0], (255 * image).round().byte(), title)
-            below = f"L2 {float(attack.distance[number]):.2g}, × {factor}"
-            _tile(column[1], (255 * factor * difference).round().byte(), below)
+            factor = max(1.0, round_down(1 / max(1e-9, float(difference.max()))))
+            wrong = int(attack.posterior[chosen].argmax())
+            title = f"κ {number(kappa)}, d {d:g}\n{label(names[wrong], 12)}"
+            picture_of(column[0], (255 * image).round().byte(), title)
+            below = f"L2 {float(attack.distance[chosen]):.2g}, × {factor:g}"
+            picture_of(column[1], (255 * factor * difference).round().byte(), below)
     said = "attacked images with the class they are taken for; below, |difference|, amplified"
     figure.suptitle(fill(said, 11 * across))
     return figure
-
-
-def _tile(axes: Axes, image: Tensor, title: str) -> None:
-    axes.imshow(
-        np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)), interpolation="nearest"
-    )
-    axes.set_title(title, fontsize=SMALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from candid.names import number
 from candid.plots.style import BLUE, GREEN, STYLE, VERMILION, short_path
 
 
@@ -42,7 +42,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
     pill = {"boxstyle": "round,pad=0.45,rounding_size=1", "facecolor": BLUE, "edgecolor": "white"}
     for order, (row, x, y) in enumerate(zip(models, xs, ys, strict=True), start=3):
         axes.plot(x, y, "o", markersize=21, color=BLUE, markeredgecolor="white", zorder=order)
-        beta = "∞" if math.isinf(row["beta"]) else f"{row['beta']:g}"
+        beta = number(row["beta"])
         axes.annotate(
             beta,
             (x, y),

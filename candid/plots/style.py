@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,16 @@ def plain(text: str) -> str:
 def label(name: str, length: int = 24) -> str:
     """A class's name, for titles and labels."""
     return plain(short(name, length))
+
+
+def round_down(number: float) -> float:
+    """To 1, 2 or 5 times a power of ten.
+
+    >>> round_down(73), round_down(0.3)
+    (50.0, 0.2)
+    """
+    power = 10.0 ** math.floor(math.log10(number))
+    return max(n * power for n in (1, 2, 5) if n * power <= number)
 
 
 def is_dark(colour: tuple[float, ...]) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from candid.errors import CandidError
-from candid.plots.style import BLACK, COLOURS, GREY, SMALL, STYLE, label, picture_of, plain
+from candid.plots.style import BLACK, COLOURS, GREY, SMALL, STYLE, label, picture_of, plain, round_down
 
 if TYPE_CHECKING:
     from candid.robustness.trajectories import Trajectories
@@ -171,7 +171,7 @@ def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
     """Original, attacked image and difference of each path, in a frame of its colour; ``width`` in inches."""
     longest = min(LONGEST, int(12 * width / len(found.paths)) - 8)  # letters that fit above an image
     changes = [(path.attacked.double() - path.original.double()).abs() for path in found.paths]
-    factor = _round_down(1 / max(1e-9, max(float(change.quantile(0.999)) for change in changes)))
+    factor = round_down(1 / max(1e-9, max(float(change.quantile(0.999)) for change in changes)))
     rows: Any = figure.subplots(3, len(found.paths), squeeze=False)
     for i, (path, change) in enumerate(zip(found.paths, changes, strict=True)):
         name, seen = (label(found.class_names[y], longest) for y in (path.label, path.predicted))
@@ -200,13 +200,3 @@ def _on_grid(points: Values, x: Values, y: Values) -> tuple[NDArray[np.int64], N
     way = [np.interp(steps, np.arange(len(points)), axis) for axis in points.T]
     column, row = (np.interp(way[i], ticks, np.arange(GRID)).round() for i, ticks in enumerate((x, y)))
     return row.astype(np.int64), column.astype(np.int64)
-
-
-def _round_down(number: float) -> float:
-    """To 1, 2 or 5 times a power of ten.
-
-    >>> _round_down(73), _round_down(0.3)
-    (50.0, 0.2)
-    """
-    power = 10.0 ** math.floor(math.log10(number))
-    return max(n * power for n in (1, 2, 5) if n * power <= number)

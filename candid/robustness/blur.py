@@ -41,9 +41,8 @@ def _scattered(down: Tensor, right: Tensor, reach: int) -> Tensor:
     inner = torch.zeros_like(here, dtype=torch.bool)
     inner[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
     source = torch.where(inner, here + (down * width + right).long(), here).flatten(1)
-    follow = (inner & ((down > 0) | (down == 0) & (right > 0))).flatten(
-        1
-    )  # the source was overwritten before
+    overwritten = (down > 0) | (down == 0) & (right > 0)  # before its turn, the source was
+    follow = (inner & overwritten).flatten(1)
     while follow.any():
         further = source.gather(1, source)
         follow, source = follow & follow.gather(1, source), torch.where(follow, further, source)

@@ -1,8 +1,6 @@
 """Attacks on models, measured: how far, how sure, and whether anyone would notice."""
 
-import hashlib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -22,11 +20,11 @@ from candid.data.parts import Part, open_part, thinned
 from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.engine import first_error, gathered, launch
 from candid.errors import CandidError
-from candid.evaluation.evaluate import prepare, training_of, view_of
+from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.evaluation.heldout import HeldOut
-from candid.evaluation.passes import Passes, hash_of
+from candid.evaluation.passes import Passes, hash_of, kept_file
 from candid.evaluation.predictions import Predictions
-from candid.names import short_names
+from candid.names import number, short_names
 from candid.randomness import generator
 from candid.robustness.attack import LEARNING_RATE, PATIENCE, Attack, C, carlini_wagner, projected_gradient
 from candid.robustness.detection import typical_score
@@ -183,10 +181,9 @@ def _victim(request: Request, path: Path, name: str, fabric: Fabric, track: Trac
     split = prepare(thinned(chosen, request.images), view, request.data, request.skip_bad, track, say)
     batches = list(named_batches(split, view, CHUNK, workers=request.workers))
     labels = torch.cat([batch[1] for batch in batches])
-    beta = training_of(model).get("beta", model.metadata.get("beta"))
     return Victim(
         name,
-        None if beta is None or not is_generative else float(beta),
+        beta_of(model),
         Passes(model, fabric, request.out / "predictions", request.workers, track, say),
         split,
         Scene(
@@ -240,7 +237,7 @@ def setting_name(request: Request, kappa: float) -> str:
     """For people."""
     if request.method == "projected-gradient":
         return f"radius {request.radius:g}"
-    return f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}"
+    return f"κ = {number(kappa)}"
 
 
 def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
@@ -287,7 +284,7 @@ def _kept_or_made(
     digest = passes.model_hash.copy()
     digest.update(repr((VERSION, request.method, passes.model.config, options)).encode())
     digest.update(hash_of((images, labels, *(() if targets is None else (targets,)))).digest())
-    file = _file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
+    file = kept_file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
     kept = _load(file)
     if kept is not None:
         return kept
@@ -300,11 +297,6 @@ def _kept_or_made(
             f"Can't write to '{file.parent}' ({error}): free some space, or change --out."
         ) from error
     return found
-
-
-def _file(folder: Path, title: str, digest: "hashlib._Hash") -> Path:
-    ending = f"-{digest.hexdigest()[:16]}.safetensors"
-    return next(folder.glob(f"*{ending}"), folder / (re.sub(r"[^\w.∞-]+", "-", title) + ending))
 
 
 def _columns(attack: Attack) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from candid.data.parts import Part, open_part, thinned
 from candid.data.splits import Split, Track, View, untracked
 from candid.engine import launch
 from candid.errors import CandidError, did_you_mean
-from candid.evaluation.evaluate import prepare, training_of, view_of
+from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.evaluation.heldout import HeldOut
 from candid.evaluation.passes import Change, Passes
 from candid.evaluation.predictions import Model, Predictions, image_keys
@@ -208,10 +208,9 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
                 auc.setdefault(test, {})[corruption] = area
     if clean is None:
         return None
-    beta = training_of(model).get("beta", model.metadata.get("beta"))
     return Sweep(
         name,
-        None if beta is None or not hasattr(model, "mixture") else float(beta),
+        beta_of(model),
         _error(clean),
         _entropy(clean),
         errors,

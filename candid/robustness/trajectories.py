@@ -11,7 +11,7 @@ from torch import Tensor
 from candid.classifier import GenerativeClassifier
 from candid.data.splits import Track, untracked
 from candid.errors import CandidError
-from candid.explain.plane import DecisionPlane, decision_plane
+from candid.explain.plane import DecisionPlane, decision_plane, oriented
 from candid.robustness.attack import Attack, carlini_wagner
 from candid.robustness.search import Attackable
 
@@ -208,8 +208,5 @@ def fitted_plane(model: GenerativeClassifier, classes: tuple[int, ...]) -> Decis
     origin = means.mean(0)
     axes = torch.linalg.svd(means - origin, full_matrices=False).Vh[:2]
     places = (means - origin) @ axes.T
-    furthest = places.gather(0, places.abs().argmax(0)[None])  # (1, 2): they get positive coordinates
-    signs = torch.where(furthest < 0, -1.0, 1.0)
     names = tuple(model.class_names[y] for y in classes)
-    log_priors = mixture.log_priors[y].cpu().double()
-    return DecisionPlane(names, origin, signs.T * axes, signs * places, log_priors)
+    return oriented(names, origin, axes, places, mixture.log_priors[y])
