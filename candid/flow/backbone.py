@@ -45,6 +45,9 @@ class FlowConfig:
     entry_width: int = 64
     pointwise_width: int = 48
     """Inner width of the 1 x 1 coupling after the Haar pooling."""
+    preactivation: bool = True
+    """Whether a bottleneck begins with batch norm and ReLU (released): it is then blind to half of its
+    input's range, which few channels can't make up for."""
     mixing: Mixing = "orthogonal"
     actnorm: Literal["paper", "released"] = "paper"
     dct: Literal["orthonormal", "released"] = "orthonormal"
@@ -119,15 +122,15 @@ def build_flow(config: FlowConfig) -> Chain:
     one_pixel = partial(pointwise, width=config.pointwise_width)
     layers["pointwise"] = _block(config, AffineCoupling(channels, one_pixel, config.clamp), channels)
     for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
+        subnet = partial(bottleneck, width=width, preactivation=config.preactivation)
         for block in range(1, blocks + 1):
             coupling: Invertible
             if stage > 1 and block == 1:
-                strided = partial(bottleneck, width=width, stride=2, output_gain=0.1)
-                low = partial(bottleneck, width=width, output_gain=0.1)
+                strided, low = partial(subnet, stride=2, output_gain=0.1), partial(subnet, output_gain=0.1)
                 coupling = DownsamplingCoupling(channels, strided, low, config.clamp)
                 channels *= 4
             else:
-                coupling = AffineCoupling(channels, partial(bottleneck, width=width), config.clamp)
+                coupling = AffineCoupling(channels, subnet, config.clamp)
             layers[f"stage{stage}_block{block}"] = _block(config, coupling, channels)
     height, width = (side // config.downsampling for side in (config.height, config.width))
     layers["dct"] = DCTPooling(channels, height, width)

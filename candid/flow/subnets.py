@@ -21,11 +21,19 @@ from candid.flow.precision import full_precision, is_autocast
 
 
 def bottleneck(
-    channels_in: int, channels_out: int, width: int, stride: int = 1, output_gain: float = 1.0
+    channels_in: int,
+    channels_out: int,
+    width: int,
+    stride: int = 1,
+    output_gain: float = 1.0,
+    preactivation: bool = True,
 ) -> nn.Sequential:
-    """BN-ReLU-conv four times: 1 x 1 to ``width``, 3 x 3, 1 x 1 to 4 ``width``, 1 x 1 to the output."""
+    """BN-ReLU-conv four times: 1 x 1 to ``width``, 3 x 3, 1 x 1 to 4 ``width``, 1 x 1 to the output.
+
+    Without ``preactivation``, the first convolution sees the input as it is.
+    """
     return _initialised(
-        *_norm_relu(channels_in),
+        *(_norm_relu(channels_in) if preactivation else ()),
         _conv(channels_in, width, 1),
         *_norm_relu(width),
         _conv(width, width, 3, stride),

@@ -13,7 +13,12 @@ from candid.errors import CandidError, did_you_mean
 from candid.flow.invertible import Memory
 from candid.presets import PRESETS, ClassifierConfig, preset
 
-RECIPE_OF_PRESET = {"imagenet": "imagenet", "tiny": "tiny-imagenet", "cifar": "cifar10", "digits": "digits"}
+RECIPE_OF_PRESET = {
+    "imagenet": "imagenet",
+    "tiny": "tiny-imagenet",
+    "cifar": "cifar10-quick",
+    "digits": "digits",
+}
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Keys that don't change what is computed: they may differ when a run is resumed."""
 

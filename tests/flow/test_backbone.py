@@ -46,9 +46,10 @@ def test_small_preset_is_exact_in_float64(name: str, mixing: str) -> None:
     entry=st.sampled_from(["3x3", "7x7", "none"]),
     mixing=st.sampled_from(["orthogonal", "permutation"]),
     actnorm=st.sampled_from(["paper", "released"]),
+    preactivation=st.booleans(),
 )
 def test_any_layout_is_right_or_refused(
-    channels: int, height: int, width: int, unit: int, blocks: tuple[int, ...], **options: str
+    channels: int, height: int, width: int, unit: int, blocks: tuple[int, ...], **options: object
 ) -> None:
     try:
         config = FlowConfig(

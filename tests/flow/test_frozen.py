@@ -17,7 +17,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "orthogonal": {},
     "permutation": {"mixing": "permutation"},
     "7x7": {"entry": "7x7"},
-    "no entry": {"entry": "none"},
+    "no entry": {"entry": "none", "preactivation": False},
     "released": {"actnorm": "released", "dct": "released", "mixing": "permutation"},
 }
 

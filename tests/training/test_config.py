@@ -24,7 +24,7 @@ from candid.training.config import (
 
 
 def test_every_recipe_is_a_configuration_and_every_preset_has_one() -> None:
-    assert set(recipes()) == {"cifar10", "digits", "imagenet", "tiny-imagenet"}
+    assert set(recipes()) == {"cifar10", "cifar10-quick", "digits", "imagenet", "tiny-imagenet"}
     assert set(RECIPE_OF_PRESET) == set(PRESETS)
     for name in recipes():
         assert load_config(name, data="somewhere").preset in PRESETS
