@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from candid.errors import CandidError
-from candid.names import short_name
+from candid.names import FIGURES, short_name
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a saved model.")]
@@ -37,18 +37,6 @@ ErrorLevel = Annotated[
         help="Share of usual images whose class may be missing among those named.", show_default="0.05"
     ),
 ]
-FIGURES = {
-    "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
-    "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
-    "cross_entropy": ("cross-entropy (nats)", 1, "{:.3f}"),
-    "bits_per_dim": ("bits/dim", 1, "{:.3f}"),
-    "L_X": ("L_X (as in Table 1)", 1, "{:.3f}"),
-    "L_Y": ("L_Y (as in Table 1)", 1, "{:.3f}"),
-    "ece": ("ECE, all classes", 100, "{:.2f} %"),
-    "mce": ("MCE, all classes", 100, "{:.2f} %"),
-    "oce": ("OCE (sure: ≥ 99.7 %)", 1, "{:.2f}"),
-    "top1_ece": ("ECE, top class", 100, "{:.2f} %"),
-}
 
 
 def evaluate(
@@ -190,7 +178,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     table = Table(
         title=title,
         title_justify="left",
-        caption="in brackets: 95 % bootstrap intervals",
+        caption="in brackets: 95 % intervals, bootstrapped; of OCE exact",
     )
     table.add_column("")
     for name in columns:

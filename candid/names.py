@@ -1,8 +1,22 @@
-"""What models are called."""
+"""What models and figures are called."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+
+FIGURES = {
+    "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
+    "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
+    "cross_entropy": ("cross-entropy (nats)", 1, "{:.3f}"),
+    "bits_per_dim": ("bits/dim", 1, "{:.3f}"),
+    "L_X": ("L_X (as in Table 1)", 1, "{:.3f}"),
+    "L_Y": ("L_Y (as in Table 1)", 1, "{:.3f}"),
+    "ece": ("ECE, all classes", 100, "{:.2f} %"),
+    "mce": ("MCE, all classes", 100, "{:.2f} %"),
+    "oce": ("OCE (sure: ≥ 99.7 %)", 1, "{:.2f}"),
+    "top1_ece": ("ECE, top class", 100, "{:.2f} %"),
+}
+"""Of an evaluation: what each is called, by how much it is multiplied to be shown, and how it is written."""
 
 
 def short_name(model: Path) -> str:

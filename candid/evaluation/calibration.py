@@ -1,4 +1,4 @@
-"""Does a posterior of 80 % mean that 80 % are right? Binned errors, temperature, bootstrap intervals.
+"""Does a posterior of 80 % mean that 80 % are right? Binned errors, temperature, intervals.
 
 Two conventions are in use. The paper counts every class's posterior of every image as one prediction
 (``all_bins``); most others count only the most probable class of each image (``top_bins``).
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 from candid.errors import CandidError
@@ -143,29 +144,24 @@ def calibration_figures(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Interval | None]:
-    """``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with bootstrap intervals.
+    """``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with intervals.
 
-    ``oce`` is None if no posterior reaches 0.997. The intervals say how much a figure varies from one set of
-    images to another. They do not correct its bias: noise in a bin counts as miscalibration, so the
-    binned errors of a perfect model are above zero, and their intervals too.
+    Those of binned errors are bootstrapped: they say how much a figure varies from one set of images to
+    another. They do not correct its bias: noise in a bin counts as miscalibration, so the binned errors of a
+    perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval, as none of a
+    few sure predictions may be wrong; it is None if no posterior reaches 0.997.
     """
     _check(posterior, labels, bins)
-    parts = (
-        _every_class(posterior, labels, bins),
-        _top_class(posterior, labels, bins),
-        _sure(posterior, labels, CRITICAL),
-    )
+    parts = _every_class(posterior, labels, bins), _top_class(posterior, labels, bins)
 
     def figures(sums: Tensor) -> Tensor:
-        every, top, sure = sums.split((3 * bins, 3 * bins, 2), dim=-1)
-        every_bins = _bins_of(every.unflatten(-1, (3, bins)))
-        top_class_bins = _bins_of(top.unflatten(-1, (3, bins)))
-        oce = _overconfidence(sure, CRITICAL)
-        return torch.stack((_expected(every_bins), _maximum(every_bins), oce, _expected(top_class_bins)), -1)
+        every, top = (_bins_of(part) for part in sums.unflatten(-1, (2, 3, bins)).unbind(-3))
+        return torch.stack((_expected(every), _maximum(every), _expected(top)), -1)
 
     per_image = torch.cat([part.flatten(1) for part in parts], 1)
-    found = _intervals(per_image, figures, resamples, seed, level)
-    return dict(zip(("ece", "mce", "oce", "top1_ece"), found, strict=True))
+    ece, mce, top1_ece = _intervals(per_image, figures, resamples, seed, level)
+    oce = _overconfidence_interval(_sure(posterior, labels, CRITICAL).sum(0), CRITICAL, level)
+    return {"ece": ece, "mce": mce, "oce": oce, "top1_ece": top1_ece}
 
 
 def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
@@ -253,6 +249,16 @@ def _overconfidence(sums: Tensor, critical: float) -> Tensor:
     """NaN if no prediction is sure."""
     sure, wrong = sums.unbind(-1)
     return wrong / sure / (1 - critical)
+
+
+def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Interval | None:
+    """Clopper & Pearson's; None if no prediction is sure."""
+    sure, wrong = map(int, sums)
+    if not sure:
+        return None
+    low = betaincinv(wrong, sure - wrong + 1, (1 - level) / 2) if wrong else 0.0
+    high = betaincinv(wrong + 1, sure - wrong, (1 + level) / 2) if wrong < sure else 1.0
+    return Interval(*(float(share) / (1 - critical) for share in (wrong / sure, low, high)))
 
 
 def _intervals(
