@@ -1,10 +1,29 @@
 """How long an image is when it is compressed without loss."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 HEADER = 4
 """Bits that name the code of a row: a Rice parameter of 0 to 6, no bits at all, or plain bytes."""
+SCALES = (1, 2, 4)
+SMALLEST_SIDE = 4
+"""Of an image that is shrunk."""
+
+
+def code_lengths_by_scale(images: Tensor) -> Tensor:
+    """:func:`code_lengths` of 8-bit images (B, C, H, W), and of them shrunk to 1/2 and 1/4, (B, S).
+
+    Where neighbours are averages of each other, as in blurred, enlarged or compressed images, the lengths do
+    not fall with the scale as they do elsewhere. Scales that leave less than four pixels a side are left out.
+
+    >>> code_lengths_by_scale(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 3])
+    """
+    smallest = min(images.shape[-2:])
+    scales = [scale for scale in SCALES if scale == 1 or smallest // scale >= SMALLEST_SIDE]
+    shrunk = (F.avg_pool2d(images.float(), scale).round().to(torch.uint8) for scale in scales[1:])
+    return torch.stack([code_lengths(each) for each in (images, *shrunk)], dim=1)
 
 
 def code_lengths(images: Tensor) -> Tensor:

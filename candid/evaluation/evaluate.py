@@ -261,7 +261,7 @@ def calibrate_model(
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
         track, say = untracked, lambda text: None
-    model = checkpoint.load_any(request.model)
+    model = checkpoint.load_any(checkpoint.own_folder(request.model))
     training, view = training_of(model), view_of(model)
     kept_out: Part | None = "val" if trained_on(request.data, training) else None
     chosen = open_part(request.data, model.class_names, request.part or kept_out, training)

@@ -26,7 +26,7 @@ from candid.evaluation.features import FeatureGaussian, Moments
 from candid.evaluation.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
 
 T = TypeVar("T")
-VERSION = 2
+VERSION = 3
 """Of what a pass computes: files of another one are not used."""
 NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 TEN_CROPS = "ten crops"

@@ -14,7 +14,7 @@ from candid.baseline import ResNet
 from candid.checkpoint import replacing, write_tensors
 from candid.classifier import GenerativeClassifier, Outputs
 from candid.data.splits import NamedBatch
-from candid.evaluation.complexity import code_lengths
+from candid.evaluation.complexity import code_lengths_by_scale
 from candid.evaluation.features import FeatureGaussian
 from candid.randomness import generator
 
@@ -40,7 +40,7 @@ class Predictions:
     log_priors: Tensor
     """Of the classes, (M,); uniform for a baseline."""
     complexity: Tensor
-    """Bits of the image in a lossless code, (N,) in float64."""
+    """Bits of the image in a lossless code, and of smaller versions of it, (N, scales) in float64."""
     terms: Tensor | None
     """log p(z), then the log-determinants before and in each stage: (N, 2 + stages) in float64, in nats.
     They add up to the log density. None for a baseline."""
@@ -153,7 +153,7 @@ def predictions_of(
         image_keys(images),
         passed.logits.cpu(),
         log_priors_of(model),
-        code_lengths(images).cpu(),
+        code_lengths_by_scale(images).cpu(),
         None if passed.terms is None else passed.terms.cpu(),
         None if gaussian is None else gaussian.distance(passed.features).cpu(),
     )

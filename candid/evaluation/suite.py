@@ -66,11 +66,11 @@ def _column(name: str, sign: int = 1) -> Callable[[Statistics], Tensor]:
 
 def _beyond_compression(statistics: Statistics) -> Tensor:
     """How many nats the model saves over a lossless code (Serrà et al., 2020)."""
-    return statistics["log_density"] + math.log(2) * statistics["complexity"]
+    return statistics["log_density"] + math.log(2) * statistics["complexity"][:, 0]
 
 
 def _terms_and_complexity(statistics: Statistics) -> Tensor:
-    return torch.cat((statistics["terms"], statistics["complexity"][:, None]), 1)
+    return torch.cat((statistics["terms"], statistics["complexity"]), 1)
 
 
 TESTS = (
@@ -86,7 +86,7 @@ TESTS = (
     OodTest("energy", "classifier", "log_evidence", _column("log_evidence"), OneTailed),
     OodTest("max-logit", "classifier", "max_logit", _column("max_logit"), OneTailed),
     OodTest("mahalanobis", "classifier", "distance", _column("distance", -1), OneTailed),
-    OodTest("code-length", "control", "complexity", _column("complexity"), TwoTailed),
+    OodTest("code-length", "control", "complexity", _column("complexity"), DensityOfStates),
 )
 """The last one needs no model: what it finds, too, is no merit of one."""
 

@@ -4,12 +4,13 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from candid.evaluation.complexity import code_lengths
+from candid.evaluation.complexity import code_lengths, code_lengths_by_scale
 from tests.data.helpers import encoded, pixels
 
 Plane = list[list[int]]
@@ -152,3 +153,21 @@ def test_lengths_rise_with_those_of_png() -> None:
     assert (np.diff(found, axis=0) > 0).all()
     assert (np.diff(png, axis=0) > 0).all()
     assert np.corrcoef(found.ravel(), png.ravel())[0, 1] > 0.98
+
+
+def test_smaller_versions_are_averages_of_pixels(generator: torch.Generator) -> None:
+    image = torch.randint(0, 256, (2, 3, 9, 16), generator=generator, dtype=torch.uint8)
+    found = code_lengths_by_scale(image)
+    assert found.shape == (2, 2), "a quarter of 9 pixels is less than 4"
+    averages = np.rint(image[..., :8, :].double().reshape(2, 3, 4, 2, 8, 2).mean(dim=(3, 5)).numpy())
+    smaller = torch.from_numpy(averages.astype(np.uint8))
+    assert torch.equal(found, torch.stack((code_lengths(image), code_lengths(smaller)), 1))
+    assert code_lengths_by_scale(image[..., :3, :3]).shape == (2, 1)
+
+
+def test_a_blurred_image_stands_out_by_how_its_lengths_fall_with_the_scale() -> None:
+    sharp = torch.from_numpy(np.stack([pixels(seed, 32, 32) for seed in range(30)])).permute(0, 3, 1, 2)
+    noisy = (sharp.short() + torch.randint(-20, 21, sharp.shape)).clamp(0, 255).to(torch.uint8)
+    blurred = F.avg_pool2d(noisy.float(), 3, stride=1, padding=1, count_include_pad=False).to(torch.uint8)
+    ratios = [(lengths[:, 1] / lengths[:, 0]) for lengths in map(code_lengths_by_scale, (noisy, blurred))]
+    assert ratios[1].min() > ratios[0].max()

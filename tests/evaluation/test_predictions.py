@@ -13,7 +13,7 @@ from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
 from candid.evaluation import Predictions, bits_per_dimension, predict_batches
-from candid.evaluation.complexity import code_lengths
+from candid.evaluation.complexity import code_lengths_by_scale
 from candid.evaluation.features import FeatureGaussian
 from tests.helpers import randomise, small_classifier
 
@@ -64,7 +64,7 @@ def test_predictions_do_not_depend_on_the_batch_size(make: Make, images: Tensor)
         parts = predict_batches(model, batches(images, size))
         for found in (whole, parts):
             assert torch.equal(found.labels, LABELS) and found.paths == NAMES
-            assert torch.equal(found.complexity, code_lengths(images))
+            assert torch.equal(found.complexity, code_lengths_by_scale(images))
         torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(parts.log_density, whole.log_density, rtol=1e-6, atol=0)
 
