@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench models results clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -28,6 +28,12 @@ test: lint ## Style, types, doctests and all tests (9 minutes)
 
 bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
+
+models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin, two at a time; TIME)
+	$(BIN)/python -m experiments.models $(DATA) --jobs 2
+
+results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; TIME)
+	$(BIN)/python -m experiments.results $(DATA) $(OOD)
 
 clean: ## Remove what the other targets made
 	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

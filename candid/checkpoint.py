@@ -19,10 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from candid import zoo
 from candid.baseline import ResNet, ResNetConfig
 from candid.classifier import GenerativeClassifier
 from candid.config import from_dict, to_dict
-from candid.errors import CandidError, CheckpointError
+from candid.errors import CandidError, CheckpointError, did_you_mean
 from candid.flow.invertible import Memory
 from candid.presets import ClassifierConfig
 from candid.version import __version__
@@ -34,8 +35,11 @@ TENSORS = ("weights", "calibration")
 CONFIGS: dict[str, Any] = {"generative": ClassifierConfig, "resnet": ResNetConfig}
 
 
-def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> Path:
+def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str], half: bool = False) -> Path:
     """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
+
+    With ``half``, matrices and kernels are stored in half precision, which halves the file and rounds them:
+    the scores of held-out images, if it carries any, are then of another model and left out.
 
     One process saves to a folder at a time: of several, let the first do it.
 
@@ -63,13 +67,25 @@ def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> 
         json.dumps(model.metadata, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
-    _write(folder, record, {"weights": model.state_dict(), "calibration": model.calibration})
+    weights, calibration = model.state_dict(), model.calibration
+    if half:
+        weights = {name: _halved(tensor) for name, tensor in weights.items()}
+        calibration = {}
+    _write(folder, record, {"weights": weights, "calibration": calibration})
     return folder
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """In half precision; vectors, which are small, and what is too large for it stay as they are."""
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.half()
+    return rounded if rounded.isfinite().all() else tensor
 
 
 def save_calibration(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> None:
     """Put the calibration of ``model`` into the folder it was loaded from; the weights stay as they are."""
-    folder = _model_folder(Path(path))
+    folder = own_folder(path)
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     _write(folder, record, {"calibration": model.calibration})
 
@@ -93,7 +109,10 @@ def _write(folder: Path, record: dict[str, Any], parts: dict[str, dict[str, Tens
 
 
 def load(path: str | os.PathLike[str], memory: Memory = "plain") -> GenerativeClassifier:
-    """The model saved in the folder ``path``: in float32, in evaluation mode, on the CPU."""
+    """The model saved in the folder ``path``: in float32, in evaluation mode, on the CPU.
+
+    Where there is no such folder, ``path`` may name a model that comes with candid: :mod:`candid.zoo`.
+    """
     model = load_any(path, memory)
     if isinstance(model, ResNet):
         raise CheckpointError(f"'{path}' is a ResNet baseline, not a generative classifier: use load_any.")
@@ -142,13 +161,29 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> 
     model.load_state_dict(state, assign=True)
 
 
+def own_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a model that may be changed: not one that comes with candid."""
+    folder = _model_folder(Path(path))
+    if folder.parent == zoo.FOLDER:
+        raise CheckpointError(
+            f"'{path}' comes with candid and stays as it is: save a copy with candid.save and change that."
+        )
+    return folder
+
+
 def _model_folder(path: Path) -> Path:
     if path.is_dir():
         if not (path / RECORD).is_file():
             raise CheckpointError(f"The folder '{path}' has no {RECORD}: name the folder of a saved model.")
         return path
     if not path.exists():
-        raise CheckpointError(f"There is no model at '{path}': name the folder of a saved model.")
+        bundled = zoo.folder(str(path))
+        if bundled is None:
+            raise CheckpointError(
+                f"There is no model at '{path}': name the folder of a saved model, or one that comes with "
+                f"candid: {did_you_mean(str(path), zoo.names())}"
+            )
+        return bundled
     if path.name == RECORD:
         return path.parent
     raise CheckpointError(

@@ -15,7 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
-from candid import cli_attack, cli_corrupt, cli_evaluation, cli_examine, cli_explain, cli_plane
+from candid import (
+    cli_attack,
+    cli_corrupt,
+    cli_evaluation,
+    cli_examine,
+    cli_explain,
+    cli_models,
+    cli_plane,
+    zoo,
+)
 from candid.cli_evaluation import JsonFlag
 from candid.errors import CandidError, did_you_mean
 from candid.machine import is_first_process
@@ -68,7 +77,7 @@ def _options(
 @app.command()
 def info(
     target: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="A preset's name or a model's folder.")
+        str, typer.Argument(metavar="PRESET|MODEL", help="A preset, a model's folder, or a bundled model.")
     ],
     classes: Annotated[int | None, typer.Option(help="Number of classes, for a preset.")] = None,
     mixing: Annotated[
@@ -93,8 +102,9 @@ def _config(target: str, **changes: Any) -> Any:
     changes = {key: value for key, value in changes.items() if value is not None}
     if target in PRESETS:
         return preset(target, **changes)
-    if not Path(target).exists():
-        raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, PRESETS)}")
+    if not Path(target).exists() and target not in zoo.names():
+        known = [*PRESETS, *zoo.names()]
+        raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, known)}")
     if changes:
         raise CandidError(
             f"'{target}' is a finished model: {' and '.join(changes)} can only change a preset."
@@ -309,6 +319,7 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
 
 
 for command in (
+    cli_models.models,
     cli_examine.examine,
     cli_explain.explain,
     cli_plane.plane,

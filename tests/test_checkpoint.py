@@ -60,13 +60,27 @@ def test_saving_again_replaces_the_model_and_leaves_one_set_of_weights(folder: P
     assert weights_of(folder).stat().st_mode == (folder / "model.json").stat().st_mode
 
 
-def test_half_precision_weights_load_and_stay_invertible(folder: Path) -> None:
-    candid.save(small_classifier().half(), folder)
-    assert load_file(weights_of(folder))["noise"].dtype == torch.float16
-    model = candid.load(folder)
+def test_half_precision_weights_load_and_stay_invertible(tmp_path: Path) -> None:
+    model = small_classifier()
+    model.calibration = {"weights": torch.zeros(3)}
+    full, half = candid.save(model, tmp_path / "full"), candid.save(model, tmp_path / "half", half=True)
+    assert weights_of(half).stat().st_size < 0.7 * weights_of(full).stat().st_size
+    stored = load_file(weights_of(half))
+    assert {t.dtype for t in stored.values() if t.ndim > 1} == {torch.float16}
+    assert {t.dtype for t in stored.values() if t.ndim == 1} == {torch.float32}
+    loaded = candid.load(half)
+    assert not loaded.calibration, "scores of other weights"
     x = torch.rand(3, 3, 16, 16)
     with torch.inference_mode():
-        assert (model.invert(model.latent(x)) - x).abs().max() < 1e-5
+        assert (loaded.invert(loaded.latent(x)) - x).abs().max() < 1e-5
+        assert torch.allclose(loaded.log_density(x), model.log_density(x), rtol=1e-2)
+
+
+def test_what_is_too_large_for_half_precision_stays_whole(tmp_path: Path) -> None:
+    model = small_classifier()
+    model.mixture.prototypes.data[0, 0] = 1e6
+    loaded = candid.load(candid.save(model, tmp_path, half=True))
+    assert torch.equal(loaded.mixture.prototypes, model.mixture.prototypes)
 
 
 def test_class_priors_travel_with_the_model(tmp_path: Path) -> None:

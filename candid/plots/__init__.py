@@ -6,7 +6,7 @@ matplotlib.use("Agg")
 
 from candid.plots.attacks import attack_bars, attack_examples
 from candid.plots.coefficients import dct_basis, mean_spread
-from candid.plots.comparison import trade_off
+from candid.plots.comparison import calibration_curves, trade_off
 from candid.plots.corruptions import corruption_grid
 from candid.plots.demo import SIGNIFICANT, opinions, round_trip
 from candid.plots.evaluation import auc_table, calibration, ood_zones, roc_curves
@@ -25,6 +25,7 @@ __all__ = [
     "attack_examples",
     "auc_table",
     "calibration",
+    "calibration_curves",
     "corruption_grid",
     "counterfactual",
     "counterfactuals",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from candid.evaluation.calibration import Bins, expected_calibration_error
 from candid.names import number
-from candid.plots.style import BLUE, GREEN, STYLE, VERMILION, short_path
+from candid.plots.style import BLUE, GREEN, GREY, STYLE, VERMILION, bin_points, legend, short_path
 
 
 @rc_context(STYLE)
@@ -72,3 +75,35 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
         )
     axes.margins(0.14)
     axes.grid()
+
+
+@rc_context(STYLE)
+def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
+    """Share right against confidence, a panel a model: of every class's posterior, and of the top class's.
+
+    ``models`` have a title each, and their bins of both kinds. Below the diagonal is overconfidence.
+    """
+    columns = min(4, len(models))
+    rows = math.ceil(len(models) / columns)
+    figure = Figure(figsize=(0.6 + 2.5 * columns, 0.8 + 2.7 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in panels.flat[len(models) :]:
+        axes.set_axis_off()
+    styles: dict[str, dict[str, Any]] = {
+        "posteriors of all classes": {"color": BLUE, "marker": "o", "markersize": 4},
+        "most probable class": {"color": VERMILION, "marker": "s", "markersize": 4},
+    }
+    for axes, (title, both) in zip(panels.flat, models.items(), strict=False):
+        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+        for bins, style in zip(both, styles.values(), strict=True):
+            bin_points(axes, bins, **style)
+        errors = " and ".join(f"{100 * expected_calibration_error(bins):.2f}" for bins in both)
+        axes.set_title(f"{title}\nECE {errors} %", fontsize=10)
+        axes.set(xlabel="confidence", ylabel="share right")
+        axes.grid()
+    panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    for axes in panels.flat:
+        axes.label_outer()
+    perfect = Line2D([], [], color=GREY, linestyle="--", label="perfect (below it: overconfident)")
+    legend(figure, [perfect, *(Line2D([], [], label=name, **style) for name, style in styles.items())])
+    return figure

@@ -33,6 +33,7 @@ from candid.plots.style import (
     SKY,
     STYLE,
     VERMILION,
+    bin_points,
     is_dark,
     legend,
 )
@@ -59,14 +60,14 @@ def calibration(every: Bins, top: Bins, title: str = "", scaled: Bins | None = N
         (top, panels[0, 1], panels[1, 1], "most probable class"),
     ):
         axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
-        _bin_points(axes, bins, marker="o", markersize=6, color=BLUE, zorder=3)
+        bin_points(axes, bins, marker="o", markersize=6, color=BLUE, zorder=3)
         counts.stairs(bins.count.tolist(), _edges(bins), fill=True, color=BLUE, alpha=0.6)
         counts.set_xlabel("confidence")
         axes.set_title(f"{name}{_error(bins)}")
         axes.grid()
     if scaled is not None:
         hollow: Style = {"marker": "o", "markersize": 6, "color": GREY, "markerfacecolor": "white"}
-        _bin_points(panels[0, 1], scaled, **hollow)
+        bin_points(panels[0, 1], scaled, **hollow)
         panels[1, 1].stairs(scaled.count.tolist(), _edges(scaled), color=GREY, linewidth=1.5)
         handles.append(Line2D([], [], label=f"after temperature scaling{_error(scaled)}", **hollow))
     panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="share right")
@@ -240,12 +241,6 @@ def _edges(bins: Bins) -> Values:
 
 def _error(bins: Bins) -> str:
     return f", ECE {100 * expected_calibration_error(bins):.2f} %" if bins.count.any() else ""
-
-
-def _bin_points(axes: Axes, bins: Bins, **style: Any) -> None:
-    filled = bins.count > 0
-    x, y, errors = (column[filled].tolist() for column in (bins.confidence, bins.accuracy, bins.errors))
-    axes.errorbar(x, y, errors, linewidth=0.8, elinewidth=1.5, **style)
 
 
 def _array(values: Tensor) -> Values:

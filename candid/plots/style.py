@@ -19,6 +19,8 @@ from candid.checkpoint import replacing
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
+    from candid.evaluation.calibration import Bins
+
 # Okabe & Ito's colours, which the colour-blind can tell apart; their yellow is too pale for lines.
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#808080"
@@ -97,6 +99,13 @@ def picture_of(axes: Axes, image: Tensor, title: str) -> None:
     axes.set_title(title, fontsize=SMALL)
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def bin_points(axes: Axes, bins: Bins, **style: Any) -> None:
+    """Share right against confidence, with Poisson's error bars."""
+    filled = bins.count > 0
+    x, y, errors = (column[filled].tolist() for column in (bins.confidence, bins.accuracy, bins.errors))
+    axes.errorbar(x, y, errors, linewidth=0.8, elinewidth=1.5, **style)
 
 
 @rc_context(STYLE)

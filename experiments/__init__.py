@@ -1,0 +1,1 @@
+"""How the bundled models and the results page are made: ``python -m experiments.models`` and ``.results``."""

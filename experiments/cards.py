@@ -1,0 +1,113 @@
+"""The cards of the bundled models."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from candid import checkpoint, zoo
+from candid.baseline import ResNet
+from candid.checkpoint import replacing
+from candid.evaluation.evaluate import beta_of, training_of
+from candid.zoo.markdown import as_markdown
+
+DATA = (
+    "CIFAR-10 (Krizhevsky, 2009): 60 000 colour photos of 32 x 32 pixels in ten classes, from the web.",
+    "49 000 of the 50 000 training images were trained on, shifted by up to 4 pixels and mirrored at random.",
+    "The other 1000 chose the best epoch and are the held-out images that p-values come from.",
+    "The figures below are of the 10 000 test images. The recipe's learning rates were chosen by shorter "
+    "runs of a smaller network that were compared on these, too.",
+)
+LIMITS = (
+    "It knows ten classes of small photos. Anything else it can only call novel, and most photos of other "
+    "objects it does not: see the out-of-distribution figures.",
+    "The test for novel images holds its level for images like CIFAR-10's. Another camera, size or "
+    "compression makes all images novel, or none.",
+    "Whoever can change pixels can choose the class and the p-value at will: no attack of ours failed.",
+    "Images of other sizes are scaled down to 32 x 32, so small things in them are lost.",
+    "The labels of CIFAR-10 have errors, and its photos are not a sample of what a camera sees anywhere.",
+)
+NOT_FOR = (
+    "Decisions about people, or any in which a wrong class does harm: it is for research and teaching.",
+    "Security: neither the class nor the p-value withstands an adversary.",
+    "Judging whether a photo is authentic, edited or generated.",
+)
+
+
+def write_card(name: str, options: Sequence[str], run: Path) -> None:
+    """From the model in the zoo and its run; figures are added by :func:`add_figures`."""
+    folder = zoo.FOLDER / name
+    model = checkpoint.load_any(folder)
+    config = training_of(model)
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        epochs = list(csv.DictReader(file))
+    hours = sum(float(row["seconds"]) for row in epochs) / 3600
+    parameters = sum(p.numel() for p in model.parameters())
+    flow = model.config if isinstance(model, ResNet) else model.config.flow
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    kind = "ResNet with bottleneck blocks" if isinstance(model, ResNet) else "Generative classifier"
+    beta = beta_of(model)
+    best = model.metadata["training"]["epoch"]
+    _write(
+        name,
+        {
+            "name": name,
+            "summary": f"{kind} of 32 x 32 photos into ten classes. {_character(beta, config)}",
+            "kind": "resnet" if isinstance(model, ResNet) else "generative",
+            "beta": None if beta is None else str(beta),
+            "images": " x ".join(map(str, model.image_shape)),
+            "classes": list(model.class_names),
+            "parameters": parameters,
+            "bytes": weights,
+            "data": list(DATA),
+            "training": [
+                f"`candid train cifar-10-batches-bin --recipe cifar10 {' '.join(options)}`",
+                f"{config['epochs']} epochs in batches of {config['batch']}, label smoothing "
+                f"{config['label_smoothing']:g}; the best epoch by validation loss was {best}.",
+                f"{hours:.1f} hours on two cores, {parameters / 1e6:.2f} million parameters "
+                f"(blocks {list(flow.blocks)}, widths {list(flow.widths)}).",
+            ],
+            "storage": [
+                "Kernels and matrices are rounded to half precision; all figures are of the rounded model.",
+                "Loading it runs no code from the files. It carries the scores of its 1000 held-out images.",
+            ],
+            "measured": "",
+            "figures": {},
+            "more_figures": {},
+            "limits": [*_own_limits(beta, isinstance(model, ResNet)), *LIMITS],
+            "not_for": list(NOT_FOR),
+        },
+    )
+
+
+def add_figures(name: str, measured: str, figures: Mapping[str, Any], more: Mapping[str, str]) -> None:
+    """Put what was ``measured`` on the card of the bundled model ``name``."""
+    _write(name, zoo.card(name) | {"measured": measured, "figures": figures, "more_figures": more})
+
+
+def _write(name: str, card: dict[str, Any]) -> None:
+    for file, text in ((zoo.CARD, json.dumps(card, indent=1) + "\n"), ("README.md", as_markdown(card))):
+        with replacing(zoo.FOLDER / name / file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _character(beta: float | None, config: Mapping[str, Any]) -> str:
+    if beta is None:
+        smoothed = "with" if config["label_smoothing"] else "without"
+        return f"The discriminative baseline of the same layout, trained {smoothed} label smoothing."
+    if beta == 0:
+        return "Beta 0: it models images alone, and was never asked for classes."
+    if beta == float("inf"):
+        return "Beta infinity: it was trained to tell classes apart, and for nothing else."
+    return f"Beta {beta:g}: one compromise between a good model of images and a good classifier."
+
+
+def _own_limits(beta: float | None, resnet: bool) -> list[str]:
+    if resnet:
+        return ["It has no likelihood: p-values come from the Mahalanobis distance of its features."]
+    if beta == 0:
+        return ["Its classes are meaningless: it guesses. Use its likelihood and its samples."]
+    if beta == float("inf"):
+        return ["Its likelihood is no density of images: use its p-values with care, and no samples of it."]
+    return []

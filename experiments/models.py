@@ -1,0 +1,83 @@
+"""Train the bundled models and put them into ``candid/zoo``.
+
+``python -m experiments.models cifar-10-batches-bin``
+
+Each run is a folder in ``runs/zoo``; what was stopped goes on where it was, what is finished is kept.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from candid import checkpoint, zoo
+from candid.errors import CandidError
+from candid.evaluation.evaluate import Request, calibrate_model
+from experiments.cards import write_card
+
+MODELS: dict[str, tuple[str, ...]] = {
+    "cifar10-beta1": ("--beta", "1"),
+    "cifar10-betainf": ("--beta", "inf"),
+    "cifar10-resnet": ("--baseline",),
+    "cifar10-beta4": ("--beta", "4"),
+    "cifar10-beta16": ("--beta", "16"),
+    "cifar10-beta0": ("--beta", "0"),
+    "cifar10-resnet-unsmoothed": ("--baseline", "--label-smoothing", "0"),
+}
+"""All with the recipe ``cifar10``, and what each has of its own."""
+
+
+def train(name: str, data: str, runs: Path, threads: int) -> None:
+    """Until it is finished; a run that exists already goes on."""
+    run = runs / name
+    resumed = (run / "config.toml").is_file()
+    options = ["--resume"] if resumed else [data, "--recipe", "cifar10", *MODELS[name]]
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with (runs / f"{name}.log").open("a", encoding="utf-8") as log:
+        subprocess.run(
+            [sys.executable, "-m", "candid", "train", *options, "--out", str(run)],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            stdout=log,
+            stderr=log,
+            check=True,
+        )
+
+
+def pack(name: str, data: str, runs: Path) -> Path:
+    """The best model of a run in half precision, calibrated after that, in the zoo with its card."""
+    packed, place = runs / name / "packed", zoo.FOLDER / name
+    model = checkpoint.load_any(runs / name / "model" / "best")
+    config = model.metadata["training"]["config"]
+    config["data"] = Path(config["data"]).name
+    checkpoint.save(model, packed, half=True)
+    if calibrate_model(Request(packed, data)) is None:
+        raise CandidError("The bundled models are packed by one process.")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(packed, place)
+    write_card(name, MODELS[name], runs / name)
+    return place
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train and pack all models, or those that are named."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.models", description=__doc__)
+    parser.add_argument("data", metavar="DATA", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these; all otherwise")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="the folder for runs")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at once; cores are shared")
+    asked = parser.parse_args(arguments)
+    names = asked.names or list(MODELS)
+    threads = max(1, (os.cpu_count() or 1) // asked.jobs)
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for _ in pool.map(lambda name: train(name, asked.data, asked.runs, threads), names):
+            pass
+    for name in names:
+        print(pack(name, asked.data, asked.runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Make ``docs/results`` from the bundled models: every table and figure, and the figures on their cards.
+
+``python -m experiments.results images --ood tiny=tiny20 --ood mnist=mnist``
+
+``images`` is CIFAR-10 as a folder with ``test/<class>/*.png``. Passes and attacks are kept in
+``runs/results``: what was stopped goes on where it was.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from candid import plots, zoo
+from candid.checkpoint import replacing
+from candid.evaluation import all_bins, top_bins
+from candid.evaluation.calibration import CRITICAL
+from candid.evaluation.predictions import Predictions
+from candid.evaluation.study import temperature_scaled
+from experiments.cards import add_figures
+from experiments.tables import card_figures, filled, tables, title
+
+PAGE = Path(__file__).parent.parent / "docs" / "results"
+SHOWN = "cifar10-beta1"
+"""The model that explanations are shown of."""
+FIGURES = ("accuracy", "cross_entropy", "L_X", "L_Y", "bits_per_dim", "ece", "mce", "oce", "top1_ece")
+
+
+def candid(*arguments: object) -> None:
+    """Run a command of the command line."""
+    print("candid", *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", "candid", *map(str, arguments)], check=True)
+
+
+def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str, Any]:
+    """What ``candid evaluate`` says of a model, and how often it is sure."""
+    out = work / "evaluation" / name
+    others = [argument for each in ood for argument in ("--ood", each)]
+    candid("evaluate", name, data, "--out", out, "--temperature", *others)
+    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    predictions = test_predictions(out)
+    scaled = metrics["temperature_scaled"]
+    after = temperature_scaled(predictions, scaled["temperature"])
+    return {
+        "beta": metrics["beta"] if metrics["kind"] == "generative" else None,
+        "images": metrics["images"],
+        **_figures(metrics),
+        "sure": int((predictions.posterior >= CRITICAL).sum()),
+        "scaled": {
+            "temperature": scaled["temperature"],
+            **_figures(scaled),
+            "sure": int((after.posterior >= CRITICAL).sum()),
+        },
+        "false_positives": metrics["false_positives"],
+        "ood": metrics["ood"],
+        "verdicts": metrics["verdicts"],
+    }
+
+
+def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
+    found = {key: metrics[key] for key in FIGURES if key in metrics}
+    return found | {"intervals": {key: ends for key, ends in metrics["intervals"].items() if key in found}}
+
+
+def test_predictions(out: Path) -> Predictions:
+    """The newest pass over the test images in an evaluation's folder."""
+    newest = max(
+        (out / "predictions").glob("test-????????????????.safetensors"), key=lambda f: f.stat().st_mtime
+    )
+    found = Predictions.load(newest)
+    assert found is not None, newest
+    return found
+
+
+def corrupted(names: Sequence[str], data: str, images: int, work: Path) -> Any:
+    """What ``candid corrupt`` says of all models."""
+    out = work / "corruption"
+    candid("corrupt", *names, data, "--baseline", "cifar10-resnet", "--images", images, "--out", out)
+    return json.loads((out / "corruptions.json").read_text(encoding="utf-8"))
+
+
+def attacked(names: Sequence[str], data: str, images: int, work: Path) -> Any:
+    """What ``candid attack`` says of all models that classify."""
+    out = work / "attacks"
+    classifiers = [name for name in names if name != "cifar10-beta0"]
+    settings = ("--kappa", "0.01,inf", "--d", "0,1000")
+    candid("attack", *classifiers, data, *settings, "--images", images, "--out", out)
+    shutil.copy(out / "attacks.png", PAGE)
+    found = json.loads((out / "attacks.json").read_text(encoding="utf-8"))
+    found["attack"].pop("data")
+    return found
+
+
+def explained(names: Sequence[str], data: str, work: Path) -> Any:
+    """What ``candid explain`` says: similar classes, receptive fields, samples."""
+    found = {}
+    for name in (SHOWN, "cifar10-beta0", "cifar10-betainf"):
+        out = work / "explanation" / name
+        others = [name for name in names if name != SHOWN and "unsmoothed" not in name]
+        beside = [a for other in others for a in ("--beside", other)] if name == SHOWN else []
+        candid("explain", name, "--data", data, "--pairs", 45, *beside, "--out", out)
+        shutil.copy(out / "samples.png", PAGE / f"samples-{name}.png")
+        record = json.loads((out / "explanation.json").read_text(encoding="utf-8"))
+        found[name] = {key: record[key] for key in ("closest_pairs", "receptive_fields")}
+        if name == SHOWN:
+            for figure in ("similarity", "receptive_fields", "interpolation"):
+                shutil.copy(out / f"{figure}.png", PAGE)
+    return found
+
+
+def examined(data: str, ood: str, work: Path) -> None:
+    """Pages of four test images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
+    with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
+    torn = [row for row in usual if row["classes"].count(";") == 1]
+    others = [row for row in rows if row["set"] == ood]
+    chosen = {
+        "sure": max(usual, key=lambda row: float(row["posterior"])),
+        "torn": min(torn, key=lambda row: abs(float(row["posterior"]) - 0.5)),
+        "unsure": min(usual, key=lambda row: float(row["posterior"])),
+        "novel": min(others, key=lambda row: float(row["p_value"])),
+    }
+    for kind, row in chosen.items():
+        out = work / "pages" / kind
+        shutil.rmtree(out, ignore_errors=True)
+        candid("examine", SHOWN, row["image"], "--figures", out)
+        (page,) = out.glob("*.png")
+        shutil.copy(page, PAGE / f"page-{kind}.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, draw and write."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
+    parser.add_argument("data", metavar="DATA", help="CIFAR-10 as a folder of images")
+    parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
+    parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
+    parser.add_argument("--attacked", type=int, default=100, help="images to attack")
+    asked = parser.parse_args(arguments)
+    PAGE.mkdir(parents=True, exist_ok=True)
+    work, names = asked.work, sorted(zoo.names(), key=_order)
+    ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
+
+    models = {name: evaluated(name, asked.data, ood, work) for name in names}
+    candid("compare", *(work / "evaluation" / name for name in names), "--out", work / "comparison")
+    shutil.copy(work / "comparison" / "trade_off.png", PAGE)
+    bins = {}
+    for name in names:
+        if zoo.card(name)["beta"] == "0.0":  # it does not classify
+            continue
+        found = test_predictions(work / "evaluation" / name)
+        bins[title(name)] = all_bins(found.posterior, found.labels), top_bins(found.posterior, found.labels)
+    plots.save(plots.calibration_curves(bins), PAGE / "calibration.png")
+    results = {
+        "models": models,
+        "corruptions": corrupted(names, asked.data, asked.corrupted, work),
+        "attacks": attacked(names, asked.data, asked.attacked, work),
+        "explanations": explained(names, asked.data, work),
+    }
+    examined(asked.data, ood[0].partition("=")[0], work)
+    with replacing(PAGE / "results.json") as file:
+        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    page = PAGE / "README.md"
+    with replacing(page) as file:
+        file.write_text(filled(page.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    for name in names:
+        add_figures(name, *card_figures(name, results))
+
+
+def _order(name: str) -> tuple[bool, float, str]:
+    """By beta, ResNets last."""
+    beta = zoo.card(name)["beta"]
+    return beta is None, float(beta or 0), name
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The tables of ``docs/results`` as pure functions of ``results.json``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from candid import zoo
+from candid.names import number
+from candid.robustness.tables import SHORT
+
+Results = Mapping[str, Any]
+PAPER = {
+    "1": (4.34, 67.30, 3.87, 67.9),
+    "4": (8.72, 73.69, 4.31, 70.84),
+    "16": (17.43, 75.54, 4.15, 62.43),
+    "∞": (47.01, 76.27, 5.12, 44.24),
+    "0": (2.59, None, None, 77.51),
+    "ResNet": (None, 77.40, 6.75, None),
+}
+"""Its figures on ImageNet: bits/dim, top-1 accuracy of ten crops (%), OCE, mean AUC over corruptions (%)."""
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Each in Markdown, by its name on the page."""
+    return {
+        "table-1": _markdown(*_table_1(results)),
+        "calibration": _markdown(*_calibration(results)),
+        "corruptions": _markdown(*_corruptions(results)),
+        "corruption-areas": _markdown(*_corruption_areas(results, "two-tailed")),
+        "corruption-areas-joint": _markdown(*_corruption_areas(results, "joint")),
+        "other-images": _markdown(*_other_images(results)),
+        "attacks": _markdown(*_attacks(results)),
+        "similar-classes": _markdown(*_similar_classes(results)),
+        "receptive-fields": _markdown(*_receptive_fields(results)),
+    }
+
+
+def filled(page: str, found: Mapping[str, str]) -> str:
+    r"""``page`` with each table ``found`` between its marks, ``<!-- name -->`` and ``<!-- /name -->``.
+
+    >>> filled("<!-- a -->old<!-- /a -->", {"a": "new"})
+    '<!-- a -->\n\nnew\n\n<!-- /a -->'
+    """
+    for name, table in found.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not end:
+            raise ValueError(f"The page has no place for the table '{name}'.")
+        page = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return page
+
+
+def title(name: str) -> str:
+    """``β = 1``, or which ResNet."""
+    beta = zoo.card(name)["beta"]
+    if beta is None:
+        return "ResNet, hard labels" if "unsmoothed" in name else "ResNet"
+    return f"β = {number(float(beta))}"
+
+
+def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """What was measured on what, accuracy and likelihood and calibration, and more figures as text."""
+    model = results["models"][name]
+    known = ("beta", "images", "sure", "scaled", "false_positives", "ood", "verdicts")
+    figures = {key: value for key, value in model.items() if key not in known}
+    test = "joint" if model["beta"] is not None else "mahalanobis"
+    rate = model["false_positives"][test]["0.05"]
+    more = {f"false alarms of the test '{test}' at 5 %": _percent(rate)}
+    for other, tests in model["ood"].items():
+        more[f"area under the ROC curve, {other}, '{test}'"] = _percent(tests[test]["auc"])
+    for record in results["corruptions"]:
+        if record["model"] == name:
+            more["mCE, relative to cifar10-resnet"] = _percent(record["mce"])
+            more[f"mean area over 15 corruptions, '{test}'"] = _percent(record["mean_auc"][test])
+    for attack in results["attacks"]["figures"]:
+        if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
+            more["median L2 of the smallest attack (pixels in [0, 1])"] = f"{attack['l2_median']:.3f}"
+            more["its success"] = _percent(attack["success"])
+    return f"On the {model['images']:,} test images of CIFAR-10.", figures, more
+
+
+Table = tuple[Sequence[str], Iterator[Sequence[str]]]
+
+
+def _markdown(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
+
+
+def _table_1(results: Results) -> Table:
+    head = ["", "L_X", "L_Y", "bits/dim", "accuracy (%)", "OCE"]
+    head += ["paper: bits/dim", "accuracy (%)", "OCE"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, model in results["models"].items():
+            classifies = model["beta"] is None or float(model["beta"]) > 0
+            bits, accuracy, oce, _ = PAPER.get(title(name).removeprefix("β = "), (None,) * 4)
+            yield (
+                f"**{title(name)}**",
+                _number(model.get("L_X"), 3),
+                _number(model["L_Y"], 3) if classifies else "–",
+                _number(model.get("bits_per_dim"), 3),
+                _with_interval(model, "accuracy", 100, 2) if classifies else "–",
+                _with_interval(model, "oce", 1, 2) if classifies else "–",
+                *(_number(value, 2) for value in (bits, accuracy, oce)),
+            )
+
+    return head, rows()
+
+
+def _calibration(results: Results) -> Table:
+    head = ["", "sure (≥ 99.7 %)", "OCE", "ECE (%)", "MCE (%)", "ECE, top class (%)", "temperature"]
+    head += ["then sure", "then OCE", "then ECE, top class (%)"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, model in results["models"].items():
+            if title(name) == "β = 0":
+                continue
+            scaled = model["scaled"]
+            yield (
+                f"**{title(name)}**",
+                f"{model['sure']:,}",
+                _with_interval(model, "oce", 1, 2),
+                _number(model["ece"], 2, 100),
+                _number(model["mce"], 2, 100),
+                _with_interval(model, "top1_ece", 100, 2),
+                f"{scaled['temperature']:.2f}",
+                f"{scaled['sure']:,}",
+                _with_interval(scaled, "oce", 1, 2),
+                _with_interval(scaled, "top1_ece", 100, 2),
+            )
+
+    return head, rows()
+
+
+def _corruptions(results: Results) -> Table:
+    tests = ("two-tailed", "joint", "mahalanobis", "max-posterior", "code-length")
+    head = ["", "clean error (%)", "mCE (%)", "rel. mCE (%)", "Δ entropy (nats)", *tests]
+    head += ["paper: two-tailed"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for record in results["corruptions"]:
+            name = title(record["model"])
+            errors = [
+                _number(record["clean_error"], 2, 100),
+                _number(record["mce"], 1, 100),
+                _number(record["relative_mce"], 1, 100),
+                f"{record['entropy_increase_nats']:+.2f}",
+            ]
+            yield (
+                f"**{name}**",
+                *(errors if name != "β = 0" else ("–",) * 4),
+                *(_number(record["mean_auc"].get(test), 1, 100) for test in tests),
+                _number(PAPER.get(name.removeprefix("β = "), (None,) * 4)[3], 1),
+            )
+
+    return head, rows()
+
+
+def _corruption_areas(results: Results, test: str) -> Table:
+    def rows() -> Iterator[Sequence[str]]:
+        for record in results["corruptions"]:
+            areas = record["auc"].get(test)
+            if areas is not None:
+                yield f"**{title(record['model'])}**", *(_area(areas[name]) for name in SHORT)
+
+    return ("", *SHORT.values()), rows()
+
+
+def _other_images(results: Results) -> Table:
+    sets = list(next(iter(results["models"].values()))["ood"])
+    tests = ("two-tailed", "joint", "mahalanobis")
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, model in results["models"].items():
+            for test in tests:
+                if test in model["false_positives"]:
+                    areas = (_area(model["ood"][each][test]["auc"]) for each in sets)
+                    alarms = _number(model["false_positives"][test]["0.05"], 1, 100)
+                    yield f"**{title(name)}**, {test}", *areas, alarms
+
+    return ("", *sets, "false alarms at 5 % (%)"), rows()
+
+
+def _attacks(results: Results) -> Table:
+    head = ("", "κ", "d", "success (%)", "median L2", "sure of it (%)", "AUC two-tailed (%)", "adaptive (%)")
+
+    def rows() -> Iterator[Sequence[str]]:
+        for attack in results["attacks"]["figures"]:
+            detection = attack["detection"]
+            yield (
+                f"**{title(attack['model'])}**",
+                number(float(attack["kappa"])),
+                f"{attack['d']:g}",
+                _number(attack["success"], 1, 100),
+                _number(attack["l2_median"], 3),
+                _number(attack["confidence"], 1, 100),
+                "–" if detection is None else _area(detection["two_tailed"]),
+                "–" if detection is None else _area(attack["adaptive_two_tailed"]),
+            )
+
+    return head, rows()
+
+
+def _similar_classes(results: Results) -> Table:
+    names = list(results["explanations"])
+    head = ("closest classes", *(f"{title(name)}: distance (σ)" for name in names))
+
+    def rows() -> Iterator[Sequence[str]]:
+        pairs = {
+            name: {frozenset(pair["classes"]): pair for pair in each["closest_pairs"]}
+            for name, each in results["explanations"].items()
+        }
+        for pair in results["explanations"][names[0]]["closest_pairs"][:6]:
+            both = frozenset(pair["classes"])
+            yield " – ".join(pair["classes"]), *(_number(pairs[name][both]["distance"], 2) for name in names)
+
+    return head, rows()
+
+
+def _receptive_fields(results: Results) -> Table:
+    def rows() -> Iterator[Sequence[str]]:
+        for each in results["explanations"].values():
+            for name, field in (each["receptive_fields"] or {}).items():
+                yield f"**{title(name)}**", _number(field["width_at_half_maximum_pixels"], 1)
+            return
+
+    return ("", "width at half maximum (pixels)"), rows()
+
+
+def _number(value: float | None, digits: int, factor: float = 1) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _area(share: float) -> str:
+    """In percent; good detection is bold, as in the paper."""
+    return f"**{100 * share:.1f}**" if share >= 0.85 else f"{100 * share:.1f}"
+
+
+def _with_interval(figures: Mapping[str, Any], key: str, factor: float, digits: int) -> str:
+    if figures.get(key) is None:
+        return "never sure" if key == "oce" else "–"
+    low, high = (f"{factor * end:.{digits}f}" for end in figures["intervals"][key])
+    return f"{factor * figures[key]:.{digits}f} ({low} to {high})"
