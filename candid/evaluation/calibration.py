@@ -148,8 +148,8 @@ def calibration_figures(
 
     Those of binned errors are bootstrapped: they say how much a figure varies from one set of images to
     another. They do not correct its bias: noise in a bin counts as miscalibration, so the binned errors of a
-    perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval, as none of a
-    few sure predictions may be wrong; it is None if no posterior reaches 0.997.
+    perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval: of a few
+    sure predictions, none may be wrong. It is None if no posterior reaches 0.997.
     """
     _check(posterior, labels, bins)
     parts = _every_class(posterior, labels, bins), _top_class(posterior, labels, bins)
