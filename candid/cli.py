@@ -23,6 +23,7 @@ from candid import (
     cli_explain,
     cli_models,
     cli_plane,
+    cli_serve,
     zoo,
 )
 from candid.cli_evaluation import JsonFlag
@@ -328,6 +329,7 @@ for command in (
     cli_evaluation.compare,
     cli_corrupt.corrupt,
     cli_attack.attack,
+    cli_serve.serve,
 ):
     app.command()(command)
 

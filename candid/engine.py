@@ -8,25 +8,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
 from candid.errors import CandidError
 from candid.machine import keep_freed_memory
 
+if TYPE_CHECKING:  # it takes seconds to import, and a model alone does without
+    from lightning_fabric import Fabric
+
 T = TypeVar("T")
 PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
-def launch(devices: int | None = None, precision: str = "32") -> Fabric:
+def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
     """One process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
 
     Under torchrun and SLURM the processes are there already: their number is taken from them.
     """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     on_gpu = torch.cuda.is_available()
     around = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", 0)))
@@ -62,7 +66,7 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def summed(fabric: Fabric, values: Tensor) -> Tensor:
+def summed(fabric: "Fabric", values: Tensor) -> Tensor:
     """``values`` summed over all processes, on the CPU."""
     if fabric.world_size == 1:
         return values
@@ -71,7 +75,7 @@ def summed(fabric: Fabric, values: Tensor) -> Tensor:
     return values.cpu()
 
 
-def gathered(fabric: Fabric, value: T) -> list[T]:
+def gathered(fabric: "Fabric", value: T) -> list[T]:
     """``value`` of every process, in their order, in the first process; nothing in the others."""
     if fabric.world_size == 1:
         return [value]
@@ -80,7 +84,7 @@ def gathered(fabric: Fabric, value: T) -> list[T]:
     return values if fabric.is_global_zero else []
 
 
-def first_error(fabric: Fabric, error: CandidError | None) -> CandidError | None:
+def first_error(fabric: "Fabric", error: CandidError | None) -> CandidError | None:
     """The first error that any process has, in all of them."""
     errors: list[CandidError | None] = [error]
     if fabric.world_size > 1:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
-from lightning_fabric import Fabric
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -24,6 +23,9 @@ from candid.engine import first_error, gathered, summed
 from candid.errors import CandidError
 from candid.evaluation.features import FeatureGaussian, Moments
 from candid.evaluation.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 T = TypeVar("T")
 VERSION = 3
@@ -51,13 +53,13 @@ class Passes:
     def __init__(
         self,
         model: Model,
-        fabric: Fabric | None = None,
+        fabric: "Fabric | None" = None,
         folder: Path | None = None,
         workers: int = 0,
         track: Track = untracked,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
+        self.fabric = fabric or _one_process()
         self.is_first = self.fabric.is_global_zero
         self.model = model.eval().to(self.fabric.device)
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
@@ -209,6 +211,12 @@ class Passes:
         if found is None:
             self.say(f"'{file}' is cut or damaged: it is made anew.")
         return found
+
+
+def _one_process() -> "Fabric":
+    from lightning_fabric import Fabric
+
+    return Fabric(accelerator="cpu", devices=1)
 
 
 def batch_size(model: Model) -> int:

@@ -114,12 +114,13 @@ class Examiner:
             good = [
                 (file, image) for file, image in zip(files, images, strict=True) if isinstance(image, Tensor)
             ]
-            judged = iter(self._judge(good) if good else ())
+            judged = iter(self.judged(good) if good else ())
             for file, image in zip(files, images, strict=True):
                 yield next(judged) if isinstance(image, Tensor) else Unusable(file, str(image))
 
     @torch.inference_mode()
-    def _judge(self, batch: Sequence[tuple[Path, Tensor]]) -> list[Examination | Unusable]:
+    def judged(self, batch: Sequence[tuple[Path, Tensor]]) -> list[Examination | Unusable]:
+        """Of images as the model sees them, with names, from one pass of the network."""
         images = torch.stack([image for _, image in batch])
         try:
             passed = outputs_of(self.fast, to_float(images, self.model.image_mean.device))
@@ -128,7 +129,7 @@ class Examiner:
                 return [
                     Unusable(batch[0][0], f"the network overflows on it, so it is like no image: {error}")
                 ]
-            return [judged for each in batch for judged in self._judge([each])]
+            return [judged for each in batch for judged in self.judged([each])]
         finite = passed.logits.isfinite().all(1).tolist()  # a ResNet does not look for itself
         return [
             judged if good else Unusable(judged.path, "the network overflows on it, so it is like no image")

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning_fabric import Fabric
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,6 +29,9 @@ from candid.robustness.attack import LEARNING_RATE, PATIENCE, Attack, C, carlini
 from candid.robustness.detection import typical_score
 from candid.robustness.figures import AttackFigures, figures_of, without_lone_detection
 from candid.robustness.search import NUMBERS_A_BATCH
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Say = Callable[[str], object]
 Method = Literal["carlini-wagner", "projected-gradient"]
@@ -165,7 +167,7 @@ def campaign(
     return [each for each in found if each is not None] if fabric.is_global_zero else None
 
 
-def _victim(request: Request, path: Path, name: str, fabric: Fabric, track: Track, say: Say) -> Victim:
+def _victim(request: Request, path: Path, name: str, fabric: "Fabric", track: Track, say: Say) -> Victim:
     model = checkpoint.load_any(path)
     is_generative = isinstance(model, GenerativeClassifier)
     held_out = HeldOut.of(model) if is_generative else None

@@ -1,0 +1,1 @@
+"""A model as a web page and a JSON API; needs the extra ``web``."""

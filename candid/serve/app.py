@@ -1,0 +1,209 @@
+"""The addresses of the JSON API and of the page."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, File, Form, Query, Request, Response, Security, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from candid.data.images import BadImageError
+from candid.serve.answers import (
+    Changed,
+    Counterfactuals,
+    Examined,
+    Health,
+    Impossible,
+    Judged,
+    Models,
+    Problem,
+    Unusable,
+)
+from candid.serve.guard import Guard
+from candid.serve.limits import FILES, Limits, decoded
+from candid.serve.metrics import Metrics
+from candid.serve.queue import Queue
+from candid.serve.service import Asked, Service, unusable
+from candid.version import __version__
+
+DECODERS = 2
+"""Images that are decoded at a time."""
+PAGE = Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
+MEANINGS = {
+    400: "The body is not what its header says.",
+    401: "The token is missing or wrong.",
+    403: "The page of another site asks.",
+    408: "The request came too slowly.",
+    413: "The request is too large.",
+    422: "A field is missing or wrong.",
+    429: "Too many requests wait already; the header Retry-After says when to ask again.",
+    500: "Something went wrong on the server.",
+    503: "The server is about to stop, or the answer took too long.",
+}
+DESCRIPTION = (
+    "What a generative image classifier says of images: class, posterior, p-value, verdict, and why. "
+    "Every error is a JSON object with one sentence."
+)
+
+
+def guarded_app(service: Service, limits: Limits, token: str | None = None) -> Guard:
+    """The whole application, as a server runs it."""
+    metrics = Metrics()
+    return Guard(_Api(service, limits, metrics, token).app, limits, metrics, token)
+
+
+class _Api:
+    """The routes, and the threads behind them."""
+
+    def __init__(self, service: Service, limits: Limits, metrics: Metrics, token: str | None) -> None:
+        self.service, self.limits, self.metrics = service, limits, metrics
+        self.info = Models(models=[service.info(limits)])
+        self.app = FastAPI(
+            title="Candid",
+            version=__version__,
+            description=DESCRIPTION,
+            docs_url=None,
+            redoc_url=None,
+            lifespan=self._lifespan,
+        )
+        for kind in (RequestValidationError, HTTPException, Exception):
+            self.app.add_exception_handler(kind, _problem)
+        self._add_routes([] if token is None else [Security(HTTPBearer(auto_error=False))], token is not None)
+        for file in PAGE.iterdir():
+            _add_file(self.app, file)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self.queue: Queue[Asked, Judged | Unusable | Changed | Impossible] = Queue(
+            self.service.examine, self.limits.batch
+        )
+        with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
+            yield
+        await asyncio.to_thread(self.queue.close)
+
+    def _add_routes(self, security: list[Any], secret: bool) -> None:
+        def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+            listed = (*codes, 401) if secret else codes
+            return {code: {"model": Problem, "description": MEANINGS[code]} for code in sorted(listed)}
+
+        towards = Form(
+            description="A class of the model.", json_schema_extra={"enum": list(self.service.classes)}
+        )
+
+        @self.app.post("/v1/examine", responses=problems(*WORK_PROBLEMS), dependencies=security)
+        async def examine(
+            file: Annotated[
+                list[UploadFile], File(description="One or more images.", min_length=1, max_length=FILES)
+            ],
+            explain: Annotated[bool, Query(description="Add heatmaps, decision space and more.")] = False,
+        ) -> Examined:
+            """Class, posterior, p-value and verdict of each file, in their order.
+
+            A file that can't be used gets a sentence in place of a judgement; the others are judged.
+            """
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._examine(each, explain)) for each in file]
+            return Examined(model=self.service.name, results=[task.result() for task in tasks])
+
+        @self.app.post("/v1/counterfactual", responses=problems(*WORK_PROBLEMS), dependencies=security)
+        async def counterfactual(
+            file: Annotated[UploadFile, File(description="An image.")],
+            towards: Annotated[str, towards],
+            target: Annotated[
+                float, Form(gt=0, lt=1, description="The posterior that the class should reach.")
+            ] = 0.5,
+        ) -> Counterfactuals:
+            """The image, changed along the class means until 'towards' has the posterior 'target'."""
+            if towards not in self.service.classes:
+                raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
+            result = await self._change(file, self.service.classes.index(towards), target)
+            return Counterfactuals(model=self.service.name, result=result)
+
+        @self.app.get("/v1/models", responses=problems(403, 500, 503), dependencies=security)
+        async def models() -> Models:
+            """The model, its classes, the scores of held-out images, and the limits of this server."""
+            return self.info
+
+        @self.app.get("/healthz", responses={503: {"model": Problem, "description": MEANINGS[503]}})
+        async def health() -> Health:
+            """Whether the server takes requests."""
+            return Health(needs_token=secret)
+
+        @self.app.get(
+            "/metrics", response_class=PlainTextResponse, responses=problems(403, 500), dependencies=security
+        )
+        async def metrics() -> Response:
+            """Counts and latencies, in the text format of Prometheus."""
+            return Response(self.metrics.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _examine(self, file: UploadFile, explain: bool) -> Judged | Unusable:
+        name = file.filename or ""
+        image = await self._decoded(file)
+        if isinstance(image, Unusable):
+            found: Any = image
+        else:
+            found = await asyncio.wrap_future(self.queue.together(Asked(name, image, explain)))
+        verdict = found.verdict or "no verdict" if isinstance(found, Judged) else "unusable"
+        self.metrics.judged(verdict)
+        return found
+
+    async def _change(self, file: UploadFile, towards: int, target: float) -> Any:
+        image = await self._decoded(file)
+        if isinstance(image, Unusable):
+            return image
+        asked = Asked(file.filename or "", image, towards=towards, target=target)
+        return await asyncio.wrap_future(self.queue.alone(asked, self.service.change))
+
+    async def _decoded(self, file: UploadFile) -> Tensor | Unusable:
+        content = await file.read()
+        loop = asyncio.get_running_loop()
+        view, most = self.service.view, self.limits.max_pixels
+        try:
+            return await loop.run_in_executor(self.decoders, decoded, content, view, most)
+        except BadImageError as error:
+            return unusable(file.filename or "", error)
+
+
+def _add_file(app: FastAPI, file: Path) -> None:
+    """A file of the page, from memory, at the address of its name."""
+    content = file.read_bytes()
+    kind = TYPES[file.suffix]
+
+    async def answer() -> Response:
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    address = {"index.html": "/", "api.html": "/api"}.get(file.name, f"/{file.name}")
+    app.get(address, include_in_schema=False)(answer)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    """What went wrong, in one sentence."""
+    headers = None
+    if isinstance(error, RequestValidationError):
+        status, sentence = 422, _wrong_field(error)
+    elif isinstance(error, HTTPException):
+        status, sentence, headers = error.status_code, str(error.detail), error.headers
+        if status == 404:
+            sentence = "There is nothing at this address: /api lists those that there are."
+        if status == 405:
+            sentence = "This address takes no such method: /api lists those that it takes."
+    else:
+        status, sentence = 500, "Something went wrong on the server: its log has the details."
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+def _wrong_field(error: RequestValidationError) -> str:
+    first = error.errors()[0]
+    field = str(first["loc"][1]) if len(first["loc"]) > 1 else "the request"
+    if field == "file":
+        return f"Send an image as the multipart field 'file', at most {FILES} a request."
+    return f"The field '{field}' is wrong: {first['msg']}."

@@ -1,0 +1,74 @@
+"""What a server takes, and what it refuses before it looks any closer."""
+
+from dataclasses import dataclass
+from io import BytesIO
+
+from PIL import Image
+from torch import Tensor
+
+from candid.data.images import LARGEST, BadImageError
+from candid.data.splits import View, decode_as
+from candid.errors import CandidError
+
+FILES = 16
+"""In one request."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""The only decoders of PIL that an upload reaches."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one server."""
+
+    max_queue: int = 64
+    """Requests that are read, wait or are answered at a time; one more is refused."""
+    batch: int = 16
+    """Images that pass the network together, at most."""
+    max_megabytes: float = 16
+    """Of a request."""
+    max_pixels: int = 25_000_000
+    """Of an image; while it is decoded, it takes up to 24 bytes a pixel, a JPEG much less."""
+    timeout: float = 30
+    """Seconds from the first byte of a request to its answer."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "batch", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise CandidError(f"--{name.replace('_', '-')} is a number from 1 on: raise it.")
+        for name in ("max_megabytes", "timeout"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise CandidError(f"--{name.replace('_', '-')} lies between 0 and a million: change it.")
+        if self.max_pixels > LARGEST:
+            raise CandidError(f"--max-pixels is at most {LARGEST:,}: lower it.")
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self.max_megabytes * 1_000_000)
+
+
+def decoded(content: bytes, view: View, max_pixels: int) -> Tensor:
+    """The image in ``content`` as the model sees it, decoded only if its header promises few enough pixels.
+
+    Raises a BadImageError that tells the sender what is wrong and nothing of this machine.
+    """
+    _check_header(content, max_pixels)
+    try:
+        return decode_as(content, view, None)
+    except BadImageError as error:
+        raise BadImageError(str(error).split(":")[0]) from error  # what a decoder says may be anything
+
+
+def _check_header(content: bytes, max_pixels: int) -> None:
+    if not content:
+        raise BadImageError("it is empty")
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImageError(f"it has more than {max_pixels:,} pixels") from error
+    except Exception as error:  # PIL's readers raise whatever they like
+        raise BadImageError(
+            "it is not an image (PNG, JPEG, WebP, GIF, BMP, TIFF or PPM), or its beginning is damaged"
+        ) from error
+    if width * height > max_pixels:
+        raise BadImageError(f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed here")

@@ -1,0 +1,334 @@
+// The page: one image in, one judgement out.
+
+import { badge, byId, html, percent, short, signed, unbroken } from "./dom.js";
+import { coloursOf, drawMap, drawRamp, inWords, rangeOf } from "./maps.js";
+import { decisionSpace, histogram, spaceLegend } from "./plots.js";
+
+let model = null;
+let token = ""; // in memory alone
+let current = null; // the file that is shown
+let asked = 0; // the number of the newest question; older answers are dropped
+let afterToken = null;
+
+async function api(path, options = {}) {
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch {
+    throw new Error("The server does not answer: is it still running?");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (response.status === 401) {
+    const wrong = token !== "";
+    token = "";
+    throw Object.assign(new Error("This server asks for a token."), { needsToken: true, wrong });
+  }
+  if (!response.ok) throw new Error(answer.error || "The server sent something that is no answer.");
+  return answer;
+}
+
+function askForToken(wrong, again) {
+  afterToken = again;
+  byId("token-form").hidden = false;
+  byId("token-wrong").textContent = wrong ? "That was not the right one." : "";
+  byId("token").focus();
+}
+
+function show(id, text) {
+  byId(id).textContent = text;
+  byId(id).hidden = text === "";
+}
+
+// For screen readers, which follow a place that was there before its words were.
+function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+async function start() {
+  try {
+    if ((await api("/healthz")).needs_token && !token) return askForToken(false, start);
+    model = (await api("/v1/models")).models[0];
+  } catch (error) {
+    return error.needsToken ? askForToken(error.wrong, start) : show("problem", error.message);
+  }
+  const { limits } = model, [, height, width] = model.image_shape;
+  const kind = model.kind === "resnet" ? "a ResNet" : "a generative classifier";
+  byId("model").textContent = `${model.name} · ${kind} of ${model.classes.length} classes`;
+  byId("pick-hint").textContent = `${known()}\nSeen at ${width} × ${height} pixels; files up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
+  byId("notes").replaceChildren(...model.cannot.map((each) => html("li", { textContent: each })));
+  byId("notes").hidden = model.cannot.length === 0;
+}
+
+function known() {
+  const first = model.classes.slice(0, 10).join(", ");
+  return `It knows ${first}${model.classes.length > 10 ? ` and ${model.classes.length - 10} more classes` : ""}.`;
+}
+
+async function examine(file) {
+  const question = ++asked;
+  show("problem", "");
+  byId("guide").hidden = true;
+  byId("result").ariaBusy = "true"; // the last one stays until there is a new one
+  show("waiting", `Looking at ${file.name || "the image"} …`);
+  announce(byId("waiting").textContent);
+  try {
+    if (model && file.size > model.limits.megabytes * 1e6) throw new Error(`The file is larger than ${model.limits.megabytes} MB: send a smaller one.`);
+    const form = new FormData();
+    form.append("file", file, file.name || "pasted");
+    const answer = await api("/v1/examine?explain=true", { method: "POST", body: form });
+    if (question !== asked) return;
+    const [found] = answer.results;
+    if (found.status === "unusable") throw new Error(found.error);
+    current = file;
+    await present(found);
+  } catch (error) {
+    if (question !== asked) return;
+    byId("guide").hidden = false;
+    byId("result").hidden = true;
+    document.body.classList.remove("judged");
+    announce("");
+    if (error.needsToken) askForToken(error.wrong, () => start().then(() => examine(file)));
+    else show("problem", error.message);
+  } finally {
+    if (question === asked) {
+      show("waiting", "");
+      byId("result").ariaBusy = "false";
+    }
+  }
+}
+
+async function present(found) {
+  const picture = new Image();
+  picture.src = `data:image/png;base64,${found.seen}`;
+  await picture.decode();
+  const seen = byId("seen");
+  seen.width = picture.width;
+  seen.height = picture.height;
+  seen.getContext("2d").drawImage(picture, 0, 0);
+  seen.setAttribute("aria-label", `The image as the model sees it, ${picture.width} by ${picture.height} pixels`);
+
+  const thumbnail = byId("thumbnail");
+  URL.revokeObjectURL(thumbnail.src);
+  thumbnail.src = URL.createObjectURL(current);
+  thumbnail.hidden = false;
+  document.body.classList.add("judged");
+  byId("result").hidden = false;
+  presentVerdict(found);
+  presentClasses(found);
+  presentTypicality(found);
+  const { explanation } = found;
+  for (const id of ["between", "change", "near", "heat-controls", "heat"]) byId(id).hidden = explanation === null;
+  byId("seen-how").hidden = explanation !== null;
+  byId("look").classList.toggle("plain", explanation === null);
+  byId("look-title").textContent = explanation ? "What it looks at" : "What it saw";
+  if (explanation) presentExplanation(found, explanation);
+  else seen.classList.remove("grey");
+}
+
+function presentVerdict(found) {
+  const kind = found.verdict || "none";
+  const names = found.agreeing || [];
+  const list = names.length > 4 ? `${names.slice(0, 4).join(", ")} and ${names.length - 4} more` : names.slice(0, -1).join(", ") + (names.length > 1 ? " or " : "") + names.slice(-1);
+  const words = {
+    accept: `Accept: ${found.class}`,
+    ambiguous: `Ambiguous: ${list}`,
+    novel: "Novel: unlike anything it knows",
+    none: `${found.class}, ${percent(found.posterior)}`,
+  };
+  const sentences = {
+    accept: `The image is typical (p = ${short(found.p_value ?? 0)}) and ${found.class} alone fits, with ${percent(found.posterior)}.`,
+    ambiguous: `The image is typical (p = ${short(found.p_value ?? 0)}), but none of these classes can be ruled out.`,
+    novel: `Few held-out images are so unusual (p = ${short(found.p_value ?? 0)}): don't trust the class ${found.class}.`,
+    none: "The most probable class; whether the image is one that the model can judge, it can't say.",
+  };
+  const section = byId("verdict");
+  if (found.verdict) section.dataset.kind = kind;
+  else delete section.dataset.kind;
+  byId("verdict-badge").replaceChildren(badge(kind));
+  byId("verdict-word").textContent = words[kind];
+  byId("verdict-sentence").textContent = unbroken(sentences[kind]);
+  announce(`${words[kind]}. ${sentences[kind]}`);
+}
+
+function presentClasses(found) {
+  const { agreeing } = found;
+  byId("classes").replaceChildren(...found.classes.map((each) => {
+    const out = agreeing !== null && !agreeing.includes(each.class);
+    const fill = html("i");
+    fill.style.width = `${100 * each.posterior}%`;
+    const name = html("b", {}, each.class);
+    if (out && agreeing.length) name.append(html("span", { className: "tag", textContent: "  ruled out" }));
+    return html("li", { className: out ? "out" : "" }, html("div", { className: "name" }, name, html("span", { textContent: percent(each.posterior) })),
+      html("div", { className: "track" }, fill));
+  }));
+  const levels = model.held_out;
+  byId("classes-how").textContent = "Posterior probabilities, given that the image is one of the model's classes." +
+    (agreeing && agreeing.length ? ` Full bars can't be ruled out: at least ${percent(1 - levels.error)} of typical images have their true class among such.` : "") +
+    (agreeing && !agreeing.length ? " For a novel image they mean little." : "");
+}
+
+function presentTypicality(found) {
+  const { held_out: heldOut } = model;
+  byId("typical").hidden = heldOut === null || found.p_value === null;
+  if (byId("typical").hidden) return;
+  fitted("histogram", (width) => histogram(heldOut, found.p_value, width));
+  byId("histogram-how").textContent = `Of the images that the model was not trained on, ${percent(found.p_value)} are as unusual as this one ` +
+    `(the blue bars), ${percent(found.p_value_in_class)} of those it also calls ${found.class}; from ${percent(heldOut.novelty)} down an image counts as novel.`;
+}
+
+const plots = new Map(); // how to draw what is shown, at any width
+
+function fitted(id, draw) {
+  plots.set(id, draw);
+  const width = Math.min(Math.max(byId(id).clientWidth, 260), 520);
+  byId(id).replaceChildren(draw(width));
+}
+
+function presentExplanation(found, explanation) {
+  const space = explanation.decision_space;
+  fitted("space", (width) => decisionSpace(space, width));
+  byId("reading").textContent = unbroken(explanation.in_words);
+  byId("space-legend").replaceChildren(...spaceLegend(space));
+  byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
+    html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: percent(each.expected_uncertainty) }))));
+  byId("near-how").textContent = `How far the means of these classes lie from that of ${found.class}, in standard deviations, and how unsure a decision between the two is on average.`;
+  presentMaps(explanation.heatmaps);
+  byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.class).map((name) => html("option", { value: name, textContent: name })));
+  byId("towards").value = found.classes[1].class;
+  byId("change-result").hidden = true;
+  show("change-problem", "");
+}
+
+function presentMaps(maps) {
+  const choices = [["none", "image alone"], ["saliency", "saliency"], ...maps.classes.map((each, i) => [String(i), `${each.class} (${percent(Math.exp(each.log_posterior_nats))})`])];
+  byId("maps").replaceChildren(...choices.map(([value, words]) => {
+    const input = html("input", { type: "radio", name: "map", value, checked: value === "0" });
+    input.addEventListener("change", () => overlay(maps, value));
+    return html("label", {}, input, words);
+  }));
+  overlay(maps, "0");
+}
+
+function overlay(maps, choice) {
+  const off = choice === "none", kind = choice === "saliency" ? "saliency" : "class";
+  byId("heat").hidden = byId("scale").hidden = off;
+  byId("seen").classList.toggle("grey", !off);
+  byId("opacity").disabled = off;
+  if (off) {
+    byId("map-words").textContent = "The image as the model sees it.";
+    byId("map-table").replaceChildren();
+    return;
+  }
+  const values = kind === "saliency" ? maps.saliency_nats : maps.classes[Number(choice)].values_nats;
+  const name = kind === "saliency" ? "saliency" : maps.classes[Number(choice)].class;
+  const range = rangeOf(kind, maps), stops = coloursOf(kind);
+  drawMap(byId("heat"), values, stops, range);
+  drawRamp(byId("ramp"), stops);
+  byId("scale-low").textContent = kind === "saliency" ? range[0].toFixed(0) : `${signed(range[0])} against`;
+  byId("scale-high").textContent = kind === "saliency" ? range[1].toFixed(0) : `for ${signed(range[1])}`;
+  byId("scale-unit").textContent = "nats";
+  byId("map-words").textContent = unbroken(inWords(kind, name, values));
+  byId("map-table").replaceChildren(...values.map((row) => html("tr", {}, ...row.map((value) => html("td", { textContent: signed(value) })))));
+}
+
+async function change(event) {
+  event.preventDefault();
+  const question = asked, button = byId("change-form").querySelector("button");
+  const form = new FormData();
+  form.append("file", current, current.name || "pasted");
+  form.append("towards", byId("towards").value);
+  form.append("target", byId("target").value);
+  show("change-problem", "");
+  byId("change-result").hidden = true;
+  byId("change-waiting").hidden = false;
+  announce(byId("change-waiting").textContent);
+  button.disabled = true;
+  try {
+    const { result } = await api("/v1/counterfactual", { method: "POST", body: form });
+    if (question !== asked) return;
+    if (result.status !== "changed") throw new Error(result.error);
+    await presentChange(result);
+  } catch (error) {
+    if (question !== asked) return;
+    if (error.needsToken) askForToken(error.wrong, () => byId("change-form").requestSubmit());
+    else show("change-problem", error.message);
+  } finally {
+    byId("change-waiting").hidden = true;
+    button.disabled = false;
+  }
+}
+
+async function presentChange(result) {
+  const pictures = await Promise.all(result.steps.map(async (step) => {
+    const picture = new Image();
+    picture.src = `data:image/png;base64,${step.image}`;
+    await picture.decode();
+    return picture;
+  }));
+  const items = result.steps.map((step, i) => {
+    pictures[i].alt = i ? `Step ${i} of the change` : "The image itself";
+    return html("li", {}, pictures[i], html("p", {}, html("b", { textContent: `${result.class} ${percent(step.posterior)}` }), html("br"), `${result.class_before} ${percent(step.posterior_before)}`));
+  });
+  items.push(html("li", {}, difference(pictures[0], pictures.at(-1)), html("p", {}, html("b", { textContent: "the difference" }), html("br"), "grey: unchanged")));
+  byId("steps").replaceChildren(...items);
+  byId("change-words").textContent = `From ${result.class_before} to ${result.class} with ${percent(result.posterior)}: ` +
+    `${short(result.length_in_standard_deviations)} standard deviations through latent space. ` +
+    (result.reached ? "" : "No 8-bit image on the way meets the target exactly; this one is closest. ") +
+    `It takes ${result.bits_per_dim[1].toFixed(2)} bits a pixel value to describe, the image itself ${result.bits_per_dim[0].toFixed(2)}.`;
+  byId("change-result").hidden = false;
+  announce(byId("change-words").textContent);
+}
+
+function difference(before, after) {
+  const canvas = html("canvas", { width: before.width, height: before.height });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", "The difference between the image and the changed one, enlarged");
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const pixels = (picture) => {
+    context.drawImage(picture, 0, 0);
+    return context.getImageData(0, 0, canvas.width, canvas.height).data;
+  };
+  const first = pixels(before), second = pixels(after), shown = context.createImageData(canvas.width, canvas.height);
+  let largest = 1;
+  for (let i = 0; i < first.length; i++) largest = Math.max(largest, Math.abs(second[i] - first[i]));
+  for (let i = 0; i < first.length; i++) shown.data[i] = i % 4 === 3 ? 255 : 128 + (127 * (second[i] - first[i])) / largest;
+  context.putImageData(shown, 0, 0);
+  return canvas;
+}
+
+function take(files) {
+  if (files && files.length) examine(files[0]);
+}
+
+for (const each of document.querySelectorAll(".guide .badge")) each.append(badge(each.dataset.kind));
+byId("pick").addEventListener("change", (event) => { take(event.target.files); });
+byId("pick").addEventListener("click", (event) => { event.target.value = ""; }); // the same file again is a new question
+document.addEventListener("paste", (event) => take(event.clipboardData.files));
+document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("over"); });
+document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("over");
+  take(event.dataTransfer.files);
+});
+byId("opacity").addEventListener("input", (event) => {
+  byId("heat").style.opacity = event.target.value / 100;
+  byId("opacity-value").textContent = `${event.target.value} %`;
+});
+byId("heat").style.opacity = 0.8;
+byId("thumbnail").addEventListener("error", (event) => { event.target.hidden = true; }); // a format that browsers don't show
+let resized = 0;
+window.addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(() => plots.forEach((draw, id) => fitted(id, draw)), 100);
+});
+byId("change-form").addEventListener("submit", change);
+byId("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = byId("token").value.trim();
+  byId("token").value = "";
+  byId("token-form").hidden = true;
+  afterToken();
+});
+start();

@@ -1,0 +1,45 @@
+// Elements and numbers as text.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+export function html(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export function percent(share) {
+  const value = 100 * share;
+  if (value === 0) return "0 %";
+  if (value < 0.001) return "< 0.001 %";
+  const text = value < 0.5 ? Number(value.toPrecision(1)).toString() : value < 99.5 ? value.toFixed(0) : value.toFixed(1);
+  return `${text} %`;
+}
+
+export const short = (number) => Number(number.toPrecision(2)).toString();
+
+export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(Math.abs(number) < 10 ? 1 : 0);
+
+// Numbers stay with their signs and units when lines break.
+export const unbroken = (sentence) => sentence.replace(/p = /g, "p\u00a0=\u00a0").replace(/ (%|nats|σ)/g, "\u00a0$1");
+
+// A shape for each verdict, so that colour is never the only sign.
+export function badge(kind) {
+  const line = { fill: "none", stroke: "currentColor", "stroke-width": 2.2, "stroke-linecap": "round", "stroke-linejoin": "round" };
+  const shapes = {
+    accept: [svg("circle", { cx: 12, cy: 12, r: 10, ...line }), svg("path", { d: "M7.5 12.5l3 3 6-7", ...line })],
+    ambiguous: [svg("circle", { cx: 8.5, cy: 12, r: 6.5, ...line }), svg("circle", { cx: 15.5, cy: 12, r: 6.5, ...line })],
+    novel: [svg("path", { d: "M12 2.5l10 18H2z", ...line }), svg("path", { d: "M12 9v5m0 3.2v.1", ...line })],
+    none: [svg("circle", { cx: 12, cy: 12, r: 10, ...line }), svg("path", { d: "M12 11v6m0-10v.1", ...line })],
+  };
+  return svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, ...shapes[kind]);
+}

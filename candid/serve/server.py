@@ -1,0 +1,70 @@
+"""A server that ends when it is told to, and not before it has answered what it accepted."""
+
+import ipaddress
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+
+from candid.errors import CandidError
+from candid.serve.app import guarded_app
+from candid.serve.guard import Guard
+from candid.serve.limits import Limits
+from candid.serve.service import Service
+
+
+class Server(uvicorn.Server):
+    """Told to end, it answers what it accepted and refuses the rest; told again, it ends at once."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        config = uvicorn.Config(
+            guard,
+            ws="none",
+            lifespan="on",
+            log_level=logging.WARNING,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=round(guard.limits.timeout) + 1,
+        )
+        super().__init__(config)
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what it warns of, the answer says
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On SIGTERM and Ctrl-C."""
+        self.should_exit = self.force_exit = self.guard.stopping
+        self.guard.stopping = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        return await super().on_tick(counter) or (self.guard.stopping and self.guard.idle)
+
+
+def serve(service: Service, limits: Limits, sock: socket.socket, token: str | None = None) -> None:
+    """Answer requests that come through ``sock`` until SIGTERM or Ctrl-C."""
+    Server(guarded_app(service, limits, token)).run([sock])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; port 0 is any free one."""
+    try:
+        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CandidError(
+            f"Can't listen at {host}, port {port} ({reason}): choose another --port, or 0 for any free one."
+        ) from error
+
+
+def address_of(sock: socket.socket) -> str:
+    """For a browser."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback

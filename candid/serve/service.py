@@ -1,0 +1,247 @@
+"""A model that answers requests: what the library says, as JSON."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from candid import zoo
+from candid.classifier import GenerativeClassifier
+from candid.errors import CandidError
+from candid.evaluation.predictions import Model
+from candid.evaluation.study import Judge
+from candid.explain.counterfactual import Counterfactual, counterfactual
+from candid.explain.examine import Examination, Examiner, Explainer, Explanation
+from candid.explain.similarity import similarity
+from candid.serve.answers import (
+    Changed,
+    ClassMap,
+    ClassShare,
+    Explained,
+    HeldOutScores,
+    Impossible,
+    Judged,
+    Maps,
+    ModelInfo,
+    Neighbour,
+    Space,
+    Step,
+    Tail,
+    Taken,
+    Unusable,
+)
+from candid.serve.limits import FILES, Limits
+
+TOP = 5
+"""Heatmaps and nearest classes."""
+BARS, KNOWN = 40, 2000
+"""Of the histogram of held-out scores; and how many of them are enough for it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An image as the model sees it, and what is asked about it."""
+
+    file: str
+    image: Tensor
+    explain: bool = False
+    towards: int = 0
+    target: float = 0.5
+
+
+class Service:
+    """A model, ready to answer; used by one thread at a time."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self.examiner = Examiner(model, name)
+        self.view = self.examiner.view
+        self.model, self.name = self.examiner.model, name
+        self.classes = self.model.class_names
+        generative = isinstance(self.model, GenerativeClassifier)
+        self.explainer = Explainer(model, TOP) if generative and len(self.classes) > 1 else None
+        self.neighbours = [] if self.explainer is None else _neighbours(model)
+
+    def info(self, limits: Limits) -> ModelInfo:
+        """What the model is, what it can't do, and what may be sent."""
+        judge = self.examiner.judge
+        generative = isinstance(self.model, GenerativeClassifier)
+        return ModelInfo(
+            name=self.name,
+            kind="generative" if generative else "resnet",
+            summary=zoo.card(self.name)["summary"] if self.name in zoo.names() else None,
+            classes=list(self.classes),
+            image_shape=self.model.image_shape,
+            held_out=None if judge is None else _held_out(judge),
+            cannot=list(self._missing()),
+            limits=Taken(files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels),
+        )
+
+    def _missing(self) -> Sequence[str]:
+        found = []
+        if not isinstance(self.model, GenerativeClassifier):
+            found.append(
+                "This model is a ResNet, which has no likelihood and no class means: it shows no decision "
+                "space, heatmaps, nearest classes or counterfactuals."
+            )
+        if self.examiner.judge is None:
+            found.append(
+                "This model carries no held-out scores, so it gives no p-value and no verdict: "
+                "'candid calibrate' adds them."
+            )
+        return found
+
+    def examine(self, asked: Sequence[Asked]) -> list[Judged | Unusable | Exception]:
+        """An answer for each, from one pass of the network; an exception in place of one that fails."""
+        found = self.examiner.judged([(Path(str(i)), each.image) for i, each in enumerate(asked)])
+        answers: list[Judged | Unusable | Exception] = []
+        for each, judged in zip(asked, found, strict=True):
+            try:
+                if isinstance(judged, Examination):
+                    answers.append(self._judged(each, judged))
+                else:
+                    answers.append(unusable(each.file, judged.reason))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    def _judged(self, asked: Asked, examined: Examination) -> Judged:
+        names, verdict = self.classes, examined.verdict
+        explained = None
+        if asked.explain and self.explainer is not None:
+            explained = self._explained(examined, self.explainer.explain(examined))
+        return Judged(
+            file=asked.file,
+            class_=names[examined.classes[0]],
+            posterior=examined.posterior[0],
+            classes=self._shares(examined.classes, examined.posterior),
+            p_value=examined.p_value,
+            p_value_in_class=examined.class_p_value,
+            verdict=None if verdict is None else verdict.kind,
+            agreeing=None if verdict is None else [names[y] for y in verdict.classes],
+            log_density_nats=examined.log_density,
+            seen=as_png(examined.image) if asked.explain else None,
+            explanation=explained,
+        )
+
+    def _shares(self, classes: Sequence[int], posterior: Sequence[float]) -> list[ClassShare]:
+        return [
+            ClassShare(class_=self.classes[y], posterior=share)
+            for y, share in zip(classes, posterior, strict=True)
+        ]
+
+    def _explained(self, examined: Examination, explanation: Explanation) -> Explained:
+        maps, space = explanation.maps, explanation.space
+        return Explained(
+            reading=explanation.reading.kind,
+            in_words=explanation.reading.sentence,
+            heatmaps=Maps(
+                saliency_nats=maps.saliency[0].tolist(),
+                classes=[
+                    ClassMap(class_=self.classes[y], log_posterior_nats=log_posterior, values_nats=values)
+                    for y, log_posterior, values in zip(
+                        maps.classes[0].tolist(),
+                        maps.log_posterior[0].tolist(),
+                        maps.posterior[0].tolist(),
+                        strict=True,
+                    )
+                ],
+            ),
+            decision_space=Space(
+                classes=self._shares(space.classes, space.posterior),
+                along=space.along,
+                away=space.away,
+                means_along=list(space.means_along),
+                means_away=list(space.means_away),
+                half_width=space.half_width,
+                half_height=space.half_height,
+                boundary=space.boundary,
+            ),
+            nearest_classes=self.neighbours[examined.classes[0]],
+        )
+
+    def change(self, asked: Asked) -> Changed | Impossible:
+        """What would make it the class ``asked.towards``."""
+        fast = self.examiner.fast
+        try:
+            if not isinstance(fast, GenerativeClassifier):
+                raise CandidError("A ResNet can't be turned back into images: ask a generative model.")
+            return self._changed(asked, counterfactual(fast, asked.image, asked.towards, asked.target))
+        except CandidError as error:
+            return Impossible(file=asked.file, error=str(error))
+
+    def _changed(self, asked: Asked, found: Counterfactual) -> Changed:
+        before = int(found.posteriors[0].argmax())
+        return Changed(
+            file=asked.file,
+            class_=self.classes[found.y],
+            class_before=self.classes[before],
+            target=found.target,
+            posterior=float(found.posterior[found.y]),
+            reached=found.reached,
+            length_in_standard_deviations=found.length,
+            bits_per_dim=found.bits_per_dim,
+            steps=[
+                Step(
+                    image=as_png(image),
+                    posterior=float(posterior[found.y]),
+                    posterior_before=float(posterior[before]),
+                )
+                for image, posterior in zip(found.steps, found.posteriors, strict=True)
+            ],
+        )
+
+
+def unusable(file: str, reason: object) -> Unusable:
+    """In one sentence."""
+    return Unusable(file=file, error=f"This file can't be used: {reason}.")
+
+
+def as_png(image: Tensor) -> str:
+    """An 8-bit image (C, H, W) in base64."""
+    pixels = image.permute(1, 2, 0).numpy()
+    file = BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _neighbours(model: Model) -> list[list[Neighbour]]:
+    """Of each class, the nearest others."""
+    found = similarity(model, order="given")
+    nearest = found.distances.argsort(dim=1, stable=True)
+    return [
+        [
+            Neighbour(
+                class_=found.names[j],
+                distance=float(found.distances[i, j]),
+                expected_uncertainty=float(found.uncertainty[i, j]),
+            )
+            for j in [j for j in row[: TOP + 1] if j != i][:TOP]
+        ]
+        for i, row in enumerate(nearest.tolist())
+    ]
+
+
+def _held_out(judge: Judge) -> HeldOutScores:
+    """With the histogram of the scores that p-values come from, as the p-value at the ends of its bars."""
+    known = judge.held_out.statistics
+    detector = judge.test.fitted(known)
+    chosen = torch.linspace(0, len(judge.held_out) - 1, min(KNOWN, len(judge.held_out))).round().long()
+    statistic = judge.test.statistic(known)[chosen]
+    scores, order = detector.score(statistic).sort()
+    p_values = detector.p_value(statistic)[order]
+    beyond = scores[p_values <= judge.novelty / 2]  # of the farthest the first: others would be narrow
+    last = beyond[0] if len(beyond) else scores[-1]
+    ends = np.linspace(float(scores[0]), float(last), BARS + 1)
+    return HeldOutScores(
+        images=len(judge.held_out),
+        test=judge.test.name,
+        novelty=judge.novelty,
+        error=judge.error,
+        tail=Tail(scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()),
+    )

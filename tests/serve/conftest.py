@@ -1,0 +1,23 @@
+from collections.abc import Iterator
+
+import pytest
+
+from candid import GenerativeClassifier
+from candid.serve.service import Service
+from tests.serve.helpers import Running, calibrated_model, running
+
+
+@pytest.fixture(scope="package")
+def model() -> GenerativeClassifier:
+    return calibrated_model()
+
+
+@pytest.fixture(scope="package")
+def service(model: GenerativeClassifier) -> Service:
+    return Service(model, "small")
+
+
+@pytest.fixture(scope="package")
+def server(service: Service) -> Iterator[Running]:
+    with running(service) as found:
+        yield found

@@ -1,0 +1,96 @@
+"""Small servers, and files to send them."""
+
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+
+from candid import GenerativeClassifier
+from candid.data import ArraySplit, View
+from candid.evaluation.heldout import calibrate
+from candid.evaluation.passes import Passes
+from candid.serve.app import guarded_app
+from candid.serve.guard import Guard
+from candid.serve.limits import Limits
+from candid.serve.server import Server, address_of, listening
+from candid.serve.service import Service
+from tests.explain.mixtures import decided_classifier
+
+NAMES = ("cat", "dog", "a fish, or a bird")
+
+
+def calibrated_model() -> GenerativeClassifier:
+    """Three classes, 16 x 16, with the scores of random images."""
+    model = decided_classifier()
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
+    found = calibrate(Passes(model), None, ArraySplit(images, model.predict(images / 255)), View(3, 16, 16))
+    assert found is not None
+    found.attach(model)
+    model.class_names = NAMES
+    return model
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (16, 16), kind: str = "PNG") -> bytes:
+    """A file with a random image."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def huge_png(side: int = 20_000) -> bytes:
+    """A small file of side x side black pixels, whole and right."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + (side + 7) // 8)
+    rows = b"".join([*(packer.compress(row) for _ in range(side)), packer.flush()])
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+class Running:
+    """A server in a thread, and a client of it."""
+
+    def __init__(self, guard: Guard, url: str, client: httpx.Client) -> None:
+        self.guard, self.url, self.client = guard, url, client
+
+    def examine(self, *files: bytes, explain: bool = False) -> httpx.Response:
+        named = [("file", (f"{i}.png", content)) for i, content in enumerate(files)]
+        return self.client.post("/v1/examine", files=named, params={"explain": explain})
+
+    def metric(self, line: str) -> float:
+        """The value of a line of the metrics; 0 if there is none."""
+        text = self.client.get("/metrics").text
+        found = [each for each in text.splitlines() if each.startswith(f"{line} ")]
+        return float(found[0].split()[-1]) if found else 0.0
+
+
+@contextmanager
+def running(service: Service, token: str | None = None, **limits: Any) -> Iterator[Running]:
+    """A real server on a free port."""
+    guard = guarded_app(service, Limits(**limits), token)
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    with listening("127.0.0.1", 0) as sock:
+        url = address_of(sock)
+        thread = threading.Thread(target=Server(guard).run, args=([sock],))
+        thread.start()
+        try:
+            with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+                yield Running(guard, url, client)
+        finally:
+            guard.stopping = True
+            thread.join()

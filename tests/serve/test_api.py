@@ -1,0 +1,246 @@
+"""The API says what the library says."""
+
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from candid import GenerativeClassifier, ResNet, ResNetConfig
+from candid.evaluation.heldout import needed
+from candid.evaluation.study import Judge
+from candid.explain.counterfactual import counterfactual
+from candid.explain.examine import Examination, Examiner, Explainer
+from candid.explain.similarity import similarity
+from candid.serve.limits import decoded
+from candid.serve.service import Asked, Service, as_png
+from tests.helpers import small_classifier
+from tests.serve.helpers import NAMES, Running, huge_png, picture, running
+
+
+def from_library(model: Any, folder: Path, *files: bytes) -> list[Examination]:
+    """What ``candid examine`` says of the same files."""
+    paths = [folder / f"{i}.png" for i in range(len(files))]
+    for path, content in zip(paths, files, strict=True):
+        path.write_bytes(content)
+    found = list(Examiner(model).examine(paths))
+    assert all(isinstance(each, Examination) for each in found)
+    return [each for each in found if isinstance(each, Examination)]
+
+
+def without_rounding(answer: Any) -> Any:
+    """To compare what the same image got in different batches."""
+    if isinstance(answer, dict):
+        return {key: without_rounding(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [without_rounding(value) for value in answer]
+    return pytest.approx(answer, rel=1e-4, abs=1e-4) if isinstance(answer, float) else answer
+
+
+def test_answers_are_those_of_the_library(
+    server: Running, model: GenerativeClassifier, tmp_path: Path
+) -> None:
+    files = [picture(1), picture(2, (40, 30)), picture(3, (20, 20), "JPEG")]
+    answer = server.examine(*files).json()
+    assert answer["model"] == "small"
+    for i, (found, expected) in enumerate(
+        zip(answer["results"], from_library(model, tmp_path, *files), strict=True)
+    ):
+        assert expected.verdict is not None
+        assert found["status"] == "judged" and found["file"] == f"{i}.png"
+        assert found["class"] == NAMES[expected.classes[0]]
+        assert [each["class"] for each in found["classes"]] == [NAMES[y] for y in expected.classes]
+        assert [each["posterior"] for each in found["classes"]] == pytest.approx(expected.posterior, rel=1e-4)
+        assert found["posterior"] == found["classes"][0]["posterior"]
+        assert found["p_value"] == pytest.approx(expected.p_value)
+        assert found["p_value_in_class"] == pytest.approx(expected.class_p_value)
+        assert found["verdict"] == expected.verdict.kind
+        assert found["agreeing"] == [NAMES[y] for y in expected.verdict.classes]
+        assert found["log_density_nats"] == pytest.approx(expected.log_density, rel=1e-5)
+        assert found["explanation"] is None and found["seen"] is None
+
+
+def test_explanations_are_those_of_the_library(
+    server: Running, model: GenerativeClassifier, tmp_path: Path
+) -> None:
+    (found,) = server.examine(picture(1), explain=True).json()["results"]
+    (expected,) = from_library(model, tmp_path, picture(1))
+    explained = Explainer(model, 3).explain(expected)
+    answer = found["explanation"]
+    assert answer["in_words"] == explained.reading.sentence and answer["reading"] == explained.reading.kind
+    maps = answer["heatmaps"]
+    assert [each["class"] for each in maps["classes"]] == [NAMES[y] for y in expected.classes]
+    for i, each in enumerate(maps["classes"]):
+        assert np.array(each["values_nats"]) == pytest.approx(
+            explained.maps.posterior[0, i].numpy(), abs=1e-4
+        )
+        assert np.sum(each["values_nats"]) == pytest.approx(each["log_posterior_nats"], abs=1e-4)
+    assert np.array(maps["saliency_nats"]) == pytest.approx(explained.maps.saliency[0].numpy(), rel=1e-4)
+    space = answer["decision_space"]
+    for name in ("along", "away", "half_width", "half_height", "boundary", "means_along", "means_away"):
+        assert space[name] == pytest.approx(getattr(explained.space, name), abs=1e-4)
+    seen = np.array(Image.open(BytesIO(base64.b64decode(found["seen"]))))
+    assert torch.equal(torch.from_numpy(seen).permute(2, 0, 1), expected.image)
+    distances = similarity(model, order="given").distances[expected.classes[0]]
+    assert [each["distance"] for each in answer["nearest_classes"]] == pytest.approx(
+        distances.sort().values[1:].tolist()
+    )
+
+
+def test_a_counterfactual_is_that_of_the_library(server: Running, model: GenerativeClassifier) -> None:
+    image = decoded(picture(1), Service(model, "").view, 10_000)
+    goal = int(model.posterior(image[None] / 255)[0].argmin())
+    expected = counterfactual(model.frozen(), image, goal, 0.6)
+    form = {"towards": NAMES[goal], "target": "0.6"}
+    answer = server.client.post("/v1/counterfactual", files={"file": picture(1)}, data=form).json()["result"]
+    assert answer["status"] == "changed" and answer["class"] == NAMES[goal] and answer["reached"]
+    assert answer["posterior"] == pytest.approx(float(expected.posterior[goal]), abs=1e-4)
+    assert answer["bits_per_dim"] == pytest.approx(expected.bits_per_dim, rel=1e-4)
+    last = np.array(Image.open(BytesIO(base64.b64decode(answer["steps"][-1]["image"]))))
+    assert torch.equal(torch.from_numpy(last).permute(2, 0, 1), expected.image)
+    assert [step["posterior"] for step in answer["steps"]] == pytest.approx(
+        expected.posteriors[:, goal].tolist(), abs=1e-4
+    )
+    form["target"] = str(float(expected.posteriors[0, goal]) / 2)
+    answer = server.client.post("/v1/counterfactual", files={"file": picture(1)}, data=form).json()["result"]
+    assert answer["status"] == "impossible" and "already has" in answer["error"]
+    answer = server.client.post("/v1/counterfactual", files={"file": b""}, data=form).json()["result"]
+    assert answer["status"] == "unusable" and "is empty" in answer["error"]
+
+
+def test_bad_files_among_good_ones_get_a_sentence_each(server: Running) -> None:
+    files = [
+        picture(1),
+        b"",
+        b"text, not an image",
+        picture(2, (64, 64), "JPEG")[:700],
+        huge_png(),
+        picture(2),
+    ]
+    answer = server.examine(*files)
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert [each["status"] for each in results] == ["judged", *["unusable"] * 4, "judged"]
+    for found, reason in zip(results[1:5], ("empty", "not an image", "cut", "pixels"), strict=True):
+        assert found["error"].startswith("This file can't be used: ") and found["error"].endswith(".")
+        assert reason in found["error"]
+    alone = server.examine(picture(2)).json()["results"][0]
+    assert results[-1] | {"file": "0.png"} == without_rounding(alone)
+
+
+def test_an_answer_does_not_depend_on_its_batch(server: Running, service: Service) -> None:
+    images = [decoded(picture(i), service.view, 10_000) for i in range(12)]
+    asked = [Asked(f"{i}.png", image, explain=True) for i, image in enumerate(images)]
+    together = service.examine(asked)
+    for one, each in zip(asked, together, strict=True):
+        (alone,) = service.examine([one])
+        assert not isinstance(alone, Exception) and not isinstance(each, Exception)
+        assert each.model_dump() == without_rounding(alone.model_dump())
+
+
+def test_many_at_a_time_are_each_answered_right(server: Running) -> None:
+    alone = {i: server.examine(picture(i)).json()["results"][0] for i in range(8)}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: (i % 8, server.examine(picture(i % 8))), range(40)))
+    for i, answer in answers:
+        assert answer.status_code == 200
+        assert answer.json()["results"] == [without_rounding(alone[i])]
+
+
+def test_the_model_is_described(server: Running, model: GenerativeClassifier) -> None:
+    (found,) = server.client.get("/v1/models").json()["models"]
+    assert found["name"] == "small" and found["kind"] == "generative" and found["classes"] == list(NAMES)
+    assert found["image_shape"] == [3, 16, 16] and found["cannot"] == []
+    judge = Judge.of(needed(model, ""))
+    held_out = found["held_out"]
+    assert held_out["images"] == 150 and held_out["novelty"] == pytest.approx(judge.novelty)
+    scores, p_values = held_out["tail"]["scores"], held_out["tail"]["p_values"]
+    assert scores == sorted(scores) and p_values == sorted(p_values, reverse=True)
+    detector = judge.test.fitted(judge.held_out.statistics)
+    statistic = judge.test.statistic(judge.held_out.statistics)
+    inside = detector.score(statistic) <= scores[-1]
+    assert np.interp(detector.score(statistic)[inside], scores, p_values) == pytest.approx(
+        detector.p_value(statistic)[inside].numpy(), abs=0.05
+    )
+
+
+def test_a_resnet_says_what_it_cant_show() -> None:
+    config = ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")
+    with running(Service(ResNet(config, NAMES).eval(), "resnet")) as server:
+        (found,) = server.client.get("/v1/models").json()["models"]
+        assert found["kind"] == "resnet" and found["held_out"] is None
+        assert "ResNet" in found["cannot"][0] and "candid calibrate" in found["cannot"][1]
+        (judged,) = server.examine(picture(), explain=True).json()["results"]
+        assert judged["explanation"] is None and judged["seen"] and judged["p_value"] is None
+        form = {"towards": "dog"}
+        answer = server.client.post("/v1/counterfactual", files={"file": picture()}, data=form).json()
+        assert answer["result"]["status"] == "impossible" and "ResNet" in answer["result"]["error"]
+
+
+def test_a_model_without_held_out_scores_judges_without_a_verdict() -> None:
+    with running(Service(small_classifier().requires_grad_(False), "plain")) as server:
+        (found,) = server.client.get("/v1/models").json()["models"]
+        assert found["held_out"] is None and len(found["cannot"]) == 1
+        (judged,) = server.examine(picture(), explain=True).json()["results"]
+        assert judged["p_value"] is None and judged["verdict"] is None and judged["agreeing"] is None
+        assert judged["explanation"]["in_words"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        ({"files": {"image": picture()}}, 422, "multipart field 'file'"),
+        ({"data": {"file": "text"}}, 422, "multipart field 'file'"),
+        ({"files": [("file", picture())] * 17}, 422, "at most 16"),
+        ({"json": {"file": "text"}}, 422, "multipart field 'file'"),
+        ({"files": {"file": picture()}, "params": {"explain": "maybe"}}, 422, "'explain' is wrong"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
+    ],
+)
+def test_wrong_requests_get_one_sentence(
+    server: Running, request_: dict[str, Any], status: int, words: str
+) -> None:
+    answer = server.client.post("/v1/examine", **request_)
+    assert answer.status_code == status and list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+
+
+def test_an_unknown_class_or_target_is_said(server: Running) -> None:
+    for form, words in (({"towards": "dgo"}, "no such class"), ({"towards": "dog", "target": 2}, "'target'")):
+        answer = server.client.post("/v1/counterfactual", files={"file": picture()}, data=form)
+        assert answer.status_code == 422 and words in answer.json()["error"]
+
+
+def test_metrics_count(service: Service) -> None:
+    with running(service) as server:
+        server.examine(picture(), b"")
+        server.client.get("/nothing")
+        verdict = server.examine(picture()).json()["results"][0]["verdict"]
+        assert server.metric('candid_requests_total{path="/v1/examine",status="200"}') == 2
+        assert server.metric('candid_requests_total{path="other",status="404"}') == 1
+        assert server.metric(f'candid_images_total{{verdict="{verdict}"}}') == 2
+        assert server.metric('candid_images_total{verdict="unusable"}') == 1
+        assert server.metric('candid_request_seconds_bucket{le="+Inf"}') >= 3
+        assert server.metric("candid_queue_length") == 0
+        assert server.client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
+    schema = server.client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/v1/examine", "/v1/counterfactual", "/v1/models", "/healthz", "/metrics"}
+    codes = set(schema["paths"]["/v1/examine"]["post"]["responses"])
+    assert codes == {"200", "400", "403", "408", "413", "422", "429", "500", "503"}
+    form = schema["components"]["schemas"]["Body_counterfactual_v1_counterfactual_post"]
+    assert form["properties"]["towards"]["enum"] == list(NAMES)
+    assert "HTTPValidationError" not in json.dumps(schema)
+
+
+def test_grey_images_are_sent_as_they_are() -> None:
+    image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8)
+    assert np.array_equal(np.array(Image.open(BytesIO(base64.b64decode(as_png(image))))), image[0].numpy())

@@ -1,0 +1,101 @@
+"""The command: it says where it listens, what is wrong, and ends as it should."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import candid
+from candid import GenerativeClassifier
+from candid.cli_serve import serve
+from candid.errors import CandidError
+from candid.serve.server import is_local, listening
+from tests.serve.helpers import picture
+
+
+def run(*arguments: object) -> Any:
+    app = typer.Typer()
+    app.command()(serve)
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_a_port_in_use_is_said(model: GenerativeClassifier, tmp_path: Path) -> None:
+    saved = candid.save(model, tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(saved, "--port", taken.getsockname()[1])
+    assert isinstance(done.exception, CandidError)
+    assert "Can't listen at 127.0.0.1" in str(done.exception) and "--port" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no-such-model", "--port", 0), "no model at 'no-such-model'"),
+        (("--batch", 0), "--batch"),
+        (("--token", ""), "The token must be"),
+        (("--host", "no such host"), "Can't listen at no such host"),
+    ],
+)
+def test_mistakes_are_said(arguments: tuple[object, ...], message: str) -> None:
+    done = run(*arguments)
+    assert isinstance(done.exception, CandidError) and message in str(done.exception)
+
+
+def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = run()
+    assert isinstance(done.exception, CandidError)
+    assert "pip install 'candid-vision[web]'" in str(done.exception)
+
+
+def test_sigterm_in_the_middle_of_requests_answers_every_accepted_one(
+    model: GenerativeClassifier, tmp_path: Path
+) -> None:
+    saved = candid.save(model, tmp_path / "runs" / "mine" / "model" / "best")
+    command = [sys.executable, "-m", "tests.serve.stopped_server", str(saved), "--port", "0", "--batch", "2"]
+    started = subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    line = started.stdout.readline()
+    found = re.fullmatch(r"mine answers at (http://127\.0\.0\.1:\d+); Ctrl-C ends it\n", line)
+    assert found is not None, line
+    codes: list[int] = []
+
+    def ask(i: int) -> None:
+        files = {"file": picture(i)}
+        codes.append(
+            httpx.post(f"{found[1]}/v1/examine", files=files, timeout=30, trust_env=False).status_code
+        )
+
+    with httpx.Client(base_url=found[1], timeout=30, trust_env=False) as client:
+        assert client.get("/healthz").status_code == 200
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        while "candid_queue_length 6" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        started.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        late = client.post("/v1/examine", files={"file": picture()})
+    for thread in threads:
+        thread.join()
+    _, errors = started.communicate(timeout=30)
+    assert codes == [200] * 6 and late.status_code == 503
+    assert started.returncode == 0 and errors == ""
+
+
+def test_whether_others_can_connect_is_known() -> None:
+    for host, local in (("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)):
+        with listening(host, 0) as sock:
+            assert is_local(sock) is local

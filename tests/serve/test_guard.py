@@ -1,0 +1,247 @@
+"""A server that is left alone with everybody."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from candid.serve.guard import HEADERS
+from candid.serve.service import Asked, Service
+from tests.serve.helpers import Running, huge_png, picture, running
+
+
+@contextmanager
+def held_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The network answers nothing before the event is set."""
+    may, examine = threading.Event(), service.examine
+
+    def slow(asked: Sequence[Asked]) -> list[Any]:
+        may.wait(20)
+        return examine(asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "examine", slow)
+        yield may
+        may.set()
+
+
+def until(condition: Any) -> None:
+    """Wait for it, not for long."""
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def connected(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), 10)
+
+
+def check_headers(answer: httpx.Response) -> None:
+    for name, value in HEADERS.items():
+        if name != "cache-control":
+            assert answer.headers[name] == value
+    assert "server" not in answer.headers and answer.headers["cache-control"] in ("no-store", "no-cache")
+
+
+def test_every_answer_has_the_headers(server: Running) -> None:
+    paths = (
+        "/",
+        "/app.js",
+        "/style.css",
+        "/api",
+        "/healthz",
+        "/metrics",
+        "/v1/models",
+        "/openapi.json",
+        "/nothing",
+    )
+    answers = [server.client.get(path) for path in paths]
+    answers += [
+        server.examine(picture()),
+        server.client.post("/v1/examine"),
+        server.client.get("/v1/examine"),
+    ]
+    assert [each.status_code for each in answers] == [200] * 8 + [404, 200, 422, 405]
+    for answer in answers:
+        check_headers(answer)
+    policy = answers[0].headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize(
+    "path", ["/../cli.py", "/%2e%2e/cli.py", "/page/index.html", "//etc/passwd", "/app.py"]
+)
+def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
+    with connected(server) as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+def test_a_large_request_is_refused_by_its_header(service: Service) -> None:
+    with running(service, max_megabytes=0.1) as server:
+        answer = server.examine(bytes(300_000))
+        assert answer.status_code == 413 and "0.1 MB" in answer.json()["error"]
+        check_headers(answer)
+        assert server.examine(picture()).status_code == 200
+
+
+def test_a_large_request_without_a_length_is_refused_while_it_comes(service: Service) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        while sent < 30_000_000:
+            sent += 10_000
+            yield bytes(10_000)
+
+    with running(service, max_megabytes=0.1) as server:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        try:
+            answer = server.client.post("/v1/examine", content=endless(), headers=headers)
+        except httpx.TransportError:  # the server hung up while it was still sent to
+            answer = None
+        assert sent < 20_000_000
+        if answer is not None:
+            assert answer.status_code == 413
+        assert server.metric('candid_refusals_total{reason="size"}') == 1
+        assert server.metric("candid_queue_length") == 0
+
+
+def test_a_small_file_of_many_pixels_is_refused(server: Running) -> None:
+    started = time.monotonic()
+    (found,) = server.examine(huge_png()).json()["results"]
+    assert found["status"] == "unusable" and time.monotonic() - started < 5
+
+
+def test_past_a_full_queue_comes_later(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        held_up(service, monkeypatch) as may,
+        running(service, max_queue=2) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        waiting = [pool.submit(server.examine, picture(i)) for i in range(2)]
+        until(lambda: server.metric("candid_queue_length") == 2)
+        refused = server.examine(picture(3))
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"].endswith(".")
+        check_headers(refused)
+        assert server.client.get("/healthz").status_code == 200
+        may.set()
+        assert [each.result().status_code for each in waiting] == [200, 200]
+        assert server.examine(picture(3)).status_code == 200
+        assert server.metric('candid_refusals_total{reason="queue"}') == 1
+
+
+def test_a_slow_answer_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_up(service, monkeypatch) as may, running(service, timeout=0.3) as server:
+        answer = server.examine(picture())
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        check_headers(answer)
+        may.set()
+
+
+def test_a_slow_sender_is_given_up(service: Service) -> None:
+    with running(service, timeout=0.3) as server, connected(server) as sock:
+        head = "POST /v1/examine HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        sock.sendall(f"{head}Content-Length: 1000\r\n\r\n--x".encode())
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 408") and b"too slowly" in answer
+        assert server.metric("candid_queue_length") == 0
+
+
+def test_a_sender_that_goes_away_leaves_nothing(service: Service) -> None:
+    with running(service) as server:
+        with connected(server) as sock:
+            sock.sendall(b"POST /v1/examine HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            until(lambda: server.metric("candid_queue_length") == 1)
+        until(lambda: server.metric("candid_queue_length") == 0)
+        assert server.examine(picture()).status_code == 200
+
+
+def test_a_failure_tells_nothing_of_the_server(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(asked: object) -> Any:
+        raise OSError(2, "secret", str(Path(__file__)))
+
+    with running(service) as server, monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL + 1):
+        patch.setattr(service, "_judged", fail)
+        answer = server.examine(picture())
+        assert answer.status_code == 500 and list(answer.json()) == ["error"]
+        assert "secret" not in answer.text and "py" not in answer.text and "Traceback" not in answer.text
+        check_headers(answer)
+
+
+def test_the_token_is_needed_and_never_shown(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with running(service, token="open sesame") as server, caplog.at_level(logging.DEBUG):
+        assert server.examine(picture()).status_code == 200
+        assert server.client.get("/v1/models").status_code == 200
+        for wrong in ("", "Bearer", "Bearer open", "Basic open sesame", "Bearer öpen sesame"):
+            headers = {b"authorization": wrong.encode("latin-1")}
+            with httpx.Client(base_url=server.url, trust_env=False) as other:
+                answer = other.post("/v1/examine", files={"file": picture()}, headers=headers)
+                assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+                check_headers(answer)
+                assert other.get("/metrics", headers=headers).status_code == 401
+                assert other.get("/v1/models", headers=headers).status_code == 401
+                assert other.get("/healthz").json() == {"status": "ok", "needs_token": True}
+                assert other.get("/").status_code == 200
+        schema = server.client.get("/openapi.json").json()
+        assert "401" in schema["paths"]["/v1/examine"]["post"]["responses"]
+        assert "sesame" not in server.client.get("/metrics").text
+    assert "sesame" not in caplog.text
+
+
+def test_pages_of_other_sites_cant_ask(server: Running) -> None:
+    for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        answer = server.client.get("/v1/models", headers={"sec-fetch-site": site})
+        assert answer.status_code == status and "access-control-allow-origin" not in answer.headers
+
+
+def test_a_server_that_stops_answers_what_it_accepted_and_refuses_the_rest(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        held_up(service, monkeypatch) as may,
+        running(service) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        accepted = [pool.submit(server.examine, picture(i)) for i in range(3)]
+        until(lambda: server.metric("candid_queue_length") == 3)
+        server.guard.stopping = True
+        refused = server.examine(picture(3))
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert server.client.get("/healthz").status_code == 503
+        may.set()
+        assert [each.result().status_code for each in accepted] == [200, 200, 200]
+
+
+def test_memory_stays_flat(server: Running) -> None:
+    large = picture(0, (250, 250))
+
+    def resident() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * 4096 / 1e6
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            assert server.examine(large, b"no image", explain=True).status_code == 200
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("there is no /proc here to read the memory from")
+    ask(20)
+    before = resident()
+    ask(40)
+    assert resident() - before < 15
