@@ -41,7 +41,7 @@ WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
 MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
-    403: "The page of another site asks.",
+    403: "The page of another site asks, or under another name.",
     408: "The request came too slowly.",
     413: "The request is too large.",
     422: "A field is missing or wrong.",

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
@@ -37,6 +38,7 @@ SECRET = (*WORK, "/v1/models", "/metrics")
 """What needs the token, if there is one."""
 KNOWN = (*SECRET, "/healthz", "/openapi.json", "/")
 """What is counted by its own name."""
+LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 RETRY = {"retry-after": "1"}
 LINGER = 1.0
 """Seconds for which the rest of a refused request is read."""
@@ -97,7 +99,7 @@ class Guard:
         if self.stopping and path != "/metrics":
             raise _RefusedError(503, "stopping", "The server is about to stop: ask again later.", RETRY)
         if path in SECRET:
-            self._check_sender(_headers(scope))
+            self._check_sender(scope, _headers(scope))
         if path not in WORK or scope["method"] != "POST":
             await self.app(scope, request, answer)
             return
@@ -112,10 +114,14 @@ class Guard:
                     503, "slow", "The answer took too long: ask again later.", RETRY
                 ) from error
 
-    def _check_sender(self, headers: dict[str, str]) -> None:
+    def _check_sender(self, scope: Message, headers: dict[str, str]) -> None:
         if headers.get("sec-fetch-site") == "cross-site":
             raise _RefusedError(403, "site", "The page of another site can't ask this server: open its own.")
         if self.token is None:
+            host = re.sub(r":\d+$", "", headers.get("host", ""))
+            if scope["server"][0] in LOOPBACK and host not in LOOPBACK:  # a name that was led here
+                sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
+                raise _RefusedError(403, "host", sentence)
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self.token)

@@ -83,7 +83,7 @@ def test_every_answer_has_the_headers(server: Running) -> None:
 )
 def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
     with connected(server) as sock:
-        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 404")
 
@@ -154,7 +154,7 @@ def test_a_slow_answer_is_given_up(service: Service, monkeypatch: pytest.MonkeyP
 
 def test_a_slow_sender_is_given_up(service: Service) -> None:
     with running(service, timeout=0.3) as server, connected(server) as sock:
-        head = "POST /v1/examine HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        head = "POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
         sock.sendall(f"{head}Content-Length: 1000\r\n\r\n--x".encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408") and b"too slowly" in answer
@@ -164,7 +164,7 @@ def test_a_slow_sender_is_given_up(service: Service) -> None:
 def test_a_sender_that_goes_away_leaves_nothing(service: Service) -> None:
     with running(service) as server:
         with connected(server) as sock:
-            sock.sendall(b"POST /v1/examine HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            sock.sendall(b"POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
             until(lambda: server.metric("candid_queue_length") == 1)
         until(lambda: server.metric("candid_queue_length") == 0)
         assert server.examine(picture()).status_code == 200
@@ -208,6 +208,14 @@ def test_pages_of_other_sites_cant_ask(server: Running) -> None:
     for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
         answer = server.client.get("/v1/models", headers={"sec-fetch-site": site})
         assert answer.status_code == status and "access-control-allow-origin" not in answer.headers
+
+
+def test_a_name_that_leads_here_cant_ask(server: Running, service: Service) -> None:
+    names = {"evil.example": 403, "evil.example:80": 403, "localhost:9": 200, "[::1]": 200, "127.0.0.1": 200}
+    for host, status in names.items():
+        assert server.client.get("/v1/models", headers={"host": host}).status_code == status, host
+    with running(service, token="sesame") as other:
+        assert other.client.get("/v1/models", headers={"host": "behind.a.proxy"}).status_code == 200
 
 
 def test_a_server_that_stops_answers_what_it_accepted_and_refuses_the_rest(
