@@ -154,8 +154,8 @@ def test_a_slow_answer_is_given_up(service: Service, monkeypatch: pytest.MonkeyP
 
 def test_a_slow_sender_is_given_up(service: Service) -> None:
     with running(service, timeout=0.3) as server, connected(server) as sock:
-        head = "POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-        sock.sendall(f"{head}Content-Length: 1000\r\n\r\n--x".encode())
+        head = "POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data"
+        sock.sendall(f"{head}; boundary=x\r\nContent-Length: 1000\r\n\r\n--x".encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408") and b"too slowly" in answer
         assert server.metric("candid_queue_length") == 0
