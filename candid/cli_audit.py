@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from candid.cli_evaluation import JsonFlag, PartOption, SkipBad, Workers, named
+from candid.cli_evaluation import JsonFlag, OtherImages, PartOption, SkipBad, Workers, named
 from candid.errors import CandidError
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
@@ -20,13 +20,7 @@ def audit(
     ],
     data: Annotated[str, typer.Option(metavar="DATA", help="A data set, as for 'candid evaluate'.")],
     out: Annotated[Path, typer.Option(help="The folder for the page and all that is kept.")] = Path("audit"),
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH",
-            help="Other images to tell apart: a folder, a data set, 'uniform-noise' or 'constant'. Repeats.",
-        ),
-    ] = None,
+    ood: OtherImages = None,
     quick: Annotated[
         bool,
         typer.Option(

@@ -23,6 +23,13 @@ PartOption = Annotated[
     Literal["train", "val", "test", "all"] | None,
     typer.Option(help="Which images of DATA.", show_default="as it has: test, val, all"),
 ]
+OtherImages = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="Other images to tell apart: a folder, a data set, 'uniform-noise' or 'constant'. Repeats.",
+    ),
+]
 TestName = Annotated[
     str | None,
     typer.Option(help="The test that verdicts rest on.", show_default="joint; of a ResNet, mahalanobis"),
@@ -48,13 +55,7 @@ def evaluate(
         Path | None, typer.Option(help="The folder for results.", show_default="evaluation/MODEL")
     ] = None,
     part: PartOption = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH",
-            help="Other images to tell apart: a folder, a data set, 'uniform-noise' or 'constant'. Repeats.",
-        ),
-    ] = None,
+    ood: OtherImages = None,
     ensemble: Annotated[
         list[Path] | None, typer.Option(metavar="MODEL", help="One more model, for WAIC. Repeats.")
     ] = None,

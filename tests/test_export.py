@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import typer
@@ -15,8 +16,6 @@ from candid import ResNet, ResNetConfig, cli_export
 from candid.errors import CandidError
 from candid.export import METADATA, TOLERANCE, Exported, check_images, difference, export
 from tests.helpers import randomise, small_classifier
-
-onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture(scope="module")
