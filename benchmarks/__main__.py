@@ -19,6 +19,7 @@ SCRIPTS = (
     "explanations",
     "corruptions",
     "attacks",
+    "serving",
 )
 
 

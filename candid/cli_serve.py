@@ -1,6 +1,7 @@
 """The command that makes a model a web page and a JSON API."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,20 @@ def serve(
         ),
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that wait; one more is told to come later.")] = 64,
-    batch: Annotated[int, typer.Option(help="Images that pass the network together, at most.")] = 16,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Images that pass the network together, at most.",
+            show_default="64, fewer if they are large",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Batches that pass it at a time, which share the cores.",
+            show_default="one a core for images up to 64 x 64, else 1",
+        ),
+    ] = None,
     max_megabytes: Annotated[float, typer.Option(help="Of a request.")] = 16,
     max_pixels: Annotated[int, typer.Option(help="Of an image.")] = 25_000_000,
     timeout: Annotated[float, typer.Option(help="Seconds for a request.")] = 30,
@@ -54,9 +68,18 @@ def serve(
     from candid.serve.server import serve as run
     from candid.serve.service import Service
 
-    limits = Limits(max_queue, batch, max_megabytes, max_pixels, timeout)
+    given = {"batch": batch, "workers": workers}
+    limits = Limits(
+        max_queue,
+        max_megabytes=max_megabytes,
+        max_pixels=max_pixels,
+        timeout=timeout,
+        **{name: value for name, value in given.items() if value is not None},
+    )
     with listening(host, port) as sock:
         service = Service(checkpoint.load_any(model), short_name(model))
+        defaults = {"batch": service.batch, "workers": service.workers}
+        limits = replace(limits, **{name: defaults[name] for name, value in given.items() if value is None})
         if token is None and not is_local(sock):
             print("Without a token, whoever reaches this machine can ask: set CANDID_TOKEN.", file=sys.stderr)
         print(f"{service.name} answers at {address_of(sock)}; Ctrl-C ends it", flush=True)

@@ -1,9 +1,10 @@
 """The addresses of the JSON API and of the page."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +17,9 @@ from torch import Tensor
 
 from candid.data.images import BadImageError
 from candid.serve.answers import (
-    Changed,
     Counterfactuals,
     Examined,
     Health,
-    Impossible,
     Judged,
     Models,
     Problem,
@@ -83,8 +82,8 @@ class _Api:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self.queue: Queue[Asked, Judged | Unusable | Changed | Impossible] = Queue(
-            self.service.examine, self.limits.batch
+        self.queue: Queue[Sequence[Asked], Any] = Queue(
+            self.service.examine, self.limits.batch, self.limits.workers
         )
         with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
             yield
@@ -110,9 +109,7 @@ class _Api:
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._examine(each, explain)) for each in file]
-            return Examined(model=self.service.name, results=[task.result() for task in tasks])
+            return Examined(model=self.service.name, results=await self._examine(file, explain))
 
         @self.app.post("/v1/counterfactual", responses=problems(*WORK_PROBLEMS), dependencies=security)
         async def counterfactual(
@@ -145,32 +142,38 @@ class _Api:
             """Counts and latencies, in the text format of Prometheus."""
             return Response(self.metrics.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _examine(self, file: UploadFile, explain: bool) -> Judged | Unusable:
-        name = file.filename or ""
-        image = await self._decoded(file)
-        if isinstance(image, Unusable):
-            found: Any = image
-        else:
-            found = await asyncio.wrap_future(self.queue.together(Asked(name, image, explain)))
-        verdict = found.verdict or "no verdict" if isinstance(found, Judged) else "unusable"
-        self.metrics.judged(verdict)
-        return found
+    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[Judged | Unusable]:
+        results: list[Any] = await self._decoded(files)
+        usable = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
+        if usable:
+            asked = [Asked(files[i].filename or "", image, explain) for i, image in usable.items()]
+            judged = await asyncio.wrap_future(self.queue.together(asked, len(asked)))
+            for i, found in zip(usable, judged, strict=True):
+                results[i] = found
+        for found in results:
+            self.metrics.judged(found.verdict or "no verdict" if isinstance(found, Judged) else "unusable")
+        return results
 
     async def _change(self, file: UploadFile, towards: int, target: float) -> Any:
-        image = await self._decoded(file)
+        (image,) = await self._decoded([file])
         if isinstance(image, Unusable):
             return image
         asked = Asked(file.filename or "", image, towards=towards, target=target)
-        return await asyncio.wrap_future(self.queue.alone(asked, self.service.change))
+        return await asyncio.wrap_future(self.queue.alone(partial(self.service.change, asked)))
 
-    async def _decoded(self, file: UploadFile) -> Tensor | Unusable:
-        content = await file.read()
-        loop = asyncio.get_running_loop()
-        view, most = self.service.view, self.limits.max_pixels
-        try:
-            return await loop.run_in_executor(self.decoders, decoded, content, view, most)
-        except BadImageError as error:
-            return unusable(file.filename or "", error)
+    async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | Unusable]:
+        """Each as the model sees it, or why it can't be used."""
+        contents = [(file.filename or "", await file.read()) for file in files]
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, contents)
+
+    def _decode(self, contents: Sequence[tuple[str, bytes]]) -> list[Tensor | Unusable]:
+        found: list[Tensor | Unusable] = []
+        for name, content in contents:
+            try:
+                found.append(decoded(content, self.service.view, self.limits.max_pixels))
+            except BadImageError as error:
+                found.append(unusable(name, error))
+        return found
 
 
 def _add_file(app: FastAPI, file: Path) -> None:

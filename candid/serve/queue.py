@@ -1,4 +1,4 @@
-"""The thread in which the network runs, and what waits for it."""
+"""The threads in which the network runs, and what waits for them."""
 
 import threading
 from collections import deque
@@ -13,43 +13,53 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class _Waiting(Generic[Item, Answer]):
-    item: Item
-    alone: Callable[[Item], Answer] | None
-    """How to answer it; None if it may be answered together with others."""
+    answer: Callable[[], Answer] | None
+    """None if it is answered together with others."""
+    item: Item | None = None
+    size: int = 1
     future: "Future[Answer]" = field(default_factory=Future)
 
 
 class Queue(Generic[Item, Answer]):
-    """Answers items one batch after the other: what waits together is answered together.
+    """Answers items in batches, one at a time in each thread: what waits together is answered together.
 
     >>> queue = Queue[int, int](lambda items: [item + 1 for item in items], batch=8)
-    >>> queue.together(1).result(), queue.alone(1, lambda item: item - 1).result()
+    >>> queue.together(1).result(), queue.alone(lambda: 0).result()
     (2, 0)
     >>> queue.close()
     """
 
-    def __init__(self, answer: Callable[[Sequence[Item]], Sequence[Answer | Exception]], batch: int) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Item]], Sequence[Answer | Exception]],
+        batch: int,
+        threads: int = 1,
+    ) -> None:
         self._answer, self._batch = answer, batch
         self._waiting: deque[_Waiting[Item, Answer]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="network", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"network {i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def together(self, item: Item) -> "Future[Answer]":
-        """The answer to ``item``, in a batch; while it waits, the future can be cancelled."""
-        return self._put(_Waiting(item, None))
+    def together(self, item: Item, size: int = 1) -> "Future[Answer]":
+        """The answer to ``item``, which fills ``size`` places; while it waits, it can be cancelled."""
+        return self._put(_Waiting(None, item, size))
 
-    def alone(self, item: Item, answer: Callable[[Item], Answer]) -> "Future[Answer]":
-        """``answer(item)``, when it is its turn."""
-        return self._put(_Waiting(item, answer))
+    def alone(self, answer: Callable[[], Answer]) -> "Future[Answer]":
+        """``answer()``, when it is its turn."""
+        return self._put(_Waiting(answer))
 
     def close(self) -> None:
-        """Answer what waits, then end the thread."""
+        """Answer what waits, then end the threads."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _put(self, waiting: _Waiting[Item, Answer]) -> "Future[Answer]":
         with self._changed:
@@ -74,9 +84,12 @@ class Queue(Generic[Item, Answer]):
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             batch: list[_Waiting[Item, Answer]] = []
-            while self._waiting and len(batch) < self._batch:
-                if batch and (batch[0].alone or self._waiting[0].alone):
+            room = self._batch
+            while self._waiting:
+                first = self._waiting[0]
+                if batch and (batch[0].answer or first.answer or first.size > room):
                     break
+                room -= first.size
                 batch.append(self._waiting.popleft())
             return batch
 
@@ -84,8 +97,8 @@ class Queue(Generic[Item, Answer]):
         if not batch:
             return ()
         try:
-            if batch[0].alone is not None:
-                return [batch[0].alone(batch[0].item)]
-            return self._answer([each.item for each in batch])
+            if batch[0].answer is not None:
+                return [batch[0].answer()]
+            return self._answer([each.item for each in batch if each.item is not None])
         except Exception as error:
             return [error] * len(batch)

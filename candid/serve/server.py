@@ -5,6 +5,7 @@ import logging
 import socket
 from types import FrameType
 
+import torch
 import uvicorn
 
 from candid.errors import CandidError
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
 
 def serve(service: Service, limits: Limits, sock: socket.socket, token: str | None = None) -> None:
     """Answer requests that come through ``sock`` until SIGTERM or Ctrl-C."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // limits.workers))
     Server(guarded_app(service, limits, token)).run([sock])
 
 

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from torch import Tensor
 from candid import zoo
 from candid.classifier import GenerativeClassifier
 from candid.errors import CandidError
+from candid.evaluation.passes import batch_size
 from candid.evaluation.predictions import Model
 from candid.evaluation.study import Judge
 from candid.explain.counterfactual import Counterfactual, counterfactual
 from candid.explain.examine import Examination, Examiner, Explainer, Explanation
+from candid.explain.examine import Unusable as NoExamination
 from candid.explain.similarity import similarity
 from candid.serve.answers import (
     Changed,
@@ -40,6 +43,8 @@ from candid.serve.limits import FILES, Limits
 
 TOP = 5
 """Heatmaps and nearest classes."""
+SMALL = 64
+"""Pixels on a side."""
 BARS, KNOWN = 40, 2000
 """Of the histogram of held-out scores; and how many of them are enough for it."""
 
@@ -56,7 +61,7 @@ class Asked:
 
 
 class Service:
-    """A model, ready to answer; used by one thread at a time."""
+    """A model, ready to answer, to several threads at a time."""
 
     def __init__(self, model: Model, name: str) -> None:
         self.examiner = Examiner(model, name)
@@ -82,6 +87,21 @@ class Service:
             limits=Taken(files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels),
         )
 
+    @property
+    def batch(self) -> int:
+        """Images that should pass the network together, at most."""
+        return min(64, batch_size(self.model))
+
+    @property
+    def workers(self) -> int:
+        """Batches that should pass the network at a time: of small images one a core, else one on all cores.
+
+        A batch of small images is faster on a core of its own than on two: its layers are too short to share.
+        """
+        _, height, width = self.model.image_shape
+        small = self.model.image_mean.device.type == "cpu" and height * width <= SMALL**2
+        return torch.get_num_threads() if small else 1
+
     def _missing(self) -> Sequence[str]:
         found = []
         if not isinstance(self.model, GenerativeClassifier):
@@ -96,19 +116,23 @@ class Service:
             )
         return found
 
-    def examine(self, asked: Sequence[Asked]) -> list[Judged | Unusable | Exception]:
-        """An answer for each, from one pass of the network; an exception in place of one that fails."""
-        found = self.examiner.judged([(Path(str(i)), each.image) for i, each in enumerate(asked)])
-        answers: list[Judged | Unusable | Exception] = []
-        for each, judged in zip(asked, found, strict=True):
+    def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
+        """The answers to each request, from one pass of the network; an exception if there are none."""
+        images = [each.image for asked in requests for each in asked]
+        found = iter(self.examiner.judged([(Path(str(i)), image) for i, image in enumerate(images)]))
+        answers: list[list[Judged | Unusable] | Exception] = []
+        for asked in requests:
+            judged = list(islice(found, len(asked)))
             try:
-                if isinstance(judged, Examination):
-                    answers.append(self._judged(each, judged))
-                else:
-                    answers.append(unusable(each.file, judged.reason))
+                answers.append([self._answer(*pair) for pair in zip(asked, judged, strict=True)])
             except Exception as error:
                 answers.append(error)
         return answers
+
+    def _answer(self, asked: Asked, found: Examination | NoExamination) -> Judged | Unusable:
+        if isinstance(found, Examination):
+            return self._judged(asked, found)
+        return unusable(asked.file, found.reason)
 
     def _judged(self, asked: Asked, examined: Examination) -> Judged:
         names, verdict = self.classes, examined.verdict

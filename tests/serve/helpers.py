@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -60,6 +61,21 @@ def huge_png(side: int = 20_000) -> bytes:
     rows = b"".join([*(packer.compress(row) for _ in range(side)), packer.flush()])
     header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def multipart(content: bytes) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request with one file."""
+    head = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="0.png"\r\n\r\n'
+    return head + content + b"\r\n--edge--\r\n", {"content-type": "multipart/form-data; boundary=edge"}
+
+
+def without_rounding(answer: Any) -> Any:
+    """To compare what the same image got in different batches."""
+    if isinstance(answer, dict):
+        return {key: without_rounding(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [without_rounding(value) for value in answer]
+    return pytest.approx(answer, rel=1e-4, abs=1e-4) if isinstance(answer, float) else answer
 
 
 class Running:

@@ -14,9 +14,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     examine = Service.examine
 
-    def slow(self: Service, asked: Sequence[Asked]) -> list[Any]:
+    def slow(self: Service, requests: Sequence[Sequence[Asked]]) -> list[Any]:
         time.sleep(0.5)
-        return examine(self, asked)
+        return examine(self, requests)
 
     Service.examine = slow  # type: ignore[method-assign]
     typer.run(serve)

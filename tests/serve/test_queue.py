@@ -52,9 +52,26 @@ def test_what_waits_together_is_answered_together_up_to_the_batch(queue: Queue[i
     assert slow.batches == [[0], [1, 2, 3, 4], [5, 6]]
 
 
+def test_a_large_item_takes_its_places_of_a_batch_and_is_never_divided(
+    queue: Queue[int, int], slow: Slow
+) -> None:
+    busy(queue, slow)
+    others = [queue.together(i, size) for i, size in ((1, 2), (2, 2), (3, 3), (4, 1), (5, 9), (6, 1))]
+    slow.may.set()
+    assert [each.result(10) for each in others] == [2, 2, 2, 2, 1, 1]
+    assert slow.batches == [[0], [1, 2], [3, 4], [5], [6]]
+
+
+def test_two_threads_answer_two_batches_at_a_time() -> None:
+    both = threading.Barrier(2, timeout=10)
+    queue = Queue[int, int](lambda items: [both.wait() and 0 for _ in items], batch=1, threads=2)
+    assert [each.result(10) for each in [queue.together(0), queue.together(0)]] == [0, 0]
+    queue.close()
+
+
 def test_what_is_answered_alone_keeps_its_turn(queue: Queue[int, int], slow: Slow) -> None:
     busy(queue, slow)
-    before, alone, after = queue.together(1), queue.alone(2, lambda item: 100 * item), queue.together(3)
+    before, alone, after = queue.together(1), queue.alone(lambda: 200), queue.together(3)
     slow.may.set()
     assert (before.result(10), alone.result(10), after.result(10)) == (1, 200, 1)
     assert slow.batches == [[0], [1], [3]]
@@ -71,7 +88,7 @@ def test_a_cancelled_item_is_never_answered(queue: Queue[int, int], slow: Slow) 
 def test_an_error_concerns_its_own_item_or_the_batch_that_failed(queue: Queue[int, int], slow: Slow) -> None:
     busy(queue, slow)
     bad, good = queue.together(-1), queue.together(1)
-    broken = queue.alone(0, lambda item: 1 // item)
+    broken = queue.alone(lambda: 1 // 0)
     slow.may.set()
     with pytest.raises(ValueError, match="-1"):
         bad.result(10)

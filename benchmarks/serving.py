@@ -1,0 +1,116 @@
+"""What serving costs: images a second through ``POST /v1/examine``, as a share of the bare network's.
+
+The peer is the frozen network on batches of decoded images, as large as the server's, in this process, on all
+cores. A request also pays for reading, decoding, p-values, verdicts and JSON, and here for the clients, too.
+The target is for requests with several images: of one image, Python's part is as long as the network's.
+"""
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
+
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+import candid
+from benchmarks.common import Figure, alternate, conclude, parser, set_threads, show_times
+from candid.evaluation.evaluate import view_of
+from candid.serve.limits import Limits, decoded
+
+CLIENTS = 32
+BOUNDARY = b"candid-benchmark"
+BARE, SINGLE, SEVERAL = "bare network", "one image a request", "16 images a request"
+
+
+def photo_patches(n: int, size: int) -> list[bytes]:
+    """PNG files of ``n`` places of a photo."""
+    photo = Image.fromarray(load_sample_image("china.jpg"))
+    random = torch.Generator().manual_seed(0)
+    left = torch.randint(0, photo.width - size, (n,), generator=random).tolist()
+    top = torch.randint(0, photo.height - size, (n,), generator=random).tolist()
+    files = [BytesIO() for _ in range(n)]
+    for file, x, y in zip(files, left, top, strict=True):
+        photo.crop((x, y, x + size, y + size)).save(file, "PNG")
+    return [file.getvalue() for file in files]
+
+
+def body(files: Sequence[bytes]) -> bytes:
+    """Of a multipart request."""
+    head = b'--%s\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' % BOUNDARY
+    return b"".join(head + file + b"\r\n" for file in files) + b"--%s--\r\n" % BOUNDARY
+
+
+def send(port: int, bodies: Sequence[bytes]) -> None:
+    """One client: a request after the other."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
+    for each in bodies:
+        connection.request("POST", "/v1/examine", each, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200 or b'"unusable"' in content:
+            raise RuntimeError(f"{answer.status}: {content!r}")
+    connection.close()
+
+
+@contextmanager
+def server(model: str, threads: int) -> Iterator[int]:
+    """``candid serve`` in a process of its own; its port."""
+    command = [sys.executable, "-m", "candid", "serve", model, "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+            assert found is not None
+            yield int(found[1])
+        finally:
+            process.terminate()
+
+
+def main() -> int:
+    options = parser("benchmarks.serving", __doc__)
+    options.add_argument("--model", default="cifar10-beta1", help="bundled or a folder (%(default)s)")
+    arguments = options.parse_args()
+    set_threads(arguments.threads)
+    images, rounds = (64, 1) if arguments.quick else (1024, 7)
+
+    model = candid.load(arguments.model).frozen()
+    _, height, width = model.image_shape
+    files = photo_patches(images, height)
+    view, limits = view_of(model), Limits()
+    batches = torch.stack([decoded(file, view, limits.max_pixels) for file in files]).split(limits.batch)
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for batch in batches:
+            model(batch / 255)
+
+    with server(arguments.model, arguments.threads) as port, ThreadPoolExecutor(CLIENTS) as clients:
+
+        def served(size: int) -> None:
+            bodies = [body(files[i : i + size]) for i in range(0, images, size)]
+            list(clients.map(partial(send, port), [bodies[i::CLIENTS] for i in range(CLIENTS)]))
+
+        times = alternate({BARE: bare, SINGLE: lambda: served(1), SEVERAL: lambda: served(16)}, rounds)
+    show_times(f"{images} images of {width} x {height}", times)
+    figures = {
+        f"{name}: share of the bare network's rate": Figure(
+            times[BARE].ratios(times[name]), 0.8, at_least=True
+        )
+        for name in (SINGLE, SEVERAL)
+    }
+    more = {"images a second": {name: images / timing.median for name, timing in times.items()}}
+    return conclude("serving", arguments.quick, {"seconds": times}, figures, more)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Two thousand requests from 32 clients: none is lost, none is wrong, and memory stays as it was."""
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import candid
+from candid import GenerativeClassifier
+from candid.serve.limits import decoded
+from candid.serve.service import Asked, Service
+from tests.serve.helpers import multipart, picture, without_rounding
+
+REQUESTS, CLIENTS, PICTURES = 2000, 32, 50
+MEGABYTES = 16
+"""By which memory may grow: the requests themselves are 2 MB, their answers as much."""
+
+
+def test_two_thousand_requests_from_32_clients(
+    model: GenerativeClassifier, service: Service, tmp_path: Path
+) -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("the memory of a process is read from /proc")
+    files = [picture(i) for i in range(PICTURES)]
+    images = [decoded(file, service.view, 10_000) for file in files]
+    (right,) = service.examine([[Asked("0.png", image) for image in images]])
+    assert not isinstance(right, Exception)
+
+    saved = candid.save(model, tmp_path / "model")
+    command = [sys.executable, "-m", "candid", "serve", str(saved), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found is not None
+        port = int(found[1])
+
+        def ask(client: int, requests: int) -> list[tuple[int, int, Any]]:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            answers = []
+            for i in range(client, requests, CLIENTS):
+                connection.request("POST", "/v1/examine", *multipart(files[i % PICTURES]))
+                answer = connection.getresponse()
+                answers.append((i, answer.status, json.load(answer)))
+            connection.close()
+            return answers
+
+        def ask_all(requests: int) -> list[tuple[int, int, Any]]:
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                clients = [pool.submit(ask, client, requests) for client in range(CLIENTS)]
+                return [answer for client in clients for answer in client.result()]
+
+        def resident_megabytes() -> float:
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            return pages * 4096 / 1e6
+
+        ask_all(500)  # by then every buffer of the network, of Python and of uvicorn is there
+        before = resident_megabytes()
+        answers = ask_all(REQUESTS)
+        grown = resident_megabytes() - before
+        process.terminate()
+
+    assert sorted(i for i, _, _ in answers) == list(range(REQUESTS))
+    for i, status, answer in answers:
+        assert status == 200
+        (judged,) = answer["results"]
+        assert judged == without_rounding(right[i % PICTURES].model_dump(by_alias=True))
+    assert grown < MEGABYTES
+    assert process.returncode == 0
