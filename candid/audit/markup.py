@@ -229,8 +229,8 @@ footer { color: var(--soft); font-size: 0.9rem; padding-bottom: 2rem; margin-top
   body { font-size: 10pt; }
   nav, footer { display: none; }
   section { break-inside: auto; }
-  h2, h3, .label { break-after: avoid; }
-  figure, tr, pre { break-inside: avoid; }
+  h2, h3, dt, .label { break-after: avoid; }
+  figure, tr, pre, dd { break-inside: avoid; }
   .wide { overflow: visible; }
   table { font-size: 7.5pt; }
   th, td { padding: 0.15rem 0.3rem; }

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from candid import checkpoint
 from candid.audit.examples import Example, examples
@@ -200,20 +201,27 @@ def _same(one: Split, two: Split) -> bool:
     return one.fingerprint() == two.fingerprint()
 
 
+def _shared(request: Request) -> dict[str, Any]:
+    """What all studies of images are asked for alike."""
+    return {
+        "data": request.data,
+        "out": request.out,
+        "part": request.part,
+        "skip_bad": request.skip_bad,
+        "devices": 1,
+        "workers": request.workers,
+    }
+
+
 def evaluation_request(request: Request, subject: Subject) -> evaluation.Request:
     """As for 'candid evaluate'; a model without held-out scores has no tests."""
     return evaluation.Request(
         model=subject.path,
-        data=request.data,
-        out=request.out,
-        part=request.part,
         ood=request.ood if subject.held_out else {},
         ten_crop=request.ten_crop,
         temperature=bool(subject.held_out),
         images=request.images,
-        skip_bad=request.skip_bad,
-        devices=1,
-        workers=request.workers,
+        **_shared(request),
     )
 
 
@@ -231,16 +239,11 @@ def _sweep_request(request: Request, subjects: Sequence[Subject]) -> sweeping.Re
     images = request.images if request.corruption_images is None else request.corruption_images
     return sweeping.Request(
         models=tuple(subject.path for subject in subjects),
-        data=request.data,
-        out=request.out,
-        part=request.part,
         corruptions=request.corruptions,
         severities=request.severities,
         baseline=resnets[0] if resnets else None,
         images=images,
-        skip_bad=request.skip_bad,
-        devices=1,
-        workers=request.workers,
+        **_shared(request),
     )
 
 
@@ -263,16 +266,11 @@ def attack_request(request: Request, subjects: Sequence[Subject]) -> attacking.R
     calibrated = all(subject.held_out or not subject.is_generative for subject in subjects)
     return attacking.Request(
         models=tuple(subject.path for subject in subjects),
-        data=request.data,
-        out=request.out,
-        part=request.part,
         images=request.attack_images,
         kappas=request.kappas,
         ds=request.ds if calibrated and any(s.is_generative for s in subjects) else (0.0,),
         steps=request.steps,
-        skip_bad=request.skip_bad,
-        devices=1,
-        workers=request.workers,
+        **_shared(request),
     )
 
 

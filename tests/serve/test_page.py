@@ -1,8 +1,6 @@
 """The page in a real browser: what people see, hear and press."""
 
 import base64
-import os
-import shutil
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -12,10 +10,10 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from candid import ResNet, ResNetConfig
 from candid.serve.service import Service
+from experiments.pictures import BROWSER
 from tests.helpers import small_classifier
 from tests.serve.helpers import NAMES, Running, huge_png, picture, running
 
-BROWSER = os.environ.get("CANDID_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="there is no browser: apt-get install chromium, or name one in CANDID_BROWSER"
 )
