@@ -81,7 +81,7 @@ def main() -> int:
     options.add_argument("--model", default="cifar10-beta1", help="bundled or a folder (%(default)s)")
     arguments = options.parse_args()
     set_threads(arguments.threads)
-    images, rounds = (64, 1) if arguments.quick else (1024, 7)
+    images, rounds = (64, 1) if arguments.quick else (2048, 5)
 
     model = candid.load(arguments.model).frozen()
     _, height, width = model.image_shape
@@ -103,10 +103,8 @@ def main() -> int:
         times = alternate({BARE: bare, SINGLE: lambda: served(1), SEVERAL: lambda: served(16)}, rounds)
     show_times(f"{images} images of {width} x {height}", times)
     figures = {
-        f"{name}: share of the bare network's rate": Figure(
-            times[BARE].ratios(times[name]), 0.8, at_least=True
-        )
-        for name in (SINGLE, SEVERAL)
+        f"{name}: share of the bare rate": Figure(times[BARE].ratios(times[name]), target, at_least=True)
+        for name, target in ((SINGLE, None), (SEVERAL, 0.8))
     }
     more = {"images a second": {name: images / timing.median for name, timing in times.items()}}
     return conclude("serving", arguments.quick, {"seconds": times}, figures, more)

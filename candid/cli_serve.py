@@ -37,8 +37,9 @@ def serve(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Batches that pass it at a time, which share the cores.",
-            show_default="one a core for images up to 64 x 64, else 1",
+            min=0,
+            help="Processes that have a network each; 0: it runs in the server's own.",
+            show_default="one a core, at most 4, for images up to 64 x 64, else 0",
         ),
     ] = None,
     max_megabytes: Annotated[float, typer.Option(help="Of a request.")] = 16,
@@ -67,20 +68,15 @@ def serve(
     from candid.serve.server import address_of, is_local, listening
     from candid.serve.server import serve as run
     from candid.serve.service import Service
+    from candid.serve.worker import working
 
-    given = {"batch": batch, "workers": workers}
-    limits = Limits(
-        max_queue,
-        max_megabytes=max_megabytes,
-        max_pixels=max_pixels,
-        timeout=timeout,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    limits = Limits(max_queue, 64 if batch is None else batch, max_megabytes, max_pixels, timeout)
     with listening(host, port) as sock:
         service = Service(checkpoint.load_any(model), short_name(model))
-        defaults = {"batch": service.batch, "workers": service.workers}
-        limits = replace(limits, **{name: defaults[name] for name, value in given.items() if value is None})
+        if batch is None:
+            limits = replace(limits, batch=service.batch)
         if token is None and not is_local(sock):
             print("Without a token, whoever reaches this machine can ask: set CANDID_TOKEN.", file=sys.stderr)
-        print(f"{service.name} answers at {address_of(sock)}; Ctrl-C ends it", flush=True)
-        run(service, limits, sock, token)
+        with working(model, service.name, service.workers if workers is None else workers) as processes:
+            print(f"{service.name} answers at {address_of(sock)}; Ctrl-C ends it", flush=True)
+            run(service, limits, sock, token, processes)

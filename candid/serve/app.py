@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from candid.serve.limits import FILES, Limits, decoded
 from candid.serve.metrics import Metrics
 from candid.serve.queue import Queue
 from candid.serve.service import Asked, Service, unusable
+from candid.serve.worker import Worker
 from candid.version import __version__
 
 DECODERS = 2
@@ -54,17 +54,26 @@ DESCRIPTION = (
 )
 
 
-def guarded_app(service: Service, limits: Limits, token: str | None = None) -> Guard:
-    """The whole application, as a server runs it."""
+def guarded_app(
+    service: Service, limits: Limits, token: str | None = None, workers: Sequence[Worker] = ()
+) -> Guard:
+    """The whole application, as a server runs it; ``workers``, if there are any, have its network."""
     metrics = Metrics()
-    return Guard(_Api(service, limits, metrics, token).app, limits, metrics, token)
+    return Guard(_Api(service, limits, metrics, token, workers or [service]).app, limits, metrics, token)
 
 
 class _Api:
     """The routes, and the threads behind them."""
 
-    def __init__(self, service: Service, limits: Limits, metrics: Metrics, token: str | None) -> None:
-        self.service, self.limits, self.metrics = service, limits, metrics
+    def __init__(
+        self,
+        service: Service,
+        limits: Limits,
+        metrics: Metrics,
+        token: str | None,
+        networks: Sequence[Service | Worker],
+    ) -> None:
+        self.service, self.limits, self.metrics, self.networks = service, limits, metrics, networks
         self.info = Models(models=[service.info(limits)])
         self.app = FastAPI(
             title="Candid",
@@ -82,8 +91,8 @@ class _Api:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self.queue: Queue[Sequence[Asked], Any] = Queue(
-            self.service.examine, self.limits.batch, self.limits.workers
+        self.queue: Queue[Service | Worker, Sequence[Asked], Any] = Queue(
+            self.networks, lambda network, requests: network.examine(requests), self.limits.batch
         )
         with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
             yield
@@ -159,7 +168,7 @@ class _Api:
         if isinstance(image, Unusable):
             return image
         asked = Asked(file.filename or "", image, towards=towards, target=target)
-        return await asyncio.wrap_future(self.queue.alone(partial(self.service.change, asked)))
+        return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
 
     async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | Unusable]:
         """Each as the model sees it, or why it can't be used."""

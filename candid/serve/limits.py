@@ -24,8 +24,6 @@ class Limits:
     """Requests that are read, wait or are answered at a time; one more is refused."""
     batch: int = 64
     """Images that pass the network together, at most; a request is not divided."""
-    workers: int = 1
-    """Batches that pass it at a time."""
     max_megabytes: float = 16
     """Of a request."""
     max_pixels: int = 25_000_000
@@ -34,7 +32,7 @@ class Limits:
     """Seconds from the first byte of a request to its answer."""
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "batch", "workers", "max_pixels"):
+        for name in ("max_queue", "batch", "max_pixels"):
             if getattr(self, name) < 1:
                 raise CandidError(f"--{name.replace('_', '-')} is a number from 1 on: raise it.")
         for name in ("max_megabytes", "timeout"):

@@ -3,9 +3,9 @@
 import ipaddress
 import logging
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
-import torch
 import uvicorn
 
 from candid.errors import CandidError
@@ -13,6 +13,7 @@ from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
 from candid.serve.limits import Limits
 from candid.serve.service import Service
+from candid.serve.worker import Worker
 
 
 class Server(uvicorn.Server):
@@ -43,10 +44,15 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or (self.guard.stopping and self.guard.idle)
 
 
-def serve(service: Service, limits: Limits, sock: socket.socket, token: str | None = None) -> None:
+def serve(
+    service: Service,
+    limits: Limits,
+    sock: socket.socket,
+    token: str | None = None,
+    workers: Sequence[Worker] = (),
+) -> None:
     """Answer requests that come through ``sock`` until SIGTERM or Ctrl-C."""
-    torch.set_num_threads(max(1, torch.get_num_threads() // limits.workers))
-    Server(guarded_app(service, limits, token)).run([sock])
+    Server(guarded_app(service, limits, token, workers)).run([sock])
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,9 +60,18 @@ class Asked:
     towards: int = 0
     target: float = 0.5
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, without the detour that tensors take."""
+        pixels = self.image.contiguous().numpy()
+        return _asked, (self.file, pixels, self.explain, self.towards, self.target)
+
+
+def _asked(file: str, pixels: "np.ndarray[Any, Any]", *others: Any) -> Asked:
+    return Asked(file, torch.from_numpy(pixels), *others)
+
 
 class Service:
-    """A model, ready to answer, to several threads at a time."""
+    """A model, ready to answer; used by one thread at a time."""
 
     def __init__(self, model: Model, name: str) -> None:
         self.examiner = Examiner(model, name)
@@ -94,13 +104,13 @@ class Service:
 
     @property
     def workers(self) -> int:
-        """Batches that should pass the network at a time: of small images one a core, else one on all cores.
+        """Processes that should have a network each: of small images one a core, up to four.
 
         A batch of small images is faster on a core of its own than on two: its layers are too short to share.
         """
         _, height, width = self.model.image_shape
         small = self.model.image_mean.device.type == "cpu" and height * width <= SMALL**2
-        return torch.get_num_threads() if small else 1
+        return min(4, torch.get_num_threads()) if small else 0
 
     def _missing(self) -> Sequence[str]:
         found = []

@@ -62,7 +62,18 @@ def test_sigterm_in_the_middle_of_requests_answers_every_accepted_one(
     model: GenerativeClassifier, tmp_path: Path
 ) -> None:
     saved = candid.save(model, tmp_path / "runs" / "mine" / "model" / "best")
-    command = [sys.executable, "-m", "tests.serve.stopped_server", str(saved), "--port", "0", "--batch", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.serve.stopped_server",
+        str(saved),
+        "--port",
+        "0",
+        "--batch",
+        "2",
+        "--workers",
+        "0",
+    ]
     started = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
