@@ -4,7 +4,7 @@ import multiprocessing
 import pickle
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,12 @@ def _work(connection: Connection, model: Path, name: str, threads: int) -> None:
         signal.signal(sent, signal.SIG_IGN)
     torch.set_num_threads(threads)
     service = Service(checkpoint.load_any(model), name)
-    connection.send_bytes(b"ready")
-    while True:
-        try:
+    with suppress(EOFError, OSError):  # closed
+        connection.send_bytes(b"ready")
+        while True:
             method, argument = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        try:
-            answer = getattr(service, method)(argument)
-        except Exception as error:
-            answer = error
-        connection.send_bytes(pickle.dumps(answer))
+            try:
+                answer = getattr(service, method)(argument)
+            except Exception as error:
+                answer = error
+            connection.send_bytes(pickle.dumps(answer))
