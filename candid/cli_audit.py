@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from candid.cli_corrupt import whole_numbers
 from candid.cli_evaluation import JsonFlag, OtherImages, PartOption, SkipBad, Workers, named
-from candid.errors import CandidError
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
 
@@ -59,7 +59,7 @@ def audit(
     verdict on each in plain words. What is finished is kept in OUT: an audit that was stopped goes on.
     """
     others = named(ood, "--ood", "NAME=PATH")
-    chosen = _whole_numbers(severities)
+    chosen = whole_numbers(severities)
 
     from candid.audit import Request, write
     from candid.audit import audit as run_audit
@@ -97,13 +97,6 @@ def audit(
 
 def _names(spec: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in spec.split(","))
-
-
-def _whole_numbers(spec: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in spec.split(","))
-    except ValueError as error:
-        raise CandidError(f"--severities takes numbers with commas between them, not '{spec}'.") from error
 
 
 def _print_verdicts(record: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ def corrupt(
         out=out,
         part=part,
         corruptions=tuple(chosen),
-        severities=_whole_numbers(severities),
+        severities=whole_numbers(severities),
         corrupted=corrupted,
         baseline=baseline,
         images=images,
@@ -100,7 +100,8 @@ def corrupt(
     progress.say(f"Written: {', '.join(map(str, files))}")
 
 
-def _whole_numbers(spec: str) -> tuple[int, ...]:
+def whole_numbers(spec: str) -> tuple[int, ...]:
+    """Severities, as an option has them."""
     try:
         return tuple(int(each) for each in spec.split(","))
     except ValueError as error:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from candid.cli_evaluation import JsonFlag, ModelFolder, SkipBad, Workers, named
+from candid.cli_evaluation import JsonFlag, ModelFolder, PartOption, SkipBad, Workers, named
 from candid.errors import CandidError
 from candid.names import short_name
 
@@ -25,6 +25,7 @@ def explain(
             "interpolations and measured uncertainties.",
         ),
     ] = None,
+    part: PartOption = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for figures.", show_default="explanation/MODEL")
     ] = None,
@@ -78,6 +79,7 @@ def explain(
     request = Request(
         model=model,
         data=data,
+        part=part,
         classes=classes,
         groups=groups,
         order=order,

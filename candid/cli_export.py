@@ -16,8 +16,12 @@ def export(
     model: ModelFolder,
     out: Annotated[
         Path,
-        typer.Option(metavar="FILE|DIR", help="A file that ends in .onnx or .pt2, or a folder for files."),
-    ],
+        typer.Option(
+            metavar="FILE|DIR",
+            help="A file that ends in .onnx or .pt2, or a folder for files.",
+            show_default="MODEL.onnx here",
+        ),
+    ] = Path(),
     format: Annotated[
         Literal["onnx", "torch-export", "both"] | None,
         typer.Option(help="ONNX, or an archive of torch.export.", show_default="of the file, or onnx"),

@@ -72,11 +72,13 @@ def serve(
 
     limits = Limits(max_queue, 64 if batch is None else batch, max_megabytes, max_pixels, timeout)
     with listening(host, port) as sock:
-        service = Service(checkpoint.load_any(model), short_name(model))
+        loaded = checkpoint.load_any(model)
+        service = Service(loaded, short_name(model))
         if batch is None:
             limits = replace(limits, batch=service.batch)
         if token is None and not is_local(sock):
             print("Without a token, whoever reaches this machine can ask: set CANDID_TOKEN.", file=sys.stderr)
-        with working(model, service.name, service.workers if workers is None else workers) as processes:
+        wanted = service.workers if workers is None else workers
+        with working(loaded, service.name, wanted, 2 * limits.timeout) as processes:
             print(f"{service.name} answers at {address_of(sock)}; Ctrl-C ends it", flush=True)
             run(service, limits, sock, token, processes)

@@ -22,7 +22,7 @@ from candid.classifier import GenerativeClassifier
 from candid.errors import CandidError
 from candid.evaluation.evaluate import beta_of
 from candid.mixture import log_standard_normal
-from candid.names import number, short_name
+from candid.names import short_name
 from candid.randomness import generator
 from candid.version import __version__
 
@@ -145,7 +145,7 @@ def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
         "image_shape": json.dumps(model.image_shape),
         "images": IMAGES,
         "outputs": json.dumps({name: OUTPUTS[name] for name in _outputs(model)}),
-        **({} if beta is None else {"beta": number(beta)}),
+        **({} if beta is None else {"beta": str(beta)}),
     }
 
 

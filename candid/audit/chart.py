@@ -29,7 +29,8 @@ def dots(
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="var(--line)"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle:.1f}" y="{bottom + 32}" text-anchor="middle">error (%)</text>')
+    axis = "error (%); dashed: clean images"
+    parts.append(f'<text x="{middle:.1f}" y="{bottom + 32}" text-anchor="middle">{axis}</text>')
     for i, name in enumerate(lines):
         x = _place(lines[name])
         parts.append(
@@ -47,7 +48,7 @@ def dots(
     for i, name in enumerate(values):
         x, y = LEFT + 290 * (i % 2), legend + 22 * (i // 2)
         parts.append(_mark(i, x, y))
-        parts.append(f'<text x="{x + 12}" y="{y + 4}">{escape(name)} (dashed: clean images)</text>')
+        parts.append(f'<text x="{x + 12}" y="{y + 4}">{escape(name)}</text>')
     return "".join(parts) + "</svg>"
 
 

@@ -12,6 +12,7 @@ from candid.audit.run import (
     attack_request,
     evaluation_request,
     explanation_request,
+    sweep_request,
 )
 from candid.names import number, short_name
 from candid.robustness.campaign import DS, KAPPAS
@@ -53,17 +54,14 @@ def comparison(found: Audit) -> list[str]:
 
 def sweep(found: Audit) -> list[str]:
     """All models at once."""
-    request = found.request
-    resnets = [subject.path for subject in found.subjects if not subject.is_generative]
-    images = request.images if request.corruption_images is None else request.corruption_images
-    options: list[object] = ["--baseline", resnets[0]] if resnets else []
-    if request.corruptions != tuple(CORRUPTIONS):
-        options += ["--corruptions", ",".join(request.corruptions)]
-    if request.severities != SEVERITIES:
-        options += ["--severities", ",".join(map(str, request.severities))]
-    return [
-        _line("corrupt", *_paths(found.subjects), request.data, *options, *_images(images), *_common(request))
-    ]
+    asked = sweep_request(found.request, found.subjects)
+    options: list[object] = [] if asked.baseline is None else ["--baseline", asked.baseline]
+    if asked.corruptions != tuple(CORRUPTIONS):
+        options += ["--corruptions", ",".join(asked.corruptions)]
+    if asked.severities != SEVERITIES:
+        options += ["--severities", ",".join(map(str, asked.severities))]
+    options += [*_images(asked.images), *_common(found.request)]
+    return [_line("corrupt", *asked.models, asked.data, *options)]
 
 
 def attacks(found: Audit) -> list[str]:
@@ -88,8 +86,7 @@ def explanations(found: Audit) -> list[str]:
             asked = explanation_request(found.request, found.subjects, subject, not found.fields)
             data: list[object] = [] if asked.data is None else ["--data", asked.data]
             beside = [word for path in asked.beside for word in ("--beside", path)]
-            skip = ["--skip-bad"] if asked.skip_bad else []
-            lines.append(_line("explain", asked.model, *data, *beside, *skip))
+            lines.append(_line("explain", asked.model, *data, *beside, *_common(found.request)))
     return lines
 
 

@@ -55,8 +55,14 @@ def examples(
     if not generative or not request.examples:
         return []
     subject, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
-    chosen = list(_chosen(subject, evaluation))[: request.examples]
-    paths = [_file(request, subject, source, index, track) for _, source, index in chosen]
+    chosen, paths = [], []
+    for why, source, index in _chosen(subject, evaluation):
+        path = _file(request, subject, evaluation, source, index, track)
+        if path is not None:
+            chosen.append((why, source, index))
+            paths.append(path)
+        if len(paths) == request.examples:
+            break
     opinions: list[list[Opinion]] = [[] for _ in chosen]
     for other, each in generative:
         names = other.model.class_names
@@ -96,7 +102,7 @@ def _chosen(subject: Subject, evaluation: Evaluation) -> Iterator[tuple[str, str
             yield f"the surest mistake of {subject.name}", part, index
     for name in evaluation.opinions:
         if name != part:
-            yield f"the first image of '{name}', which has none of the classes it knows", name, 0
+            yield f"the first image of '{name}'", name, 0
             break
     for kind in ("ambiguous", "novel"):
         for index in first(torch.tensor([each == kind for each in kinds])):
@@ -109,20 +115,29 @@ def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
     return evaluation.model.class_names[int(evaluation.predictions.labels[index])]
 
 
-def _file(request: Request, subject: Subject, source: str, index: int, track: Track) -> Path:
-    """The image's own file; of a data set without files, one that is written into the audit's folder."""
+def _file(
+    request: Request, subject: Subject, evaluation: Evaluation, source: str, index: int, track: Track
+) -> Path | None:
+    """The image's own file; of a data set without files, one that is written into the audit's folder.
+
+    None of tar shards, where no image can be looked up.
+    """
+    own = source == evaluation.metrics["part"]
+    seen = evaluation.predictions if own else evaluation.opinions[source].predictions
+    if Path(seen.paths[index]).is_file():
+        return Path(seen.paths[index])
     view = view_of(subject.model)
-    if source in request.ood:
-        split = open_images(request.ood[source], view)
-    else:
+    if own:
         training = training_of(subject.model)
         split = open_part(request.data, subject.model.class_names, request.part, training).split
+    else:
+        split = open_images(request.ood[source], view)
+    if isinstance(split, ShardSplit):
+        return None
     few = thinned(split, request.images)
     ready = prepare(few, view, source, request.skip_bad, track, lambda text: None)
     assert not isinstance(ready, ShardSplit)
     ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), view, 1)
-    if Path(name).is_file():
-        return Path(name)
     path = request.out / "examples" / f"{source}-{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = images[0].permute(1, 2, 0).numpy()

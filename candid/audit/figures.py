@@ -23,7 +23,8 @@ from candid.robustness import CORRUPTIONS, SEVERITIES, corrupt
 SCREEN, DRAWN = 96, 140
 """Dots an inch: of a page, and of what :func:`candid.plots.save` writes."""
 ROOM = 6_500_000
-"""Bytes for all pictures; when it is used up, the others are reduced."""
+"""Bytes for all pictures: each takes at most a quarter of what is left, and is reduced until it does."""
+REDUCTIONS = (1, 0.7, 0.5, 0.35, 0.25)
 TEMPERATURES = (0.5, 0.8, 1.0)
 
 
@@ -40,8 +41,9 @@ class Pictures:
         with Image.open(path) as image:
             width, height = (round(scale * side * SCREEN / DRAWN) for side in image.size)
         address = embedded(path)
-        if len(address) > self.room / 4 or self.room < ROOM / 4:
-            address = min(address, reduced(path), key=len)
+        for scale in REDUCTIONS:
+            if len(address) > self.room / 4:
+                address = min(address, reduced(path, scale), key=len)
         self.room -= len(address)
         return Picture(address, width, height, alt, caption)
 
@@ -252,11 +254,11 @@ def embedded(path: Path) -> str:
     return _address("png", png) if len(png) <= len(svg) else _address("svg+xml", svg)
 
 
-def reduced(path: Path) -> str:
-    """The figure at ``path`` in fewer pixels and with losses, as an address."""
+def reduced(path: Path, scale: float = 1) -> str:
+    """The figure at ``path`` in ``scale`` of the pixels that a screen has, with losses, as an address."""
     content = io.BytesIO()
     with Image.open(path) as image:
-        size = (image.width * SCREEN // DRAWN, image.height * SCREEN // DRAWN)
+        size = [max(1, round(scale * side * SCREEN / DRAWN)) for side in image.size]
         image.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(content, "JPEG", quality=60)
     return _address("jpeg", content.getvalue())
 

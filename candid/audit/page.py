@@ -46,7 +46,7 @@ def _summary(html: Page, found: Audit, judged: dict[str, list[Finding]]) -> None
     html.paragraph(
         f"On {first['images']:,} images of {request.data} ({first['part']}), by candid {__version__}.", "soft"
     )
-    if request.quick or request.images is not None:
+    if request.quick or request.images is not None or request.corruption_images:
         html.paragraph(_sampled(found), "note")
     aspects = [finding.aspect for finding in next(iter(judged.values()))]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in judged)
@@ -89,8 +89,8 @@ def _sampled(found: Audit) -> str:
     parts += [f"{request.attack_images:,} attacked images"] if found.attacked else []
     kind = "A quick look" if request.quick else "A sample"
     return (
-        f"{kind}: {listed(parts)}. Figures vary more than they would on all images; intervals say by how "
-        "much. Leave --quick and --images out for the whole."
+        f"{kind}: {listed(parts)}. Where there are more images, figures vary more than they would on all of "
+        "them; intervals say by how much."
     )
 
 
@@ -136,7 +136,7 @@ def _accuracy(html: Page, found: Audit, pictures: Pictures) -> None:
         row = ["top-1 accuracy, ten crops", *(percent(each["accuracy"]) for each in crops)]
         html.table("Posteriors averaged over ten crops", ["figure", *_names(found)], [row])
     lines = commands.evaluations(found)
-    html.commands(lines + (commands.comparison(found) if len(found.subjects) > 1 else []))
+    html.commands(lines + ([] if isinstance(drawn, str) else commands.comparison(found)))
 
 
 def _calibration(html: Page, found: Audit, pictures: Pictures) -> None:
@@ -258,12 +258,9 @@ def _corruptions(html: Page, found: Audit, pictures: Pictures) -> None:
         "that it notices."
     )
     corruptions = list(found.sweeps[0].errors)
-    errors = {
-        each.name: [sum(each.errors[name]) / len(each.errors[name]) for name in corruptions]
-        for each in found.sweeps
-    }
+    errors = {each.name: list(each.mean_errors.values()) for each in found.sweeps}
     clean = {each.name: each.clean_error for each in found.sweeps}
-    means = listed(f"{name} {percent(sum(values) / len(values))}" for name, values in errors.items())
+    means = listed(f"{each.name} {percent(each.mean_error)}" for each in found.sweeps)
     labels = [name.replace("_", " ") for name in corruptions]
     html.drawing(
         dots(labels, errors, clean, f"Errors by corruption. Means: {means}. The table below has more."),
@@ -305,8 +302,10 @@ def _attacks(html: Page, found: Audit, pictures: Pictures) -> None:
 
 def _explanations(html: Page, found: Audit, pictures: Pictures) -> None:
     html.section("explanations", "What the models have learned")
+    for study, reason in found.absent.items():
+        if study.startswith("explanations"):
+            html.paragraph(reason)
     if not found.overviews:
-        html.paragraph(found.absent["explanations"])
         return
     html.how_to_read(
         "Classes whose means lie close in latent space are hard to tell apart: the expected uncertainty "

@@ -8,7 +8,6 @@ from candid.audit import verdicts
 from candid.audit.examples import Example
 from candid.audit.run import Audit
 from candid.audit.verdicts import CRITERIA, Finding, listed, percent
-from candid.names import number
 from candid.version import __version__
 
 FORMAT, FORMAT_VERSION = "candid-audit", 1
@@ -22,13 +21,15 @@ def findings(found: Audit) -> dict[str, list[Finding]]:
     for i, subject in enumerate(found.subjects):
         metrics, posterior = found.evaluations[i].metrics, found.evaluations[i].predictions.posterior
         confidence = float(posterior.amax(1).mean())
+        classes = subject.model.config.classes
+        guesses = verdicts.guesses(metrics, classes)
         by_name[subject.name] = [
-            verdicts.accuracy(metrics, subject.model.config.classes),
+            verdicts.accuracy(metrics, classes),
             verdicts.calibration(metrics, confidence, verdicts.error_by_chance(posterior)),
             verdicts.false_alarms(metrics),
             verdicts.out_of_distribution(metrics),
             verdicts.corruptions(
-                found.sweeps[i] if found.sweeps else None, found.absent.get("corruptions", "")
+                found.sweeps[i] if found.sweeps else None, found.absent.get("corruptions", ""), guesses
             ),
             verdicts.attacks(
                 found.attacked.found[i].figures if found.attacked else (), found.absent.get("attacks", "")
@@ -71,8 +72,9 @@ def side_by_side(found: Audit) -> list[str]:
         _best(metrics, "top1_ece", "By calibration error, best first", -1),
     ]
     losses = {
-        each.name: sum(sum(e) / len(e) for e in each.errors.values()) / len(each.errors) - each.clean_error
-        for each in found.sweeps
+        subject.name: each.loss
+        for subject, each in zip(found.subjects, found.sweeps, strict=False)
+        if not verdicts.guesses(metrics[subject.name], subject.model.config.classes)
     }
     if losses:
         ranked = sorted(losses, key=lambda name: losses[name])
@@ -114,7 +116,7 @@ def record(found: Audit, judged: dict[str, list[Finding]]) -> dict[str, Any]:
                 "name": subject.name,
                 "model": str(subject.path),
                 "kind": "generative" if subject.is_generative else "resnet",
-                "beta": None if subject.beta is None else number(subject.beta),
+                "beta": None if subject.beta is None else str(subject.beta),
                 "parameters": sum(each.numel() for each in subject.model.parameters()),
                 "held_out_images": subject.held_out,
                 "findings": [asdict(each) for each in judged[subject.name]],

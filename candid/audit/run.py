@@ -11,7 +11,7 @@ from candid.audit.examples import Example, examples
 from candid.baseline import ResNet
 from candid.data.parts import Part, open_images, open_part, thinned
 from candid.data.splits import ShardSplit, Split, Track, untracked
-from candid.errors import CandidError
+from candid.errors import CandidError, NonFiniteError
 from candid.evaluation import evaluate as evaluation
 from candid.evaluation.evaluate import Evaluation, beta_of, training_of, view_of
 from candid.evaluation.heldout import HeldOut
@@ -141,8 +141,13 @@ def audit(request: Request, track: Track = untracked, say: Say = lambda text: No
     for subject in subjects:
         if subject.is_generative:
             say(f"explaining {subject.name}")
-            overviews[subject.name] = _explained(request, subjects, subject, in_shards, fields, track, say)
-    if not overviews:
+            try:
+                overviews[subject.name] = _explained(
+                    request, subjects, subject, in_shards, fields, track, say
+                )
+            except NonFiniteError as error:  # some networks can't be inverted far from real images
+                absent[f"explanations of {subject.name}"] = f"{subject.name} can't be explained: {error}"
+    if not any(subject.is_generative for subject in subjects):
         absent["explanations"] = "A ResNet has no latent to explain it by: add a generative model."
     elif in_shards:
         absent["examples"] = "Of tar shards no image can be looked up: examples need a folder of images."
@@ -174,6 +179,7 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
         if other.model.class_names != first.model.class_names:
             raise CandidError(f"'{first.path}' and '{other.path}' have other classes: audit them one by one.")
     split, part = _opened(request, first)
+    thinned(split, request.corruption_images or None)
     for other in others:
         same, _ = _opened(request, other)
         if not _same(split, same):
@@ -185,7 +191,7 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
         raise CandidError(f"'{part}' is already what the images of DATA are called: choose another name.")
     for spec in request.ood.values():
         thinned(open_images(spec, view_of(first.model)), request.images)
-    _sweep_request(request, subjects)  # these two check what they are given
+    sweep_request(request, subjects)  # these two check what they are given
     attack_request(request, subjects)
     return subjects, isinstance(split, ShardSplit)
 
@@ -233,8 +239,8 @@ def _evaluated(request: Request, subject: Subject, track: Track, say: Say) -> Ev
     return found
 
 
-def _sweep_request(request: Request, subjects: Sequence[Subject]) -> sweeping.Request:
-    """Errors are relative to those of the first ResNet, if there is one."""
+def sweep_request(request: Request, subjects: Sequence[Subject]) -> sweeping.Request:
+    """As for 'candid corrupt'; errors are relative to those of the first ResNet, if there is one."""
     resnets = [subject.path for subject in subjects if not subject.is_generative]
     images = request.images if request.corruption_images is None else request.corruption_images
     return sweeping.Request(
@@ -250,7 +256,7 @@ def _sweep_request(request: Request, subjects: Sequence[Subject]) -> sweeping.Re
 def _swept(
     request: Request, subjects: Sequence[Subject], track: Track, say: Say
 ) -> tuple[list[Sweep], Reference | None]:
-    found = sweeping.sweep(_sweep_request(request, subjects), track, _without(say, "no mCE"))
+    found = sweeping.sweep(sweep_request(request, subjects), track, _without(say, "no mCE"))
     assert found is not None
     write_tables(*found, request.out / "corruptions")
     return found
@@ -317,6 +323,7 @@ def explanation_request(
     return explanation.Request(
         model=subject.path,
         data=None if in_shards else request.data,
+        part=request.part,
         beside=tuple(beside),
         skip_bad=request.skip_bad,
         workers=request.workers,

@@ -69,10 +69,15 @@ def accuracy(metrics: dict[str, Any], classes: int) -> Finding:
     value, (low, high) = metrics["accuracy"], metrics["intervals"]["accuracy"]
     grade: Grade = "good" if value >= HIGH else "fair" if value >= USEFUL else "poor"
     text = f"{percent(value)} of {metrics['images']:,} images are right (95 % interval: {span(low, high)})"
-    if low <= 1 / classes:
+    if guesses(metrics, classes):
         return Finding("Accuracy", "poor", percent(value), f"{text}: no better than guessing.")
     wrong = "none is wrong" if value == 1 else f"about one in {_whole(1 / (1 - value))} is wrong"
     return Finding("Accuracy", grade, percent(value), f"{text}: {wrong}.")
+
+
+def guesses(metrics: dict[str, Any], classes: int) -> bool:
+    """Whether the accuracy may be chance."""
+    return bool(metrics["intervals"]["accuracy"][0] <= 1 / classes)
 
 
 def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Finding:
@@ -99,9 +104,11 @@ def _when_sure(metrics: dict[str, Any]) -> str:
     times = metrics["oce"]
     if times is None:
         return f"It is never {sure}."
-    if times == 0:
-        return f"Where it is {sure}, it is never wrong."
-    return f"Where it is {sure}, it is wrong {_times(times)} as often as it may be."
+    low, high = metrics["intervals"]["oce"]
+    return (
+        f"Where it is {sure}, it is wrong {_times(times)} as often as it may be (95 % interval: {low:.2g} to "
+        f"{high:.2g} times)."
+    )
 
 
 def error_by_chance(posterior: Tensor) -> float:
@@ -129,9 +136,10 @@ def false_alarms(metrics: dict[str, Any]) -> Finding:
             "False alarms", "unknown", "–", "Not checked: all images are those that it was calibrated on."
         )
     rate = metrics["false_positives"][metrics["verdicts"]["test"]][f"{LEVEL:g}"]
-    most = most_false_alarms(images, metrics["held_out_images"])
+    ranks = metrics["verdicts"]["ranked_among"]
+    most = most_false_alarms(images, ranks)
     found = f"False alarms {percent(rate)} at a level of {100 * LEVEL:g} %"
-    source = f"on {images:,} images, with {metrics['held_out_images']:,} held-out ones; chance explains up to"
+    source = f"on {images:,} images, ranked among {ranks:,} held-out ones; chance explains up to"
     if rate <= most:
         text = f"{found}: as promised ({source} {percent(most)})."
         return Finding("False alarms", "good", percent(rate), text)
@@ -141,16 +149,16 @@ def false_alarms(metrics: dict[str, Any]) -> Finding:
     return Finding("False alarms", "poor", percent(rate), text)
 
 
-def most_false_alarms(images: int, held_out: int) -> float:
-    """The share with p <= ``LEVEL`` that chance explains.
+def most_false_alarms(images: int, ranks: int) -> float:
+    """The share with p <= ``LEVEL`` that chance explains, if they are ranked among so many held-out ones.
 
-    The count is beta-binomial, over the draw of the images and of the held-out ones: of the latter's n + 1
-    ranks, k are extreme at the level.
+    The count is beta-binomial, over the draw of the images and of the held-out ones: of the n + 1 places
+    among the latter, k are extreme at the level.
     """
-    extreme = math.floor(LEVEL * (held_out + 1))
+    extreme = math.floor(LEVEL * (ranks + 1))
     if extreme == 0:
         return 0.0
-    return float(betabinom.ppf((1 + BAND) / 2, images, extreme, held_out + 1 - extreme)) / images
+    return float(betabinom.ppf((1 + BAND) / 2, images, extreme, ranks + 1 - extreme)) / images
 
 
 NOT_CALIBRATED = "Not known: the model has no held-out scores, which p-values come from."
@@ -188,19 +196,22 @@ def out_of_distribution(metrics: dict[str, Any]) -> Finding:
     return Finding(aspect, grade, f"{percent(min(areas.values()))} at least", text)
 
 
-def corruptions(found: Sweep | None, reason: str) -> Finding:
-    """By how many more images are wrong; ``reason`` is why there is no sweep."""
+def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Finding:
+    """By how many more images are wrong; ``reason`` is why there is no sweep.
+
+    A model that ``guesses`` has nothing to lose.
+    """
     if found is None:
         return Finding("Corruptions", "unknown", "–", reason)
-    means = {name: sum(errors) / len(errors) for name, errors in found.errors.items()}
-    mean = sum(means.values()) / len(means)
-    loss = mean - found.clean_error
-    grade: Grade = "good" if loss <= STEADY else "fair" if loss <= SHAKEN else "poor"
+    means = found.mean_errors
+    grade: Grade = "good" if found.loss <= STEADY else "fair" if found.loss <= SHAKEN else "poor"
     worst = max(means, key=lambda name: means[name])
     text = (
-        f"Wrong on {percent(mean)} of corrupted images instead of {percent(found.clean_error)}; worst: "
-        f"{worst.replace('_', ' ')}, {percent(means[worst])}. "
+        f"Of {found.images:,} images, corruptions make {percent(found.mean_error)} wrong instead of "
+        f"{percent(found.clean_error)}; worst: {worst.replace('_', ' ')}, {percent(means[worst])}. "
     )
+    if guesses:
+        grade, text = "unknown", "It guesses, so corruptions can't make it worse. "
     areas = found.auc.get(found.test or "", {})
     if areas:
         area = sum(areas.values()) / len(areas)
@@ -210,7 +221,7 @@ def corruptions(found: Sweep | None, reason: str) -> Finding:
         )
     else:
         text += "Whether it notices corruptions is not known: it has no held-out scores."
-    return Finding("Corruptions", grade, f"+{100 * loss:.1f} points wrong", text)
+    return Finding("Corruptions", grade, f"{100 * found.loss:+.1f} points wrong", text)
 
 
 def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
@@ -224,7 +235,7 @@ def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
         key=lambda each: (-(each.success or 0), each.per_pixel or 0),
         default=None,
     )
-    images = tried[0].images
+    images = max(each.images - each.already for each in tried)
     text = f"{percent(most)} of {images:,} images were led to a wrong class"
     if gentlest is not None and gentlest.per_pixel is not None:
         seen = "too little to be seen" if gentlest.per_pixel < VISIBLE else "enough to be seen"

@@ -15,6 +15,8 @@ from candid.data.transforms import Box, resized
 from candid.errors import CandidError
 
 EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""The only decoders of PIL that a file reaches."""
 LARGEST = 89_478_485
 """Pixels; PIL takes more for an attack on memory."""
 MODES = {1: "L", 3: "RGB"}
@@ -47,7 +49,8 @@ def decode(
 def _cropped(
     image: Image.Image, channels: int, size: tuple[int, int], box: Callable[[int, int], Box]
 ) -> Tensor:
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    # PIL turns a TIFF by itself
+    orientation = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
     width, height = image.size[::-1] if orientation in LYING else image.size
     left, top, right, bottom = box(width, height)
     surplus = min((right - left) / size[1], (bottom - top) / size[0])
@@ -88,7 +91,7 @@ def _file(source: Path | bytes) -> BinaryIO:
 
 def _open(file: BinaryIO) -> Image.Image:
     try:
-        image = Image.open(file)
+        image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
         raise BadImageError("it is empty, not an image, or its beginning is damaged") from error
     except Image.DecompressionBombError as error:

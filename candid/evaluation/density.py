@@ -94,8 +94,13 @@ class DensityDetector(Detector):
     @property
     def smallest_p_value(self) -> float:
         """That of an image that is farther out than the whole second half."""
+        return 1 / (self.ranks + 1)
+
+    @property
+    def ranks(self) -> int:
+        """The second half."""
         fitted(self._densities)
-        return 1 / (len(self._scores) + 1)
+        return len(self._scores)
 
     def p_value(self, statistic: Tensor) -> Tensor:
         """The rank among the second half; scores that differ by rounding count as equal."""

@@ -140,6 +140,7 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
         "detected_in_class": {name: study.share(p.class_p_value <= LEVEL) for name, p in opinions.items()},
         "verdicts": {
             "test": judge.test.name,
+            "ranked_among": judge.ranks,
             "novelty": judge.novelty,
             "error": judge.error,
             "sets": {name: study.shares(each.verdicts) for name, each in opinions.items()},
@@ -230,10 +231,11 @@ def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:
 def _metrics(
     request: Request, model: Model, part: str, predictions: Predictions, crops: Tensor | None
 ) -> dict[str, Any]:
+    beta = beta_of(model)
     metrics = {
         "model": str(request.model),
         "kind": "resnet" if isinstance(model, ResNet) else "generative",
-        "beta": training_of(model).get("beta", model.metadata.get("beta")),
+        "beta": None if beta is None else str(beta),
         "data": request.data,
         "part": part,
         "images": len(predictions),

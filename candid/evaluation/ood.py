@@ -71,6 +71,11 @@ class Detector(ABC):
     def smallest_p_value(self) -> float:
         """What the farthest of images gets: the held-out images are too few for lower levels."""
 
+    @property
+    @abstractmethod
+    def ranks(self) -> int:
+        """Held-out images that an image is ranked among; others may have shaped the score."""
+
 
 class ScalarDetector(Detector):
     """A detector of one statistic, (N,), such as log p(x), that is low for improbable images."""
@@ -91,6 +96,11 @@ class ScalarDetector(Detector):
     def ordered(self) -> Tensor:
         """The held-out values, in order."""
         return fitted(self._ordered)
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return len(self.ordered)
 
     @abstractmethod
     def accepted(self, alpha: float) -> tuple[float, float]:

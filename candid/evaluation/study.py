@@ -168,6 +168,11 @@ class Judge:
         values = self.test.statistic(statistics)
         return self._of_all.p_value(values), self._of_class.p_value(values, statistics["predicted"])
 
+    @property
+    def ranks(self) -> int:
+        """Held-out images that an image is ranked among."""
+        return self._of_all.ranks
+
     @cached_property
     def _of_all(self) -> Detector:
         return self.test.fitted(self.held_out.statistics)

@@ -11,7 +11,7 @@ from torch import Tensor
 from candid import checkpoint
 from candid.classifier import GenerativeClassifier
 from candid.data.loader import named_batches
-from candid.data.parts import open_part, thinned
+from candid.data.parts import Part, open_part, thinned
 from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.engine import best_device, launch
 from candid.errors import CandidError
@@ -39,6 +39,8 @@ class Request:
     model: Path
     data: str | None = None
     """Real images; without them there are no receptive fields, interpolations and measured uncertainties."""
+    part: Part | None = None
+    """Of the data."""
     classes: str | None = None
     """See :func:`candid.explain.chosen_classes`; None for all."""
     groups: Mapping[str, str] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class _Images:
         self, model: GenerativeClassifier, request: Request, track: Track, say: Callable[[str], object]
     ) -> None:
         assert request.data is not None
-        chosen = open_part(request.data, model.class_names, None, training_of(model))
+        chosen = open_part(request.data, model.class_names, request.part, training_of(model))
         if isinstance(chosen.split, ShardSplit):
             raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
         self.model, self.request, self.track, self.part = model, request, track, chosen.part

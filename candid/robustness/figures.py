@@ -71,8 +71,8 @@ class AttackFigures:
     """That of the attack with the lowest two-tailed area."""
 
     def record(self) -> dict[str, Any]:
-        """As JSON: infinities are strings."""
-        values = asdict(self)
+        """As JSON: infinities are strings, and so is beta."""
+        values = asdict(self) | {"beta": None if self.beta is None else str(self.beta)}
         return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 

@@ -102,6 +102,23 @@ class Sweep:
     """Of telling corrupted images from clean ones, by test and corruption; of a calibrated model only."""
     test: str | None = None
     """The one that verdicts rest on."""
+    images: int = 0
+    """Of each corruption and severity."""
+
+    @property
+    def mean_errors(self) -> dict[str, float]:
+        """By corruption, over the severities."""
+        return {name: _mean(each) for name, each in self.errors.items()}
+
+    @property
+    def mean_error(self) -> float:
+        """Over all corruptions and severities."""
+        return _mean(self.mean_errors.values())
+
+    @property
+    def loss(self) -> float:
+        """What corruptions make wrong in addition, as a share."""
+        return self.mean_error - self.clean_error
 
     @property
     def entropy_increase(self) -> float:
@@ -110,17 +127,17 @@ class Sweep:
 
     def as_reference(self) -> Reference:
         """For the corruption errors of other models."""
-        return Reference(self.name, self.clean_error, {name: _mean(e) for name, e in self.errors.items()})
+        return Reference(self.name, self.clean_error, self.mean_errors)
 
     def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
         """``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors."""
-        return {name: _ratio(_mean(e), reference.errors[name]) for name, e in self.errors.items()}
+        return {name: _ratio(own, reference.errors[name]) for name, own in self.mean_errors.items()}
 
     def relative_errors(self, reference: Reference) -> dict[str, float | None]:
         """``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
         return {
-            name: _ratio(_mean(e) - self.clean_error, reference.errors[name] - reference.clean)
-            for name, e in self.errors.items()
+            name: _ratio(own - self.clean_error, reference.errors[name] - reference.clean)
+            for name, own in self.mean_errors.items()
         }
 
     def record(self, reference: Reference | None) -> dict[str, Any]:
@@ -128,6 +145,7 @@ class Sweep:
         found: dict[str, Any] = {
             "model": self.name,
             "beta": None if self.beta is None else str(self.beta),
+            "images": self.images,
             "clean_error": self.clean_error,
             "entropy_increase_nats": self.entropy_increase,
             "errors": self.errors,
@@ -217,6 +235,7 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
         entropies,
         auc,
         None if held_out is None else default_test(held_out.statistics).name,
+        len(clean),
     )
 
 

@@ -1,6 +1,7 @@
 """The addresses of the JSON API and of the page."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from candid.serve.answers import (
     Problem,
     Unusable,
 )
-from candid.serve.guard import Guard
+from candid.serve.guard import NOTHING, Guard
 from candid.serve.limits import FILES, Limits, decoded
 from candid.serve.metrics import Metrics
 from candid.serve.queue import Queue
@@ -103,9 +104,8 @@ class _Api:
             listed = (*codes, 401) if secret else codes
             return {code: {"model": Problem, "description": MEANINGS[code]} for code in sorted(listed)}
 
-        towards = Form(
-            description="A class of the model.", json_schema_extra={"enum": list(self.service.classes)}
-        )
+        classes = None if secret else {"enum": list(self.service.classes)}
+        towards = Form(description="A class of the model.", json_schema_extra=classes)
 
         @self.app.post("/v1/examine", responses=problems(*WORK_PROBLEMS), dependencies=security)
         async def examine(
@@ -142,6 +142,8 @@ class _Api:
         @self.app.get("/healthz", responses={503: {"model": Problem, "description": MEANINGS[503]}})
         async def health() -> Health:
             """Whether the server takes requests."""
+            if not any(network.ready for network in self.networks):
+                raise HTTPException(503, "The network can't be loaded any more: start the server anew.")
             return Health(needs_token=secret)
 
         @self.app.get(
@@ -155,7 +157,7 @@ class _Api:
         results: list[Any] = await self._decoded(files)
         usable = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
         if usable:
-            asked = [Asked(files[i].filename or "", image, explain) for i, image in usable.items()]
+            asked = [Asked(_name(files[i]), image, explain) for i, image in usable.items()]
             judged = await asyncio.wrap_future(self.queue.together(asked, len(asked)))
             for i, found in zip(usable, judged, strict=True):
                 results[i] = found
@@ -167,22 +169,29 @@ class _Api:
         (image,) = await self._decoded([file])
         if isinstance(image, Unusable):
             return image
-        asked = Asked(file.filename or "", image, towards=towards, target=target)
+        asked = Asked(_name(file), image, towards=towards, target=target)
         return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
 
     async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | Unusable]:
         """Each as the model sees it, or why it can't be used."""
-        contents = [(file.filename or "", await file.read()) for file in files]
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, contents)
+        deadline = time.monotonic() + self.limits.timeout
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, files, deadline)
 
-    def _decode(self, contents: Sequence[tuple[str, bytes]]) -> list[Tensor | Unusable]:
+    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Tensor | Unusable]:
         found: list[Tensor | Unusable] = []
-        for name, content in contents:
+        for file in files:
+            if time.monotonic() > deadline:  # nobody waits for it any more
+                raise TimeoutError
             try:
-                found.append(decoded(content, self.service.view, self.limits.max_pixels))
+                found.append(decoded(file.file.read(), self.service.view, self.limits.max_pixels))
             except BadImageError as error:
-                found.append(unusable(name, error))
+                found.append(unusable(_name(file), error))
         return found
+
+
+def _name(file: UploadFile) -> str:
+    """As text that can be sent back."""
+    return (file.filename or "").encode("utf-8", "replace").decode()
 
 
 def _add_file(app: FastAPI, file: Path) -> None:
@@ -205,7 +214,7 @@ async def _problem(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, sentence, headers = error.status_code, str(error.detail), error.headers
         if status == 404:
-            sentence = "There is nothing at this address: /api lists those that there are."
+            sentence = NOTHING
         if status == 405:
             sentence = "This address takes no such method: /api lists those that it takes."
     else:

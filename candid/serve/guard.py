@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import re
@@ -38,8 +39,9 @@ SECRET = (*WORK, "/v1/models", "/metrics")
 """What needs the token, if there is one."""
 KNOWN = (*SECRET, "/healthz", "/openapi.json", "/")
 """What is counted by its own name."""
-LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 RETRY = {"retry-after": "1"}
+NOTHING = "There is nothing at this address: /api lists those that there are."
 LINGER = 1.0
 """Seconds for which the rest of a refused request is read."""
 log = logging.getLogger("candid.serve")
@@ -96,6 +98,8 @@ class Guard:
 
     async def _answered(self, scope: Message, request: "_Request", answer: "_Answer") -> None:
         path = scope["path"]
+        if not path.isprintable():  # to the routes, a line break at the end is nothing
+            raise _RefusedError(404, "address", NOTHING)
         if self.stopping and path != "/metrics":
             raise _RefusedError(503, "stopping", "The server is about to stop: ask again later.", RETRY)
         if path in SECRET:
@@ -105,21 +109,22 @@ class Guard:
             return
         async with self._accepted():
             deadline = asyncio.get_running_loop().time() + self.limits.timeout
-            body = await self._body(_headers(scope), request, deadline)
+            again = _again(await self._body(_headers(scope), request, deadline), request)
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self.app(scope, _again(body, request), answer)
+                    await self.app(scope, again, answer)
             except TimeoutError as error:
                 raise _RefusedError(
                     503, "slow", "The answer took too long: ask again later.", RETRY
                 ) from error
 
     def _check_sender(self, scope: Message, headers: dict[str, str]) -> None:
-        if headers.get("sec-fetch-site") == "cross-site":
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise _RefusedError(403, "site", "The page of another site can't ask this server: open its own.")
         if self.token is None:
             host = re.sub(r":\d+$", "", headers.get("host", ""))
-            if scope["server"][0] in LOOPBACK and host not in LOOPBACK:  # a name that was led here
+            own = scope["server"][0]
+            if is_loopback(own) and host not in (*LOOPBACK, own):  # a name that was led here
                 sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
                 raise _RefusedError(403, "host", sentence)
             return
@@ -221,6 +226,11 @@ class _Answer:
         encoded = [(name.encode(), value.encode()) for name, value in given.items()]
         await self({"type": "http.response.start", "status": status, "headers": encoded})
         await self({"type": "http.response.body", "body": body})
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can connect to it."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _headers(scope: Message) -> dict[str, str]:

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from PIL import Image
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
-from candid.data.images import LARGEST, BadImageError
+from candid.data.images import FORMATS, LARGEST, BadImageError
 from candid.data.splits import View, decode_as
 from candid.errors import CandidError
 
 FILES = 16
 """In one request."""
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""The only decoders of PIL that an upload reaches."""
+SCAN, SCANS = b"\xff\xda", 100
+"""How a scan of a JPEG begins, and how many it may have: each goes through all pixels; usual are 1 to 12."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _check_header(content: bytes, max_pixels: int) -> None:
         raise BadImageError("it is empty")
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
-            width, height = image.size
+            (width, height), tile = image.size, _tile(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImageError(f"it has more than {max_pixels:,} pixels") from error
     except Exception as error:  # PIL's readers raise whatever they like
@@ -72,3 +73,14 @@ def _check_header(content: bytes, max_pixels: int) -> None:
         ) from error
     if width * height > max_pixels:
         raise BadImageError(f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed here")
+    if tile > max_pixels:
+        raise BadImageError(f"it has tiles of more than the {max_pixels:,} pixels allowed here")
+    if content.startswith(b"\xff\xd8") and content.count(SCAN) > SCANS:
+        raise BadImageError(f"it is a JPEG of more than {SCANS} scans")
+
+
+def _tile(image: Image.Image) -> int:
+    """Pixels of a TIFF's tile, which is decoded whole, however small the image is."""
+    if not isinstance(image, TiffImageFile):
+        return 0
+    return int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))

@@ -81,6 +81,7 @@ class Queue(Generic[Network, Item, Answer]):
                     each.future.set_result(answer)
             with self._changed:
                 self._passing -= batch[0].alone is None
+                self._changed.notify()  # what was not worthwhile beside this batch may be now
             del batch, started
 
     def _next(self) -> list[_Waiting[Network, Item, Answer]]:
@@ -96,6 +97,8 @@ class Queue(Generic[Network, Item, Answer]):
                 room -= first.size
                 batch.append(self._waiting.popleft())
             self._passing += bool(batch) and batch[0].alone is None
+            if self._waiting:
+                self._changed.notify()
             return batch
 
     def _is_worthwhile(self) -> bool:

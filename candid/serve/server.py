@@ -1,7 +1,7 @@
 """A server that ends when it is told to, and not before it has answered what it accepted."""
 
-import ipaddress
 import logging
+import signal
 import socket
 from collections.abc import Sequence
 from types import FrameType
@@ -10,7 +10,7 @@ import uvicorn
 
 from candid.errors import CandidError
 from candid.serve.app import guarded_app
-from candid.serve.guard import Guard
+from candid.serve.guard import Guard, is_loopback
 from candid.serve.limits import Limits
 from candid.serve.service import Service
 from candid.serve.worker import Worker
@@ -36,7 +36,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On SIGTERM and Ctrl-C."""
-        self.should_exit = self.force_exit = self.guard.stopping
+        if self.guard.stopping:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
         self.guard.stopping = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -75,4 +77,4 @@ def address_of(sock: socket.socket) -> str:
 
 def is_local(sock: socket.socket) -> bool:
     """Whether only this machine can connect."""
-    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
+    return is_loopback(sock.getsockname()[0])

@@ -1,6 +1,7 @@
 """A model that answers requests: what the library says, as JSON."""
 
 import base64
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -73,6 +74,8 @@ def _asked(file: str, pixels: "np.ndarray[Any, Any]", *others: Any) -> Asked:
 class Service:
     """A model, ready to answer; used by one thread at a time."""
 
+    ready = True
+
     def __init__(self, model: Model, name: str) -> None:
         self.examiner = Examiner(model, name)
         self.view = self.examiner.view
@@ -136,6 +139,7 @@ class Service:
             try:
                 answers.append([self._answer(*pair) for pair in zip(asked, judged, strict=True)])
             except Exception as error:
+                error.add_note(traceback.format_exc())  # which is lost on the way to another process
                 answers.append(error)
         return answers
 

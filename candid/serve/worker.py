@@ -3,29 +3,49 @@
 import multiprocessing
 import pickle
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from candid import checkpoint
+from candid.errors import CandidError
+from candid.evaluation.predictions import Model
 from candid.serve.answers import Changed, Impossible, Judged, Unusable
 from candid.serve.service import Asked, Service
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LAST_SECONDS = 5.0
+"""For a process to end by itself."""
+
 
 class Worker:
-    """Answers as a :class:`Service` does, to one thread at a time; if its process ends, it starts another."""
+    """Answers as a :class:`Service` does, to one thread at a time; if its process ends, it starts another.
 
-    def __init__(self, model: Path, name: str, threads: int) -> None:
-        self._start_with = (model, name, threads)
+    ``patience`` is how many seconds an answer may take before the process is ended.
+    """
+
+    def __init__(self, model: Path, name: str, threads: int, patience: float) -> None:
+        self._start_with, self._patience = (model, name, threads), patience
+        self.ready = False
         self._start()
 
     def wait(self) -> None:
         """Until the model is loaded."""
-        self._connection.recv_bytes()
+        try:
+            error = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as ended:
+            raise CandidError(
+                "A process for the network ended before it was ready: free some memory, or lower --workers."
+            ) from ended
+        if error is not None:
+            raise error
+        self.ready = True
 
     def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
         """As :meth:`Service.examine`."""
@@ -35,58 +55,98 @@ class Worker:
         """As :meth:`Service.change`."""
         return self._ask("change", asked)
 
-    def close(self) -> None:
-        """End the process."""
+    def hang_up(self) -> None:
+        """Let the process end, once it has answered."""
         self._connection.close()
+
+    def join(self) -> None:
+        """Wait for its end, not for long."""
+        self.process.join(LAST_SECONDS)
+        self.process.kill()
         self.process.join()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, *self._start_with), daemon=True)
-        self.process.start()
+        with _without_signals():
+            self.process.start()
         other.close()
 
     def _ask(self, method: str, argument: object) -> Any:
+        """From another process if this one ends; an error if that ends, too."""
+        message = pickle.dumps((method, argument))
         try:
-            self._connection.send_bytes(pickle.dumps((method, argument)))
-            found = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            self.close()
+            found = self._answer(message)
+        except (EOFError, OSError):
+            self.ready = False
+            self.hang_up()
+            self.process.kill()
+            self.process.join()
             self._start()
             self.wait()
-            raise RuntimeError("the process of the network ended; another one was started") from error
+            found = self._answer(message)
         if isinstance(found, Exception):
             raise found
         return found
 
+    def _answer(self, message: bytes) -> Any:
+        self._connection.send_bytes(message)
+        if not self._connection.poll(self._patience):
+            raise TimeoutError("the network does not answer")
+        return pickle.loads(self._connection.recv_bytes())
+
 
 @contextmanager
-def working(model: Path, name: str, n: int) -> Iterator[list[Worker]]:
-    """``n`` workers that share the cores."""
+def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator[list[Worker]]:
+    """``n`` workers that share the cores. All have ``model`` as it is now, whatever becomes of its files."""
     threads = max(1, torch.get_num_threads() // max(1, n))
-    workers = [Worker(model, name, threads) for _ in range(n)]
+    with TemporaryDirectory(prefix="candid-") as folder:
+        own = checkpoint.save(model, Path(folder) / "model") if n else Path()
+        workers = [Worker(own, name, threads, patience) for _ in range(n)]
+        try:
+            for worker in workers:
+                worker.wait()
+            yield workers
+        finally:
+            for worker in workers:
+                worker.hang_up()
+            for worker in workers:
+                worker.join()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """A process that is started now gets none: who started it decides when it ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        for worker in workers:
-            worker.wait()
-        yield workers
+        yield
     finally:
-        for worker in workers:
-            worker.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(connection: Connection, model: Path, name: str, threads: int) -> None:
-    """Answer until the other side is closed: it decides when all is answered, no signal does."""
-    for sent in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sent, signal.SIG_IGN)
+    """Answer until the other side is closed."""
     torch.set_num_threads(threads)
-    service = Service(checkpoint.load_any(model), name)
     with suppress(EOFError, OSError):  # closed
-        connection.send_bytes(b"ready")
+        try:
+            service = Service(checkpoint.load_any(model), name)
+        except Exception as error:
+            connection.send_bytes(_packed(error))
+            return
+        connection.send_bytes(_packed(None))
         while True:
             method, argument = pickle.loads(connection.recv_bytes())
             try:
                 answer = getattr(service, method)(argument)
             except Exception as error:
+                error.add_note(traceback.format_exc())
                 answer = error
-            connection.send_bytes(pickle.dumps(answer))
+            connection.send_bytes(_packed(answer))
+
+
+def _packed(answer: object) -> bytes:
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:
+        return pickle.dumps(RuntimeError(f"an answer can't be sent: {error!r}"))

@@ -29,8 +29,9 @@ from candid.audit.markup import POLICY, Picture
 from candid.audit.page import page
 from candid.audit.record import findings, missing, record
 from candid.audit.verdicts import CRITERIA
-from candid.errors import CandidError
+from candid.errors import CandidError, NonFiniteError
 from candid.evaluation.compare import read_rows
+from tests.data.helpers import write_shard
 from tests.helpers import small_classifier
 from tests.training.runs import environment
 
@@ -211,6 +212,15 @@ def test_the_page_says_what_was_found(made: tuple[Path, str], found: dict[str, A
         assert f"<code>candid {words} " in text
 
 
+def test_pictures_never_take_more_than_their_room(runs: Path, tmp_path: Path) -> None:
+    asked = request(runs, tmp_path, models=(runs / "own/model/best",), ood={}, corruption_images=0)
+    pictures = Pictures(audit(replace(asked, attack_images=0, examples=0)))
+    pictures.room = 150_000
+    taken = [len(pictures.calibration().address) for _ in range(12)]
+    assert sum(taken) + pictures.room == 150_000 and pictures.room > 0
+    assert taken[-1] < taken[0] <= 150_000 / 4
+
+
 def test_pictures_are_reduced_when_there_is_no_room(made: tuple[Path, str]) -> None:
     for file in (made[0] / "figures").glob("*.png"):
         whole, small = embedded(file), reduced(file)
@@ -250,6 +260,23 @@ def test_what_is_missing_is_said_not_fatal(
         assert reason in re.sub(r"</?code>", "", text)
     assert [each.grade for each in findings(alone)["resnet"]][4:] == ["unknown", "unknown"]
     assert alone.examples == []
+
+
+def test_shards_have_no_examples_and_a_wild_inverse_no_explanations(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wild(*_: object) -> None:
+        raise NonFiniteError("The latent is too large to be inverted.")
+
+    monkeypatch.setattr("candid.audit.run.explanation.overview", wild)
+    write_shard(tmp_path / "packed.tar", range(5))
+    asked = request(
+        runs, tmp_path / "out", models=(runs / "own/model/best",), images=None, corruption_images=0
+    )
+    found = audit(replace(asked, ood={"packed": str(tmp_path / "packed.tar")}, attack_images=0, examples=3))
+    assert found.examples and {each.source for each in found.examples} == {"test"}
+    assert "packed" in found.evaluations[0].metrics["ood"]
+    assert "be explained: The latent is too large" in page(found, findings(found))
 
 
 def test_mistakes_are_said_before_anything_runs(runs: Path, tmp_path: Path) -> None:

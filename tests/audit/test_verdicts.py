@@ -16,11 +16,10 @@ def metrics(**changes: Any) -> dict[str, Any]:
         "accuracy": 0.8,
         "top1_ece": 0.03,
         "oce": 2.0,
-        "intervals": {"accuracy": [0.78, 0.82], "top1_ece": [0.02, 0.04]},
-        "held_out_images": 999,
+        "intervals": {"accuracy": [0.78, 0.82], "top1_ece": [0.02, 0.04], "oce": [0.5, 5.0]},
         "held_out_overlap": 0,
         "false_positives": {"joint": {"0.05": 0.052}},
-        "verdicts": {"test": "joint"},
+        "verdicts": {"test": "joint", "ranked_among": 999},
         "ood": {},
     }
     return own | changes
@@ -61,8 +60,9 @@ def test_calibration() -> None:
     assert grades == ["good", "fair", "poor", "unknown"]
     assert "over-confident, 90.0 % sure" in verdicts.calibration(metrics(), 0.9, 0).sentence
     assert "under-confident" in verdicts.calibration(metrics(), 0.7, 0).sentence
-    assert "2.0 times as often" in verdicts.calibration(metrics(), 0.9, 0).sentence
-    assert "never wrong" in verdicts.calibration(metrics(oce=0.0), 0.9, 0).sentence
+    assert "2.0 times as often as it may be (95 % interval: 0.5 to 5 times)" in (
+        verdicts.calibration(metrics(), 0.9, 0).sentence
+    )
     assert "never sure" in verdicts.calibration(metrics(oce=None), 0.9, 0).sentence
 
 
@@ -76,8 +76,11 @@ def test_the_error_by_chance_shrinks_with_the_number_of_images() -> None:
 def test_false_alarms() -> None:
     kept = verdicts.false_alarms(metrics())
     assert kept.grade == "good" and "False alarms 5.2 % at a level of 5 %: as promised" in kept.sentence
-    broken = verdicts.false_alarms(metrics(false_positives={"joint": {"0.05": 0.1}}))
+    many = metrics(false_positives={"joint": {"0.05": 0.085}})
+    broken = verdicts.false_alarms(many)
     assert broken.grade == "poor" and "more than promised" in broken.sentence
+    few = verdicts.false_alarms(many | {"verdicts": {"test": "joint", "ranked_among": 199}})
+    assert few.grade == "good" and "ranked among 199 held-out ones" in few.sentence
     assert verdicts.false_alarms(metrics(held_out_overlap=1000)).grade == "unknown"
     assert verdicts.most_false_alarms(10_000, 10_000) == pytest.approx(0.058, abs=1e-3)
     assert verdicts.most_false_alarms(100, 1000) > verdicts.most_false_alarms(1000, 1000) > 0.05
@@ -108,6 +111,8 @@ def test_corruptions() -> None:
     known = Sweep("own", 1.0, 0.1, 0.5, {"fog": [0.2]}, {"fog": [1.0]}, {"joint": {"fog": 0.9}}, "joint")
     assert "'joint' notices corruptions well" in verdicts.corruptions(known, "").sentence
     assert verdicts.corruptions(None, "why").sentence == "why"
+    guessing = verdicts.corruptions(known, "", guesses=True)
+    assert guessing.grade == "unknown" and "It guesses" in guessing.sentence
 
 
 @pytest.mark.parametrize("success", [0.0, 0.05, 0.5, 1.0])

@@ -93,7 +93,7 @@ def oriented(kind: str, orientation: int) -> bytes:
     return encoded(Image.fromarray(pixels(3, 40, 64)), kind, exif=exif)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photo_is_turned_upright_before_it_is_cropped(tmp_path: Path, orientation: int, kind: str) -> None:
     path = tmp_path / "photo"

@@ -2,8 +2,9 @@
 
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
@@ -78,6 +79,15 @@ def without_rounding(answer: Any) -> Any:
     return pytest.approx(answer, rel=1e-4, abs=1e-4) if isinstance(answer, float) else answer
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it, not for long."""
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
 class Running:
     """A server in a thread, and a client of it."""
 
@@ -96,11 +106,13 @@ class Running:
 
 
 @contextmanager
-def running(service: Service, token: str | None = None, **limits: Any) -> Iterator[Running]:
+def running(
+    service: Service, token: str | None = None, host: str = "127.0.0.1", **limits: Any
+) -> Iterator[Running]:
     """A real server on a free port."""
     guard = guarded_app(service, Limits(**limits), token)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    with listening("127.0.0.1", 0) as sock:
+    with listening(host, 0) as sock:
         url = address_of(sock)
         thread = threading.Thread(target=Server(guard).run, args=([sock],))
         thread.start()

@@ -1,7 +1,9 @@
-"""``candid serve`` whose network takes half a second a batch: for a test that stops it meanwhile."""
+"""``candid serve`` whose networks answer nothing while a file is there: for a test that stops it then."""
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,13 +12,17 @@ import typer
 from candid.cli_serve import serve
 from candid.serve.service import Asked, Service
 
+examine = Service.examine
+
+
+def held_up(self: Service, requests: Sequence[Sequence[Asked]]) -> list[Any]:
+    while Path(os.environ["CANDID_HELD_UP"]).exists():
+        time.sleep(0.01)
+    return examine(self, requests)
+
+
+if "CANDID_HELD_UP" in os.environ:  # in the server's own process and in its workers, which import this, too
+    Service.examine = held_up  # type: ignore[method-assign]
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    examine = Service.examine
-
-    def slow(self: Service, requests: Sequence[Sequence[Asked]]) -> list[Any]:
-        time.sleep(0.5)
-        return examine(self, requests)
-
-    Service.examine = slow  # type: ignore[method-assign]
     typer.run(serve)

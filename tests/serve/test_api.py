@@ -226,3 +226,16 @@ def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
 def test_grey_images_are_sent_as_they_are() -> None:
     image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8)
     assert np.array_equal(np.array(Image.open(BytesIO(base64.b64decode(as_png(image))))), image[0].numpy())
+
+
+def test_a_name_that_is_no_text_comes_back_as_one(server: Running) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="\\ud800.png"\r\n\r\n'
+    for content, status in ((picture(), "judged"), (b"no image", "unusable")):
+        answer = server.client.post(
+            "/v1/examine",
+            content=head + content + b"\r\n--x--\r\n",
+            headers={"content-type": "multipart/form-data; boundary=x; charset=unicode_escape"},
+        )
+        assert answer.status_code == 200
+        (found,) = answer.json()["results"]
+        assert found["status"] == status and found["file"] == "?.png"

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from candid.serve.guard import HEADERS
+from candid.serve.guard import HEADERS, SECRET, WORK
 from candid.serve.service import Asked, Service
-from tests.serve.helpers import Running, huge_png, picture, running
+from tests.serve.helpers import Running, huge_png, picture, running, until
 
 
 @contextmanager
@@ -31,15 +31,6 @@ def held_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threa
         patch.setattr(service, "examine", slow)
         yield may
         may.set()
-
-
-def until(condition: Any) -> None:
-    """Wait for it, not for long."""
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def connected(server: Running) -> socket.socket:
@@ -86,6 +77,22 @@ def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("path", SECRET)
+@pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%E2%80%A8"])
+def test_no_other_spelling_of_an_address_avoids_its_guard(guarded: Running, path: str, end: str) -> None:
+    with httpx.Client(base_url=guarded.url, trust_env=False) as stranger:
+        method = "POST" if path in WORK else "GET"
+        answer = stranger.request(method, httpx.URL(path=path, raw_path=f"{path}{end}".encode()))
+        assert answer.status_code == 404, answer.text
+        check_headers(answer)
+
+
+@pytest.fixture(scope="module")
+def guarded(service: Service) -> Iterator[Running]:
+    with running(service, token="sesame") as found:
+        yield found
 
 
 def test_a_large_request_is_refused_by_its_header(service: Service) -> None:
@@ -198,14 +205,16 @@ def test_the_token_is_needed_and_never_shown(service: Service, caplog: pytest.Lo
                 assert other.get("/v1/models", headers=headers).status_code == 401
                 assert other.get("/healthz").json() == {"status": "ok", "needs_token": True}
                 assert other.get("/").status_code == 200
-        schema = server.client.get("/openapi.json").json()
+        description = server.client.get("/openapi.json")
+        assert "fish" not in description.text  # the classes are secret, too
+        schema = description.json()
         assert "401" in schema["paths"]["/v1/examine"]["post"]["responses"]
         assert "sesame" not in server.client.get("/metrics").text
     assert "sesame" not in caplog.text
 
 
 def test_pages_of_other_sites_cant_ask(server: Running) -> None:
-    for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         answer = server.client.get("/v1/models", headers={"sec-fetch-site": site})
         assert answer.status_code == status and "access-control-allow-origin" not in answer.headers
 
@@ -216,6 +225,13 @@ def test_a_name_that_leads_here_cant_ask(server: Running, service: Service) -> N
         assert server.client.get("/v1/models", headers={"host": host}).status_code == status, host
     with running(service, token="sesame") as other:
         assert other.client.get("/v1/models", headers={"host": "behind.a.proxy"}).status_code == 200
+
+
+@pytest.mark.parametrize("own", ["127.0.0.2", "::1"])
+def test_any_loopback_address_is_guarded_against_such_names(service: Service, own: str) -> None:
+    with running(service, host=own) as server:
+        assert server.client.get("/v1/models").status_code == 200
+        assert server.client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_a_server_that_stops_answers_what_it_accepted_and_refuses_the_rest(

@@ -62,11 +62,13 @@ def test_two_thousand_requests_from_32_clients(
             ]
             return sum(pages) * 4096 / 1e6
 
-        ask_all(500)  # by then every buffer of the network, of Python and of uvicorn is there
-        before = resident_megabytes()
-        answers = ask_all(REQUESTS)
-        grown = resident_megabytes() - before
-        process.terminate()
+        try:
+            ask_all(500)  # by then every buffer of the network, of Python and of uvicorn is there
+            before = resident_megabytes()
+            answers = ask_all(REQUESTS)
+            grown = resident_megabytes() - before
+        finally:
+            process.terminate()
 
     assert sorted(i for i, _, _ in answers) == list(range(REQUESTS))
     for i, status, answer in answers:

@@ -2,21 +2,21 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import candid
-from candid import GenerativeClassifier
+from candid import CandidError, CheckpointError, GenerativeClassifier
 from candid.serve.answers import Changed
 from candid.serve.limits import decoded
 from candid.serve.service import Asked, Service
-from candid.serve.worker import working
+from candid.serve.worker import Worker, working
 from tests.serve.helpers import picture, without_rounding
 
 
 def test_a_worker_answers_as_the_service_does_and_is_replaced(
-    model: GenerativeClassifier, service: Service, tmp_path: Path
+    model: GenerativeClassifier, service: Service
 ) -> None:
     images = [decoded(picture(i), service.view, 10_000) for i in range(3)]
     requests = [
@@ -24,7 +24,7 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
         [Asked("2", images[2])],
     ]
     own = service.examine(requests)
-    with working(candid.save(model, tmp_path / "model"), "small", 1) as (worker,):
+    with working(model, "small", 1) as (worker,):
 
         def check() -> None:
             for found, expected in zip(worker.examine(requests), own, strict=True):
@@ -35,13 +35,37 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
         check()
         changed = worker.change(Asked("0", images[0], towards=1))
         assert isinstance(changed, Changed) and changed.class_ == "dog"
-        with pytest.raises(AttributeError):
+        with pytest.raises(AttributeError) as caught:
             worker.change("no image")  # type: ignore[arg-type]
+        assert "in change" in caught.value.__notes__[0]  # where it went wrong in the other process
         first = worker.process.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="another one was started"):
-            worker.examine(requests)
         check()
-        assert worker.process.pid != first
+        assert worker.process.pid != first and worker.ready
     assert worker.process.exitcode == 0
+
+
+def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, service: Service) -> None:
+    asked = [[Asked("0", decoded(picture(), service.view, 10_000))]]
+    with working(model, "small", 1, patience=0.2) as (worker,):
+        first = worker.process.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        with suppress(TimeoutError):  # 0.2 seconds may be too short for the next one, too
+            worker.examine(asked)
+        assert worker.process.pid != first
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+
+
+def test_a_worker_that_cant_load_its_model_says_so(tmp_path: Path) -> None:
+    worker = Worker(tmp_path / "none", "none", 1, 1.0)
+    with pytest.raises(CheckpointError, match="no model at"):
+        worker.wait()
+    assert not worker.ready
+    worker.join()
+    lost = Worker(tmp_path / "none", "none", 1, 1.0)
+    lost.process.kill()
+    with pytest.raises(CandidError, match="ended before it was ready"):
+        lost.wait()

@@ -66,6 +66,11 @@ function known() {
 }
 
 async function examine(file) {
+  if (!model) await start();
+  if (!model) { // the page says why
+    if (!byId("token-form").hidden) afterToken = () => start().then(() => examine(file));
+    return;
+  }
   const question = ++asked;
   show("problem", "");
   byId("guide").hidden = true;
@@ -73,7 +78,7 @@ async function examine(file) {
   show("waiting", `Looking at ${file.name || "the image"} …`);
   announce(byId("waiting").textContent);
   try {
-    if (model && file.size > model.limits.megabytes * 1e6) throw new Error(`The file is larger than ${model.limits.megabytes} MB: send a smaller one.`);
+    if (file.size > model.limits.megabytes * 1e6) throw new Error(`The file is larger than ${model.limits.megabytes} MB: send a smaller one.`);
     const form = new FormData();
     form.append("file", file, file.name || "pasted");
     const answer = await api("/v1/examine?explain=true", { method: "POST", body: form });
@@ -235,6 +240,7 @@ function overlay(maps, choice) {
 async function change(event) {
   event.preventDefault();
   const question = asked, button = byId("change-form").querySelector("button");
+  if (button.getAttribute("aria-disabled") === "true") return;
   const form = new FormData();
   form.append("file", current, current.name || "pasted");
   form.append("towards", byId("towards").value);
@@ -243,7 +249,7 @@ async function change(event) {
   byId("change-result").hidden = true;
   byId("change-waiting").hidden = false;
   announce(byId("change-waiting").textContent);
-  button.disabled = true;
+  button.setAttribute("aria-disabled", "true"); // a disabled one would lose the focus
   try {
     const { result } = await api("/v1/counterfactual", { method: "POST", body: form });
     if (question !== asked) return;
@@ -255,7 +261,7 @@ async function change(event) {
     else show("change-problem", error.message);
   } finally {
     byId("change-waiting").hidden = true;
-    button.disabled = false;
+    button.removeAttribute("aria-disabled");
   }
 }
 
@@ -329,6 +335,7 @@ byId("token-form").addEventListener("submit", (event) => {
   token = byId("token").value.trim();
   byId("token").value = "";
   byId("token-form").hidden = true;
+  byId("pick").focus();
   afterToken();
 });
 start();
