@@ -24,15 +24,18 @@ LIMITS = (
     "objects it does not: see the out-of-distribution figures.",
     "The test for novel images holds its level for images like CIFAR-10's. Another camera, size or "
     "compression makes all images novel, or none.",
-    "Whoever can change pixels can choose the class and the p-value at will: no attack of ours failed.",
+    "Whoever can change pixels can choose the class: changes too small to be seen are enough.",
     "Images of other sizes are scaled down to 32 x 32, so small things in them are lost.",
     "The labels of CIFAR-10 have errors, and its photos are not a sample of what a camera sees anywhere.",
 )
 NOT_FOR = (
     "Decisions about people, or any in which a wrong class does harm: it is for research and teaching.",
-    "Security: neither the class nor the p-value withstands an adversary.",
+    "Security: it does not withstand an adversary.",
     "Judging whether a photo is authentic, edited or generated.",
 )
+
+
+PRECISIONS = {"32": "in float32", "bf16": "convolutions in bfloat16"}
 
 
 def write_card(name: str, options: Sequence[str], run: Path) -> None:
@@ -64,10 +67,11 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
             "training": [
                 f"`candid train cifar-10-batches-bin --recipe cifar10 {' '.join(options)}`",
                 f"{config['epochs']} epochs in batches of {config['batch']}, label smoothing "
-                f"{config['label_smoothing']:g}; the best epoch by validation loss was {best}.",
+                f"{config['label_smoothing']:g}, {PRECISIONS[config['precision']]}; the best epoch by "
+                f"validation loss was {best}.",
                 f"{parameters / 1e6:.2f} million parameters (blocks {list(flow.blocks)}, widths "
                 f"{list(flow.widths)}).",
-                f"{sum(hours):.1f} hours on one core of a machine that had other work, too; "
+                f"{sum(hours):.1f} hours, two runs at a time on two cores; "
                 f"{len(hours) * min(hours):.1f} at the pace of the fastest epoch.",
             ],
             "storage": [

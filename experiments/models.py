@@ -20,9 +20,9 @@ from candid.evaluation.evaluate import Request, calibrate_model
 from experiments.cards import write_card
 
 MODELS: dict[str, tuple[str, ...]] = {
-    "cifar10-beta1": ("--beta", "1"),
+    "cifar10-beta1": ("--beta", "1", "--precision", "32"),
     "cifar10-betainf": ("--beta", "inf"),
-    "cifar10-resnet": ("--baseline",),
+    "cifar10-resnet": ("--baseline", "--precision", "32"),
     "cifar10-beta4": ("--beta", "4"),
     "cifar10-beta16": ("--beta", "16"),
     "cifar10-beta0": ("--beta", "0"),
@@ -54,12 +54,19 @@ def pack(name: str, data: str, runs: Path) -> Path:
     config = model.metadata["training"]["config"]
     config["data"] = Path(config["data"]).name
     checkpoint.save(model, packed, half=True)
-    if calibrate_model(Request(packed, data)) is None:
+    if calibrate_model(Request(packed, data, part="val")) is None:
         raise CandidError("The bundled models are packed by one process.")
+    if _tensors(packed) == _tensors(place):
+        return place  # with the figures on its card
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(packed, place)
     write_card(name, MODELS[name], runs / name)
     return place
+
+
+def _tensors(folder: Path) -> set[str]:
+    """Files by their names, which contain what they hold."""
+    return {file.name for file in folder.glob("*.safetensors")}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

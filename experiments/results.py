@@ -99,7 +99,7 @@ def attacked(names: Sequence[str], data: str, images: int, work: Path) -> Any:
 def explained(names: Sequence[str], data: str, work: Path) -> Any:
     """What ``candid explain`` says: similar classes, receptive fields, samples."""
     found = {}
-    for name in (SHOWN, "cifar10-beta0", "cifar10-betainf"):
+    for name in (SHOWN, *(name for name in ("cifar10-beta0", "cifar10-betainf") if name in names)):
         out = work / "explanation" / name
         others = [name for name in names if name != SHOWN and "unsmoothed" not in name]
         beside = [a for other in others for a in ("--beside", other)] if name == SHOWN else []
@@ -113,13 +113,13 @@ def explained(names: Sequence[str], data: str, work: Path) -> Any:
     return found
 
 
-def examined(data: str, ood: str, work: Path) -> None:
-    """Pages of four test images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
+def examined(work: Path) -> None:
+    """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
     with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if Path(row["image"]).is_file()]
     usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
     torn = [row for row in usual if row["classes"].count(";") == 1]
-    others = [row for row in rows if row["set"] == ood]
+    others = [row for row in rows if row["set"] != "test"] or rows
     chosen = {
         "sure": max(usual, key=lambda row: float(row["posterior"])),
         "torn": min(torn, key=lambda row: abs(float(row["posterior"]) - 0.5)),
@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
     parser.add_argument("--attacked", type=int, default=100, help="images to attack")
     asked = parser.parse_args(arguments)
-    PAGE.mkdir(parents=True, exist_ok=True)
+    page = PAGE / "README.md"
+    template = page.read_text(encoding="utf-8")
     work, names = asked.work, sorted(zoo.names(), key=_order)
     ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
 
@@ -163,12 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "attacks": attacked(names, asked.data, asked.attacked, work),
         "explanations": explained(names, asked.data, work),
     }
-    examined(asked.data, ood[0].partition("=")[0], work)
+    examined(work)
     with replacing(PAGE / "results.json") as file:
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = PAGE / "README.md"
     with replacing(page) as file:
-        file.write_text(filled(page.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+        file.write_text(filled(template, tables(results)), encoding="utf-8")
     for name in names:
         add_figures(name, *card_figures(name, results))
 
