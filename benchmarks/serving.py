@@ -1,20 +1,25 @@
 """What serving costs: images a second through ``POST /v1/examine``, as a share of the bare network's.
 
-The peer is the frozen network on batches of decoded images, as large as the server's, in this process, on all
-cores. A request also pays for reading, decoding, p-values, verdicts and JSON, and here for the clients, too.
-The target is for requests with several images: of one image, Python's part is as long as the network's.
+The peer is the frozen network on batches of decoded images, as large as the server's: in one process on all
+cores, and in a process for each core; the faster one counts. A request also pays for reading, decoding,
+p-values, verdicts and JSON, and here for the clients, too. The target is for requests with several images: of
+one image, Python's part is as long as the network's. Besides, how long a visitor of the page waits.
 """
 
 import http.client
+import multiprocessing
 import os
 import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
+from typing import Any
 
 import torch
 from PIL import Image
@@ -27,7 +32,12 @@ from candid.serve.limits import Limits, decoded
 
 CLIENTS = 32
 BOUNDARY = b"candid-benchmark"
-BARE, SINGLE, SEVERAL = "bare network", "one image a request", "16 images a request"
+BARE, APART = "bare network, one process", "bare network, a process a core"
+SINGLE, SEVERAL = "one image a request", "16 images a request"
+EXPLAINED = "/v1/examine?explain=true"
+VISITS = 20
+own: dict[str, Any] = {}
+"""What a process of the peer has loaded."""
 
 
 def photo_patches(n: int, size: int) -> list[bytes]:
@@ -48,17 +58,34 @@ def body(files: Sequence[bytes]) -> bytes:
     return b"".join(head + file + b"\r\n" for file in files) + b"--%s--\r\n" % BOUNDARY
 
 
-def send(port: int, bodies: Sequence[bytes]) -> None:
-    """One client: a request after the other."""
+def send(port: int, bodies: Sequence[bytes], path: str = "/v1/examine") -> list[float]:
+    """One client: a request after the other; how long each took."""
+    seconds = []
     connection = http.client.HTTPConnection("127.0.0.1", port)
     headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
     for each in bodies:
-        connection.request("POST", "/v1/examine", each, headers)
+        started = time.perf_counter()
+        connection.request("POST", path, each, headers)
         answer = connection.getresponse()
         content = answer.read()
+        seconds.append(time.perf_counter() - started)
         if answer.status != 200 or b'"unusable"' in content:
             raise RuntimeError(f"{answer.status}: {content!r}")
     connection.close()
+    return seconds
+
+
+def load_bare(name: str, batches: Sequence[torch.Tensor]) -> None:
+    """In a process of its own, with one core."""
+    torch.set_num_threads(1)
+    own["network"], own["batches"] = candid.load(name).frozen(), batches
+
+
+@torch.inference_mode()
+def pass_bare(part: slice) -> None:
+    """On a part of the batches."""
+    for batch in own["batches"][part]:
+        own["network"](batch / 255)
 
 
 @contextmanager
@@ -94,19 +121,36 @@ def main() -> int:
         for batch in batches:
             model(batch / 255)
 
-    with server(arguments.model, arguments.threads) as port, ThreadPoolExecutor(CLIENTS) as clients:
+    parts = [slice(i, None, arguments.threads) for i in range(arguments.threads)]
+    with (
+        multiprocessing.get_context("spawn").Pool(
+            arguments.threads, load_bare, (arguments.model, batches)
+        ) as processes,
+        server(arguments.model, arguments.threads) as port,
+        ThreadPoolExecutor(CLIENTS) as clients,
+    ):
 
         def served(size: int) -> None:
             bodies = [body(files[i : i + size]) for i in range(0, images, size)]
             list(clients.map(partial(send, port), [bodies[i::CLIENTS] for i in range(CLIENTS)]))
 
-        times = alternate({BARE: bare, SINGLE: lambda: served(1), SEVERAL: lambda: served(16)}, rounds)
+        def apart() -> None:
+            processes.map(pass_bare, parts, chunksize=1)
+
+        times = alternate(
+            {BARE: bare, APART: apart, SINGLE: lambda: served(1), SEVERAL: lambda: served(16)}, rounds
+        )
+        visits = send(port, [body([file]) for file in files[:VISITS]], EXPLAINED)
     show_times(f"{images} images of {width} x {height}", times)
+    peer = min(times[BARE], times[APART], key=lambda timing: timing.median)
     figures = {
-        f"{name}: share of the bare rate": Figure(times[BARE].ratios(times[name]), target, at_least=True)
+        f"{name}: share of the bare rate": Figure(peer.ratios(times[name]), target, at_least=True)
         for name, target in ((SINGLE, None), (SEVERAL, 0.8))
     }
-    more = {"images a second": {name: images / timing.median for name, timing in times.items()}}
+    more = {
+        "images a second": {name: images / timing.median for name, timing in times.items()},
+        "seconds for an explained image": {"median": statistics.median(visits), "longest": max(visits)},
+    }
     return conclude("serving", arguments.quick, {"seconds": times}, figures, more)
 
 
