@@ -276,7 +276,7 @@ async function presentChange(result) {
     pictures[i].alt = i ? `Step ${i} of the change` : "The image itself";
     return html("li", {}, pictures[i], html("p", {}, html("b", { textContent: `${result.class} ${percent(step.posterior)}` }), html("br"), `${result.class_before} ${percent(step.posterior_before)}`));
   });
-  items.push(html("li", {}, difference(pictures[0], pictures.at(-1)), html("p", {}, html("b", { textContent: "the difference" }), html("br"), "grey: unchanged")));
+  items.push(html("li", {}, difference(pictures[0], pictures.at(-1)), html("p", {}, html("b", { textContent: "the change" }), html("br"), "grey: none")));
   byId("steps").replaceChildren(...items);
   byId("change-words").textContent = `From ${result.class_before} to ${result.class} with ${percent(result.posterior)}: ` +
     `${short(result.length_in_standard_deviations)} standard deviations through latent space. ` +
