@@ -6,14 +6,12 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from candid import checkpoint
 from candid.errors import CandidError
 from candid.evaluation.predictions import Model
 from candid.serve.answers import Changed, Impossible, Judged, Unusable
@@ -27,10 +25,11 @@ LAST_SECONDS = 5.0
 class Worker:
     """Answers as a :class:`Service` does, to one thread at a time; if its process ends, it starts another.
 
-    ``patience`` is how many seconds an answer may take before the process is ended.
+    ``model`` is one that torch saved. ``patience`` is how many seconds an answer may take before the process
+    is ended.
     """
 
-    def __init__(self, model: Path, name: str, threads: int, patience: float) -> None:
+    def __init__(self, model: bytes, name: str, threads: int, patience: float) -> None:
         self._start_with, self._patience = (model, name, threads), patience
         self.ready = False
         self._start()
@@ -101,18 +100,18 @@ class Worker:
 def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator[list[Worker]]:
     """``n`` workers that share the cores. All have ``model`` as it is now, whatever becomes of its files."""
     threads = max(1, torch.get_num_threads() // max(1, n))
-    with TemporaryDirectory(prefix="candid-") as folder:
-        own = checkpoint.save(model, Path(folder) / "model") if n else Path()
-        workers = [Worker(own, name, threads, patience) for _ in range(n)]
-        try:
-            for worker in workers:
-                worker.wait()
-            yield workers
-        finally:
-            for worker in workers:
-                worker.hang_up()
-            for worker in workers:
-                worker.join()
+    own = BytesIO()
+    torch.save(model, own)
+    workers = [Worker(own.getvalue(), name, threads, patience) for _ in range(n)]
+    try:
+        for worker in workers:
+            worker.wait()
+        yield workers
+    finally:
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.join()
 
 
 @contextmanager
@@ -125,12 +124,12 @@ def _without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, model: Path, name: str, threads: int) -> None:
+def _work(connection: Connection, model: bytes, name: str, threads: int) -> None:
     """Answer until the other side is closed."""
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):  # closed
         try:
-            service = Service(checkpoint.load_any(model), name)
+            service = Service(torch.load(BytesIO(model), weights_only=False), name)
         except Exception as error:
             connection.send_bytes(_packed(error))
             return
