@@ -17,6 +17,7 @@ from candid.errors import CandidError
 EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
+NAMES = "PNG, JPEG, WebP, GIF, BMP, TIFF or PPM"
 LARGEST = 89_478_485
 """Pixels; PIL takes more for an attack on memory."""
 MODES = {1: "L", 3: "RGB"}
@@ -30,16 +31,25 @@ class BadImageError(CandidError):
 
 
 def decode(
-    source: Path | bytes, channels: int, size: tuple[int, int], box: Callable[[int, int], Box]
+    source: Path | bytes,
+    channels: int,
+    size: tuple[int, int],
+    box: Callable[[int, int], Box],
+    check: Callable[[Image.Image], None] | None = None,
 ) -> Tensor:
     """The part ``box(width, height)`` of an image, upright, (channels, *size) uint8.
+
+    ``check`` may refuse it by its header, before it is decoded.
 
     Grey, paletted, transparent (over white), CMYK and 16-bit images become 8-bit grey or RGB. A JPEG is
     decoded at a half, a quarter or an eighth where the crop needs no more.
     """
     with _file(source) as file:
+        image = _open(file)
+        if check is not None:
+            check(image)
         try:
-            return _cropped(_open(file), channels, size, box)
+            return _cropped(image, channels, size, box)
         except BadImageError:
             raise
         except Exception as error:  # PIL's decoders raise whatever they like
@@ -93,11 +103,11 @@ def _open(file: BinaryIO) -> Image.Image:
     try:
         image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise BadImageError("it is empty, not an image, or its beginning is damaged") from error
+        raise BadImageError(f"it is empty, not an image ({NAMES}), or its beginning is damaged") from error
     except Image.DecompressionBombError as error:
-        raise BadImageError("it is too large") from error
+        raise BadImageError("it has too many pixels") from error
     except Exception as error:
-        raise BadImageError(str(error)) from error
+        raise BadImageError(f"its beginning is damaged: {error}") from error
     width, height = image.size
     if width * height > LARGEST:
         raise BadImageError(f"it has {width} x {height} pixels, more than {LARGEST:,}")

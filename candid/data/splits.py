@@ -284,7 +284,12 @@ def _augmented(images: Tensor, numbers: Tensor, crop: Crop, flip: bool) -> Tenso
     return random_flips(images, numbers) if flip else images
 
 
-def decode_as(source: Path | bytes, view: View, numbers: Tensor | None) -> Tensor:
+def decode_as(
+    source: Path | bytes,
+    view: View,
+    numbers: Tensor | None,
+    check: Callable[[Image.Image], None] | None = None,
+) -> Tensor:
     """One image as ``view`` wants it, with its random resized crop if ``numbers`` are given."""
 
     def box(width: int, height: int) -> tuple[float, float, float, float]:
@@ -292,7 +297,7 @@ def decode_as(source: Path | bytes, view: View, numbers: Tensor | None) -> Tenso
             return random_box(width, height, numbers)
         return centre_box(width, height, view.size, 1.0 if (height, width) == view.size else view.margin)
 
-    return decode(source, view.channels, view.size, box)
+    return decode(source, view.channels, view.size, box, check)
 
 
 def _bad_image(path: Path, error: BadImageError) -> CandidError:

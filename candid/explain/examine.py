@@ -145,19 +145,19 @@ class Examiner:
             p_value, class_p_value = self.judge.p_values(statistics_of(found))
             verdicts = self.judge.verdicts(found, p_value)
         best = found.posterior.topk(min(TOP, found.posterior.shape[1]))
-        density = found.log_density
-        for i, (file, image) in enumerate(batch):
-            yield Examination(
-                file,
-                image,
-                tuple(best.indices[i].tolist()),
-                tuple(best.values[i].tolist()),
-                None if self.judge is None else float(p_value[i]),
-                None if self.judge is None else float(class_p_value[i]),
-                None if self.judge is None else verdicts[i],
-                None if density is None else float(density[i]),
-                None if passed.outputs is None else Outputs(*(part[i : i + 1] for part in passed.outputs)),
-            )
+        nothing = [None] * len(batch)
+        columns = zip(
+            best.indices.tolist(),
+            best.values.tolist(),
+            nothing if self.judge is None else p_value.tolist(),
+            nothing if self.judge is None else class_p_value.tolist(),
+            nothing if self.judge is None else verdicts,
+            nothing if found.log_density is None else found.log_density.tolist(),
+            nothing if passed.outputs is None else map(Outputs, *(part.split(1) for part in passed.outputs)),
+            strict=True,
+        )
+        for (file, image), (classes, posterior, *others) in zip(batch, columns, strict=True):
+            yield Examination(file, image, tuple(classes), tuple(posterior), *others)
 
 
 def _decoded(

@@ -1,6 +1,6 @@
 """The answers of the JSON API, with the names that ``candid examine --json`` uses."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -88,6 +88,20 @@ class Unusable(BaseModel):
     status: Literal["unusable"] = "unusable"
     file: str
     error: str
+
+
+class Sent(NamedTuple):
+    """A result as it is sent: what makes it need not be what sends it."""
+
+    kind: str
+    """For the counts: the verdict, ``unusable`` or ``no verdict``."""
+    json: bytes
+
+    @classmethod
+    def of(cls, found: Judged | Unusable) -> "Sent":
+        """Written out."""
+        kind = found.verdict or "no verdict" if isinstance(found, Judged) else found.status
+        return cls(kind, found.model_dump_json(by_alias=True).encode())
 
 
 class Examined(BaseModel):

@@ -1,6 +1,7 @@
 """The addresses of the JSON API and of the page."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,9 @@ from candid.serve.answers import (
     Counterfactuals,
     Examined,
     Health,
-    Judged,
     Models,
     Problem,
+    Sent,
     Unusable,
 )
 from candid.serve.guard import NOTHING, Guard
@@ -93,7 +94,7 @@ class _Api:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.queue: Queue[Service | Worker, Sequence[Asked], Any] = Queue(
-            self.networks, lambda network, requests: network.examine(requests), self.limits.batch
+            self.networks, lambda network, requests: network.answer(requests), self.limits.batch
         )
         with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
             yield
@@ -107,18 +108,22 @@ class _Api:
         classes = None if secret else {"enum": list(self.service.classes)}
         towards = Form(description="A class of the model.", json_schema_extra=classes)
 
-        @self.app.post("/v1/examine", responses=problems(*WORK_PROBLEMS), dependencies=security)
+        @self.app.post(
+            "/v1/examine", response_model=Examined, responses=problems(*WORK_PROBLEMS), dependencies=security
+        )
         async def examine(
             file: Annotated[
                 list[UploadFile], File(description="One or more images.", min_length=1, max_length=FILES)
             ],
             explain: Annotated[bool, Query(description="Add heatmaps, decision space and more.")] = False,
-        ) -> Examined:
+        ) -> Response:
             """Class, posterior, p-value and verdict of each file, in their order.
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            return Examined(model=self.service.name, results=await self._examine(file, explain))
+            results = b",".join(found.json for found in await self._examine(file, explain))
+            content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.service.name).encode(), results)
+            return Response(content, media_type="application/json")
 
         @self.app.post("/v1/counterfactual", responses=problems(*WORK_PROBLEMS), dependencies=security)
         async def counterfactual(
@@ -153,16 +158,17 @@ class _Api:
             """Counts and latencies, in the text format of Prometheus."""
             return Response(self.metrics.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[Judged | Unusable]:
-        results: list[Any] = await self._decoded(files)
-        usable = {i: image for i, image in enumerate(results) if isinstance(image, Tensor)}
-        if usable:
-            asked = [Asked(_name(files[i]), image, explain) for i, image in usable.items()]
-            judged = await asyncio.wrap_future(self.queue.together(asked, len(asked)))
-            for i, found in zip(usable, judged, strict=True):
-                results[i] = found
+    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[Sent]:
+        images = await self._decoded(files)
+        asked = [
+            Asked(_name(file), image, explain)
+            for file, image in zip(files, images, strict=True)
+            if isinstance(image, Tensor)
+        ]
+        judged = iter(await asyncio.wrap_future(self.queue.together(asked, len(asked))) if asked else ())
+        results = [Sent.of(each) if isinstance(each, Unusable) else next(judged) for each in images]
         for found in results:
-            self.metrics.judged(found.verdict or "no verdict" if isinstance(found, Judged) else "unusable")
+            self.metrics.judged(found.kind)
         return results
 
     async def _change(self, file: UploadFile, towards: int, target: float) -> Any:

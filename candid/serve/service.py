@@ -35,6 +35,7 @@ from candid.serve.answers import (
     Maps,
     ModelInfo,
     Neighbour,
+    Sent,
     Space,
     Step,
     Tail,
@@ -128,6 +129,13 @@ class Service:
                 "'candid calibrate' adds them."
             )
         return found
+
+    def answer(self, requests: Sequence[Sequence[Asked]]) -> list[list[Sent] | Exception]:
+        """As :meth:`examine`, written out."""
+        return [
+            each if isinstance(each, Exception) else [Sent.of(found) for found in each]
+            for each in self.examine(requests)
+        ]
 
     def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
         """The answers to each request, from one pass of the network; an exception if there are none."""

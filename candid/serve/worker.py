@@ -14,7 +14,7 @@ import torch
 
 from candid.errors import CandidError
 from candid.evaluation.predictions import Model
-from candid.serve.answers import Changed, Impossible, Judged, Unusable
+from candid.serve.answers import Changed, Impossible, Sent
 from candid.serve.service import Asked, Service
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,9 +46,9 @@ class Worker:
             raise error
         self.ready = True
 
-    def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
-        """As :meth:`Service.examine`."""
-        return self._ask("examine", requests)
+    def answer(self, requests: Sequence[Sequence[Asked]]) -> list[list[Sent] | Exception]:
+        """As :meth:`Service.answer`."""
+        return self._ask("answer", requests)
 
     def change(self, asked: Asked) -> Changed | Impossible:
         """As :meth:`Service.change`."""

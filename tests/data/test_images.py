@@ -166,7 +166,9 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "file.png"
     path.write_bytes(content)
     for look in (lambda: check_file(path), lambda: decode(path, 3, (4, 4), whole)):
-        with pytest.raises(BadImageError, match="it is empty, not an image, or its beginning is damaged"):
+        with pytest.raises(
+            BadImageError, match=r"it is empty, not an image \(PNG, .* damaged"
+        ):
             look()
 
 
@@ -184,7 +186,7 @@ def forged_png(width: int, height: int) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize(("side", "reason"), [(10_000, "10000 x 10000 pixels"), (30_000, "too large")])
+@pytest.mark.parametrize(("side", "reason"), [(10_000, "10000 x 10000 pixels"), (30_000, "too many pixels")])
 def test_an_image_too_large_to_decode_is_refused(side: int, reason: str) -> None:
     assert side**2 > LARGEST
     with pytest.raises(BadImageError, match=reason):

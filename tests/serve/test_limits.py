@@ -32,12 +32,12 @@ def test_an_upload_is_seen_as_a_file_is(kind: str, tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "it is empty"),
-        (b"not an image", "it is not an image"),
-        (picture()[:20], "it is not an image"),
+        (b"not an image", "it is empty, not an image (PNG, JPEG"),
+        (picture()[:20], "its beginning is damaged"),
         (picture(0, (64, 64), "JPEG")[:700], "it is cut or damaged"),
         (picture(0, (64, 64))[:4000], "it is cut or damaged"),
         (picture(0, (64, 65)), "it has 65 x 64 pixels, more than the 4,096 allowed here"),
-        (huge_png(), "it has more than 4,096 pixels"),
+        (huge_png(), "it has too many pixels"),
     ],
 )
 def test_bad_files_are_refused_with_a_reason(content: bytes, reason: str) -> None:
@@ -84,7 +84,7 @@ except BadImageError as error:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(huge_png(), "it has more than 25,000,000 pixels"), (tiled_tiff(), "it has tiles of more than")],
+    [(huge_png(), "it has too many pixels"), (tiled_tiff(), "it has tiles of more than")],
     ids=["PNG", "TIFF"],
 )
 def test_a_small_file_of_many_pixels_takes_no_memory(content: bytes, reason: str) -> None:

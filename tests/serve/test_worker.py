@@ -1,5 +1,6 @@
 """A network in another process answers as one in this process, and is replaced if it ends."""
 
+import json
 import os
 import signal
 from contextlib import suppress
@@ -27,10 +28,10 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
     with working(model, "small", 1) as (worker,):
 
         def check() -> None:
-            for found, expected in zip(worker.examine(requests), own, strict=True):
+            for found, expected in zip(worker.answer(requests), own, strict=True):
                 assert not isinstance(found, Exception) and not isinstance(expected, Exception)
-                right = [without_rounding(each.model_dump()) for each in expected]
-                assert [each.model_dump() for each in found] == right
+                right = [without_rounding(each.model_dump(by_alias=True)) for each in expected]
+                assert [json.loads(each.json) for each in found] == right
 
         check()
         changed = worker.change(Asked("0", images[0], towards=1))
@@ -53,7 +54,7 @@ def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, ser
         assert first is not None
         os.kill(first, signal.SIGSTOP)
         with suppress(TimeoutError):  # 0.2 seconds may be too short for the next one, too
-            worker.examine(asked)
+            worker.answer(asked)
         assert worker.process.pid != first
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
