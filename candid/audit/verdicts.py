@@ -105,9 +105,14 @@ def _when_sure(metrics: dict[str, Any]) -> str:
     if times is None:
         return f"It is never {sure}."
     low, high = metrics["intervals"]["oce"]
+    if times == 0:
+        return (
+            f"Where it is {sure}, it is never wrong here; it may be wrong up to {_times(high)} as often as "
+            "it should (95 % interval)."
+        )
     return (
-        f"Where it is {sure}, it is wrong {_times(times)} as often as it may be (95 % interval: {low:.2g} to "
-        f"{high:.2g} times)."
+        f"Where it is {sure}, it is wrong {_times(times)} as often as it may be (95 % interval: "
+        f"{_times(low).removesuffix(' times')} to {_times(high)})."
     )
 
 

@@ -60,9 +60,11 @@ def test_calibration() -> None:
     assert grades == ["good", "fair", "poor", "unknown"]
     assert "over-confident, 90.0 % sure" in verdicts.calibration(metrics(), 0.9, 0).sentence
     assert "under-confident" in verdicts.calibration(metrics(), 0.7, 0).sentence
-    assert "2.0 times as often as it may be (95 % interval: 0.5 to 5 times)" in (
+    assert "2.0 times as often as it may be (95 % interval: 0.5 to 5.0 times)" in (
         verdicts.calibration(metrics(), 0.9, 0).sentence
     )
+    never = verdicts.calibration(metrics(oce=0.0), 0.9, 0).sentence
+    assert "never wrong here; it may be wrong up to 5.0 times as often" in never
     assert "never sure" in verdicts.calibration(metrics(oce=None), 0.9, 0).sentence
 
 

@@ -166,9 +166,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "file.png"
     path.write_bytes(content)
     for look in (lambda: check_file(path), lambda: decode(path, 3, (4, 4), whole)):
-        with pytest.raises(
-            BadImageError, match=r"it is empty, not an image \(PNG, .* damaged"
-        ):
+        with pytest.raises(BadImageError, match=r"it is empty, not an image \(PNG, .* damaged"):
             look()
 
 
