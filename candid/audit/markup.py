@@ -235,6 +235,7 @@ footer { color: var(--soft); font-size: 0.9rem; padding-bottom: 2rem; margin-top
   table { font-size: 7.5pt; }
   th, td { padding: 0.15rem 0.3rem; }
   img, svg { max-width: 100%; min-width: 0; }
+  img { width: auto; max-height: 22cm; }
   .badge { border: 1px solid; }
 }
 """
