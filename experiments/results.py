@@ -26,6 +26,8 @@ from experiments.cards import add_figures
 from experiments.tables import card_figures, filled, tables, title
 
 PAGE = Path(__file__).parent.parent / "docs" / "results"
+TEMPLATE = Path(__file__).parent / "page.md"
+"""Its words; the tables are put between the marks."""
 SHOWN = "cifar10-beta1"
 """The model that explanations are shown of."""
 FIGURES = ("accuracy", "cross_entropy", "L_X", "L_Y", "bits_per_dim", "ece", "mce", "oce", "top1_ece")
@@ -143,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
     parser.add_argument("--attacked", type=int, default=100, help="images to attack")
     asked = parser.parse_args(arguments)
-    page = PAGE / "README.md"
-    template = page.read_text(encoding="utf-8")
+    PAGE.mkdir(parents=True, exist_ok=True)
     work, names = asked.work, sorted(zoo.names(), key=_order)
     ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
 
@@ -167,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     examined(work)
     with replacing(PAGE / "results.json") as file:
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    with replacing(page) as file:
-        file.write_text(filled(template, tables(results)), encoding="utf-8")
+    with replacing(PAGE / "README.md") as file:
+        file.write_text(filled(TEMPLATE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
     for name in names:
         add_figures(name, *card_figures(name, results))
 
