@@ -41,9 +41,9 @@ class Pictures:
         with Image.open(path) as image:
             width, height = (round(scale * side * SCREEN / DRAWN) for side in image.size)
         address = embedded(path)
-        for scale in REDUCTIONS:
+        for share in REDUCTIONS:
             if len(address) > self.room / 4:
-                address = min(address, reduced(path, scale), key=len)
+                address = min(address, reduced(path, share), key=len)
         self.room -= len(address)
         return Picture(address, width, height, alt, caption)
 

@@ -20,6 +20,8 @@ from candid.robustness.sweep import Sweep
 Grade = Literal["good", "fair", "poor", "unknown"]
 HIGH, USEFUL = 0.95, 0.75
 """Accuracies."""
+HARDLY = 0.1
+"""Of the way from guessing to always right: up to there a model counts as one that guesses."""
 CLOSE, NEAR = 0.02, 0.05
 """Expected calibration errors of the most probable class."""
 BAND = 0.99
@@ -46,7 +48,8 @@ CRITERIA = {
     "poor. A set that the length of a lossless code, which needs no model, finds as well never counts as "
     "good.",
     "Corruptions": f"good if corruptions make at most {100 * STEADY:g} of 100 images wrong that were "
-    f"right, fair up to {100 * SHAKEN:g}, else poor; on average over all corruptions and severities.",
+    f"right, fair up to {100 * SHAKEN:g}, else poor; on average over all corruptions and severities. Not "
+    "known of a model that hardly does better than guessing.",
     "Attacks": f"poor if more than {100 * FOOLED:g} % of the images were fooled by any attack, else fair: "
     "that some attacks fail does not show that better ones would. Never good.",
 }
@@ -70,14 +73,14 @@ def accuracy(metrics: dict[str, Any], classes: int) -> Finding:
     grade: Grade = "good" if value >= HIGH else "fair" if value >= USEFUL else "poor"
     text = f"{percent(value)} of {metrics['images']:,} images are right (95 % interval: {span(low, high)})"
     if guesses(metrics, classes):
-        return Finding("Accuracy", "poor", percent(value), f"{text}: no better than guessing.")
+        return Finding("Accuracy", "poor", percent(value), f"{text}: hardly better than guessing.")
     wrong = "none is wrong" if value == 1 else f"about one in {_whole(1 / (1 - value))} is wrong"
     return Finding("Accuracy", grade, percent(value), f"{text}: {wrong}.")
 
 
 def guesses(metrics: dict[str, Any], classes: int) -> bool:
-    """Whether the accuracy may be chance."""
-    return bool(metrics["intervals"]["accuracy"][0] <= 1 / classes)
+    """Whether the accuracy may be that of a model that knows next to nothing."""
+    return bool(metrics["intervals"]["accuracy"][0] <= 1 / classes + HARDLY * (1 - 1 / classes))
 
 
 def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Finding:

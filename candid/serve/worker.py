@@ -100,9 +100,8 @@ class Worker:
 def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator[list[Worker]]:
     """``n`` workers that share the cores. All have ``model`` as it is now, whatever becomes of its files."""
     threads = max(1, torch.get_num_threads() // max(1, n))
-    own = BytesIO()
-    torch.save(model, own)
-    workers = [Worker(own.getvalue(), name, threads, patience) for _ in range(n)]
+    saved = _saved(model) if n else b""
+    workers = [Worker(saved, name, threads, patience) for _ in range(n)]
     try:
         for worker in workers:
             worker.wait()
@@ -112,6 +111,12 @@ def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator
             worker.hang_up()
         for worker in workers:
             worker.join()
+
+
+def _saved(model: Model) -> bytes:
+    content = BytesIO()
+    torch.save(model, content)
+    return content.getvalue()
 
 
 @contextmanager

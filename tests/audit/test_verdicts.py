@@ -46,7 +46,7 @@ def test_accuracy() -> None:
         "poor",
     ]
     assert "one in 5 is wrong" in verdicts.accuracy(metrics(), 10).sentence
-    guessing = metrics(accuracy=0.8, intervals={"accuracy": [0.1, 0.9]})
+    guessing = metrics(accuracy=0.2, intervals={"accuracy": [0.18, 0.22]})
     assert verdicts.accuracy(guessing, 10).grade == "poor"
     assert "guessing" in verdicts.accuracy(guessing, 10).sentence
     assert "none is wrong" in verdicts.accuracy(metrics(accuracy=1.0), 10).sentence
