@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Train a classifier of digits; see what it says of digits and of other images (2 minutes)
+demo: $(READY) ## Train a classifier of digits; see what it says of digits and of other images (3 minutes)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types
@@ -35,5 +35,5 @@ models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin; ab
 results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...')
 	$(BIN)/python -m experiments.results $(DATA) $(OOD)
 
-clean: ## Remove what the other targets made
+clean: ## Remove what setting up, demo and test made
 	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

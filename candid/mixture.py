@@ -56,7 +56,7 @@ class LatentMixture(nn.Module):
         check_planar(planar, rank)
         constant, rank = (0, 2) if planar else (constant, rank)
         self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
-        # Two classes start about half a standard deviation apart: where their means lie says nothing yet.
+        # Two classes start about 0.7 standard deviations apart: where their means lie says nothing yet.
         self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / max(constant, 1)))
         rest, rows = dimensions - constant, classes if rank is None else rank + planar
         self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))

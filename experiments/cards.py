@@ -51,12 +51,13 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     kind = "ResNet with bottleneck blocks" if isinstance(model, ResNet) else "Generative classifier"
     beta = beta_of(model)
+    again = " Trained again with another seed, to see what chance does." if config["seed"] else ""
     best = model.metadata["training"]["epoch"]
     _write(
         name,
         {
             "name": name,
-            "summary": f"{kind} of 32 x 32 photos into ten classes. {_character(beta, config)}",
+            "summary": f"{kind} of 32 x 32 photos into ten classes. {_character(beta, config)}{again}",
             "kind": "resnet" if isinstance(model, ResNet) else "generative",
             "beta": None if beta is None else str(beta),
             "images": " x ".join(map(str, model.image_shape)),

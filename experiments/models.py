@@ -27,8 +27,11 @@ MODELS: dict[str, tuple[str, ...]] = {
     "cifar10-beta16": ("--beta", "16"),
     "cifar10-beta0": ("--beta", "0"),
     "cifar10-resnet-unsmoothed": ("--baseline", "--label-smoothing", "0"),
+    "cifar10-beta1-seed1": ("--beta", "1", "--seed", "1"),
+    "cifar10-resnet-seed1": ("--baseline", "--seed", "1"),
 }
-"""All with the recipe ``cifar10``, and what each has of its own."""
+"""All with the recipe ``cifar10``, and what each has of its own. The last two show what chance
+(and bfloat16) does."""
 
 
 def train(name: str, data: str, runs: Path, threads: int) -> None:

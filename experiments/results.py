@@ -3,7 +3,8 @@
 ``python -m experiments.results images --ood tiny=tiny20 --ood mnist=mnist``
 
 ``images`` is CIFAR-10 as a folder with ``test/<class>/*.png``. Passes and attacks are kept in
-``runs/results``: what was stopped goes on where it was.
+``runs/results``: what was stopped goes on where it was. Without ``images`` nothing is measured: pages and
+cards are written anew from ``docs/results/results.json``.
 """
 
 import argparse
@@ -23,9 +24,11 @@ from candid.evaluation.calibration import CRITICAL
 from candid.evaluation.predictions import Predictions
 from candid.evaluation.study import temperature_scaled
 from experiments.cards import add_figures
-from experiments.tables import card_figures, filled, tables, title
+from experiments.tables import card_figures, filled, headline, second_seed, tables, title
 
-PAGE = Path(__file__).parent.parent / "docs" / "results"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "results"
+RESULTS = PAGE / "results.json"
 TEMPLATE = Path(__file__).parent / "page.md"
 """Its words; the tables are put between the marks."""
 SHOWN = "cifar10-beta1"
@@ -136,24 +139,15 @@ def examined(work: Path) -> None:
         shutil.copy(page, PAGE / f"page-{kind}.png")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, draw and write."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="CIFAR-10 as a folder of images")
-    parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
-    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
-    parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
-    parser.add_argument("--attacked", type=int, default=100, help="images to attack")
-    asked = parser.parse_args(arguments)
-    PAGE.mkdir(parents=True, exist_ok=True)
-    work, names = asked.work, sorted(zoo.names(), key=_order)
-    ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
-
-    models = {name: evaluated(name, asked.data, ood, work) for name in names}
-    candid("compare", *(work / "evaluation" / name for name in names), "--out", work / "comparison")
+def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_images: int, work: Path) -> Any:
+    """All figures of all bundled models; what is drawn goes to the page's folder."""
+    names = sorted(zoo.names(), key=_order)
+    first = [name for name in names if not second_seed(name)]
+    models = {name: evaluated(name, data, ood, work) for name in names}
+    candid("compare", *(work / "evaluation" / name for name in first), "--out", work / "comparison")
     shutil.copy(work / "comparison" / "trade_off.png", PAGE)
     bins = {}
-    for name in names:
+    for name in first:
         if zoo.card(name)["beta"] == "0.0":  # it does not classify
             continue
         found = test_predictions(work / "evaluation" / name)
@@ -161,17 +155,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plots.save(plots.calibration_curves(bins), PAGE / "calibration.png")
     results = {
         "models": models,
-        "corruptions": corrupted(names, asked.data, asked.corrupted, work),
-        "attacks": attacked(names, asked.data, asked.attacked, work),
-        "explanations": explained(names, asked.data, work),
+        "corruptions": corrupted(names, data, corrupted_images, work),
+        "attacks": attacked(first, data, attacked_images, work),
+        "explanations": explained(first, data, work),
     }
     examined(work)
-    with replacing(PAGE / "results.json") as file:
-        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    with replacing(PAGE / "README.md") as file:
-        file.write_text(filled(TEMPLATE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
-    for name in names:
+    return results
+
+
+def written(results: Any) -> None:
+    """The page, the README's table and the figures on the cards."""
+    template = TEMPLATE.read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path, text in (
+        (PAGE / "README.md", filled(template, tables(results))),
+        (ROOT / "README.md", filled(readme, {"headline": headline(results)})),
+    ):
+        with replacing(path) as file:
+            file.write_text(text, encoding="utf-8")
+    for name in results["models"]:
         add_figures(name, *card_figures(name, results))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, draw and write."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
+    parser.add_argument("data", metavar="DATA", nargs="?", help="CIFAR-10 as a folder of images")
+    parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
+    parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
+    parser.add_argument("--attacked", type=int, default=100, help="images to attack")
+    asked = parser.parse_args(arguments)
+    if asked.data is not None:
+        PAGE.mkdir(parents=True, exist_ok=True)
+        ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
+        results = measured(asked.data, ood, asked.corrupted, asked.attacked, asked.work)
+        with replacing(RESULTS) as file:
+            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    written(json.loads(RESULTS.read_text(encoding="utf-8")))
 
 
 def _order(name: str) -> tuple[bool, float, str]:

@@ -34,6 +34,31 @@ def tables(results: Results) -> dict[str, str]:
     }
 
 
+def headline(results: Results) -> str:
+    """The README's table: what beta buys, and what it costs."""
+    head = ("", "test accuracy (%)", "bits/dim", "ECE, top class (%)")
+    head += ("corrupted images found (AUC, %): paper's test", "joint test", "other photos: joint test")
+
+    def rows() -> Iterator[Sequence[str]]:
+        corruptions = {record["model"]: record["mean_auc"] for record in results["corruptions"]}
+        for name, model in results["models"].items():
+            if second_seed(name):
+                continue
+            classifies = title(name) != "β = 0"
+            other_photos = model["ood"].get("tiny", {}).get("joint", {})
+            yield (
+                f"`{name}`",
+                _number(model["accuracy"], 2, 100) if classifies else "–",
+                _number(model.get("bits_per_dim"), 3),
+                _number(model["top1_ece"], 1, 100) if classifies else "–",
+                _number(corruptions[name].get("two-tailed"), 1, 100),
+                _number(corruptions[name].get("joint"), 1, 100),
+                _number(other_photos.get("auc"), 1, 100),
+            )
+
+    return _markdown(head, rows())
+
+
 def filled(page: str, found: Mapping[str, str]) -> str:
     r"""``page`` with each table ``found`` between its marks, ``<!-- name -->`` and ``<!-- /name -->``.
 
@@ -50,11 +75,17 @@ def filled(page: str, found: Mapping[str, str]) -> str:
 
 
 def title(name: str) -> str:
-    """``β = 1``, or which ResNet."""
+    """``β = 1``, or which ResNet, and which of its kind."""
     beta = zoo.card(name)["beta"]
-    if beta is None:
-        return "ResNet, hard labels" if "unsmoothed" in name else "ResNet"
-    return f"β = {number(float(beta))}"
+    kind = "ResNet" if beta is None else f"β = {number(float(beta))}"
+    if "unsmoothed" in name:
+        return f"{kind}, hard labels"
+    return f"{kind}, second seed" if second_seed(name) else kind
+
+
+def second_seed(name: str) -> bool:
+    """Whether this is a model trained again, to see what chance does."""
+    return name.endswith("-seed1")
 
 
 def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict[str, str]]:

@@ -32,7 +32,7 @@ KINDS = {
     "typical-set": "new",
 }
 LONG = "imagenet-corrupted/gaussian_noise/severity-5-of-5, centre crops of 224 pixels"
-PAPER = [  # Table 1: beta, L_X, L_Y, bits/dim, accuracy
+PAPER = [  # Table 2: beta, L_X, L_Y, bits/dim, accuracy
     (4, 1.14, 8.14, 8.72, 0.7369),
     (None, None, 7.87, None, 0.774),
     (1, -1.90, 8.52, 4.34, 0.673),

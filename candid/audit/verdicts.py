@@ -42,7 +42,7 @@ CRITERIA = {
     f"class, fair up to {100 * NEAR:g} %, else poor; not known where a perfectly calibrated model would "
     "show as much by chance on so few images (5 of 100 times).",
     "False alarms": f"good if the share of usual images with p ≤ {LEVEL:g} is not beyond what "
-    f"{100 * BAND:g} of 100 honest tests show, given how many images there are; else poor.",
+    f"{50 * (1 + BAND):g} of 100 honest tests show, given how many images there are; else poor.",
     "Out of distribution": "by the test that verdicts rest on: good if the area under the ROC curve is "
     f"at least {100 * GOOD:g} % for every set, fair if it is above {100 * SOME:g} % for every set, else "
     "poor. A set that the length of a lossless code, which needs no model, finds as well never counts as "

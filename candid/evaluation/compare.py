@@ -1,4 +1,4 @@
-"""Several evaluated models side by side: the rows of the paper's Table 1 and Figure 3."""
+"""Several evaluated models side by side: the rows of the paper's Table 2 and Figure 3."""
 
 import csv
 import json

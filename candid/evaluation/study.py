@@ -32,7 +32,7 @@ Figures = dict[str, Interval | None]
 def performance(predictions: Predictions, model: Model) -> Figures:
     """Accuracy, likelihood and calibration, with 95 % intervals.
 
-    ``L_X`` and ``L_Y`` are as in the paper's Table 1: L_X without the constant of the Gaussian, L_Y the
+    ``L_X`` and ``L_Y`` are as in the paper's Table 2: L_X without the constant of the Gaussian, L_Y the
     cross-entropy + ln M.
     """
     found = _classification(predictions.logits, predictions.labels)
