@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.cli_corrupt import whole_numbers
@@ -104,7 +105,7 @@ def _print_verdicts(record: dict[str, Any]) -> None:
     table = Table(title="Verdicts", title_justify="left")
     table.add_column("")
     for model in record["models"]:
-        table.add_column(model["name"], overflow="fold")
+        table.add_column(escape(model["name"]), overflow="fold")
     for i, finding in enumerate(record["models"][0]["findings"]):
         cells = []
         for own in (model["findings"][i] for model in record["models"]):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.cli_evaluation import Devices, Images, JsonFlag, PartOption, SkipBad, Workers
@@ -140,7 +141,7 @@ def _print_table(head: list[str], rows: list[list[tuple[str, str]]]) -> None:
     table = Table(title="Corruptions: figures, then areas under the ROC curve (%)", title_justify="left")
     table.add_column("")
     for row in rows:
-        table.add_column(row[0][0], justify="right")
+        table.add_column(escape(row[0][0]), justify="right")
     for i, name in enumerate(head[1:], start=1):
         cells = (colours.get(row[i][1], "{}").format(row[i][0]) for row in rows)
         table.add_row(name, *cells)

@@ -62,7 +62,7 @@ def serve(
             "The server needs packages that are missing: pip install 'candid-vision[web]'."
         ) from error
 
-    from candid import checkpoint
+    from candid import checkpoint, zoo
     from candid.names import short_name
     from candid.serve.limits import Limits
     from candid.serve.server import address_of, is_local, listening
@@ -73,7 +73,8 @@ def serve(
     limits = Limits(max_queue, 64 if batch is None else batch, max_megabytes, max_pixels, timeout)
     with listening(host, port) as sock:
         loaded = checkpoint.load_any(model)
-        service = Service(loaded, short_name(model))
+        summary = None if model.exists() else zoo.card(str(model))["summary"]
+        service = Service(loaded, short_name(model), summary)
         if batch is None:
             limits = replace(limits, batch=service.batch)
         if token is None and not is_local(sock):

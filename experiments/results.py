@@ -19,8 +19,10 @@ from typing import Any
 
 from candid import plots, zoo
 from candid.checkpoint import replacing
+from candid.errors import CandidError
 from candid.evaluation import all_bins, top_bins
 from candid.evaluation.calibration import CRITICAL
+from candid.evaluation.compare import FIGURES
 from candid.evaluation.predictions import Predictions
 from candid.evaluation.study import temperature_scaled
 from experiments.cards import add_figures
@@ -33,7 +35,6 @@ TEMPLATE = Path(__file__).parent / "page.md"
 """Its words; the tables are put between the marks."""
 SHOWN = "cifar10-beta1"
 """The model that explanations are shown of."""
-FIGURES = ("accuracy", "cross_entropy", "L_X", "L_Y", "bits_per_dim", "ece", "mce", "oce", "top1_ece")
 
 
 def candid(*arguments: object) -> None:
@@ -73,12 +74,12 @@ def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_predictions(out: Path) -> Predictions:
-    """The newest pass over the test images in an evaluation's folder."""
-    newest = max(
-        (out / "predictions").glob("test-????????????????.safetensors"), key=lambda f: f.stat().st_mtime
-    )
-    found = Predictions.load(newest)
-    assert found is not None, newest
+    """The pass over the test images in an evaluation's folder."""
+    files = list((out / "predictions").glob("test-????????????????.safetensors"))
+    if len(files) > 1:
+        raise CandidError(f"'{out}' has passes of several versions of a model: remove it.")
+    found = Predictions.load(files[0])
+    assert found is not None, files
     return found
 
 

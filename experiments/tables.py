@@ -1,5 +1,6 @@
 """The tables of ``docs/results`` as pure functions of ``results.json``."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ def tables(results: Results) -> dict[str, str]:
 
 def headline(results: Results) -> str:
     """The README's table: what beta buys, and what it costs."""
-    head = ("", "test accuracy (%)", "bits/dim", "ECE, top class (%)")
-    head += ("corrupted images found (AUC, %): paper's test", "joint test", "other photos: joint test")
+    head = ["", "test accuracy (%)", "bits/dim", "ECE, top class (%)"]
+    head += ["corrupted images found (AUC, %): paper's test", "joint test", "other photos: joint test"]
 
     def rows() -> Iterator[Sequence[str]]:
         corruptions = {record["model"]: record["mean_auc"] for record in results["corruptions"]}
@@ -104,7 +105,7 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
             more[f"mean area over 15 corruptions, '{test}'"] = _percent(record["mean_auc"][test])
     for attack in results["attacks"]["figures"]:
         if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
-            more["median L2 of the smallest attack (pixels in [0, 1])"] = f"{attack['l2_median']:.3f}"
+            more["median L2 of the smallest attack (pixels in [0, 1])"] = _number(attack["l2_median"], 3)
             more["its success"] = _percent(attack["success"])
     return f"On the {model['images']:,} test images of CIFAR-10.", figures, more
 
@@ -258,8 +259,10 @@ def _receptive_fields(results: Results) -> Table:
     return ("", "width at half maximum (pixels)"), rows()
 
 
-def _number(value: float | None, digits: int, factor: float = 1) -> str:
-    return "–" if value is None else f"{factor * value:.{digits}f}"
+def _number(value: float | str | None, digits: int, factor: float = 1) -> str:
+    if value is None:
+        return "–"
+    return "∞" if float(value) == math.inf else f"{factor * float(value):.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from candid.audit.page import page
 from candid.audit.record import findings, record
 from candid.audit.run import Audit
-from candid.robustness.formats import write_texts
+from candid.evaluation.output import write_texts
 
 PAGE, RECORD = "audit.html", "audit.json"
 

@@ -89,8 +89,8 @@ def _sampled(found: Audit) -> str:
     parts += [f"{request.attack_images:,} attacked images"] if found.attacked else []
     kind = "A quick look" if request.quick else "A sample"
     return (
-        f"{kind}: {listed(parts)}. Where there are more images, figures vary more than they would on all of "
-        "them; intervals say by how much."
+        f"{kind}: {listed(parts or ['few images'])}. Where there are more images, figures vary more than "
+        "they would on all of them; intervals say by how much."
     )
 
 

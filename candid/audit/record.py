@@ -21,10 +21,10 @@ def findings(found: Audit) -> dict[str, list[Finding]]:
     for i, subject in enumerate(found.subjects):
         metrics, posterior = found.evaluations[i].metrics, found.evaluations[i].predictions.posterior
         confidence = float(posterior.amax(1).mean())
-        classes = subject.model.config.classes
-        guesses = verdicts.guesses(metrics, classes)
+        chance = verdicts.chance_of(found.evaluations[i].predictions.labels)
+        guesses = verdicts.guesses(metrics, chance)
         by_name[subject.name] = [
-            verdicts.accuracy(metrics, classes),
+            verdicts.accuracy(metrics, chance),
             verdicts.calibration(metrics, confidence, verdicts.error_by_chance(posterior)),
             verdicts.false_alarms(metrics),
             verdicts.out_of_distribution(metrics),
@@ -72,9 +72,9 @@ def side_by_side(found: Audit) -> list[str]:
         _best(metrics, "top1_ece", "By calibration error, best first", -1),
     ]
     losses = {
-        subject.name: each.loss
-        for subject, each in zip(found.subjects, found.sweeps, strict=False)
-        if not verdicts.guesses(metrics[subject.name], subject.model.config.classes)
+        subject.name: swept.loss
+        for subject, each, swept in zip(found.subjects, found.evaluations, found.sweeps, strict=False)
+        if not verdicts.guesses(each.metrics, verdicts.chance_of(each.predictions.labels))
     }
     if losses:
         ranked = sorted(losses, key=lambda name: losses[name])

@@ -174,6 +174,12 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
         model = checkpoint.load_any(path)
         held_out = HeldOut.of(model)
         subjects.append(Subject(name, path, model, beta_of(model), 0 if held_out is None else len(held_out)))
+    folders = [subject.folder for subject in subjects]
+    for subject in subjects:
+        if folders.count(subject.folder) > 1:
+            raise CandidError(
+                f"'{subject.name}' is named too much like another model to have its own folder: rename it."
+            )
     first, *others = subjects
     for other in others:
         if other.model.class_names != first.model.class_names:

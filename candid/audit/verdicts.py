@@ -37,10 +37,11 @@ DRAWS = 40
 
 CRITERIA = {
     "Accuracy": f"good from {100 * HIGH:g} % of the images right on, fair from {100 * USEFUL:g} % on, "
-    "else poor. What is enough depends on what a mistake costs.",
+    "else poor, and so is what hardly beats always naming the most frequent class; not known where too few "
+    "images tell it from that. What is enough depends on what a mistake costs.",
     "Calibration": f"good up to an expected calibration error of {100 * CLOSE:g} % for the most probable "
-    f"class, fair up to {100 * NEAR:g} %, else poor; not known where a perfectly calibrated model would "
-    "show as much by chance on so few images (5 of 100 times).",
+    f"class, fair up to {100 * NEAR:g} %, else poor; above {100 * CLOSE:g} % not known where a perfectly "
+    "calibrated model would show as much by chance on so few images (5 of 100 times).",
     "False alarms": f"good if the share of usual images with p ≤ {LEVEL:g} is not beyond what "
     f"{50 * (1 + BAND):g} of 100 honest tests show, given how many images there are; else poor.",
     "Out of distribution": "by the test that verdicts rest on: good if the area under the ROC curve is "
@@ -67,20 +68,28 @@ class Finding:
     sentence: str
 
 
-def accuracy(metrics: dict[str, Any], classes: int) -> Finding:
-    """Of the figures of an evaluation."""
+def accuracy(metrics: dict[str, Any], chance: float) -> Finding:
+    """Of an evaluation; ``chance`` is how often one is right who always names the most frequent class."""
     value, (low, high) = metrics["accuracy"], metrics["intervals"]["accuracy"]
     grade: Grade = "good" if value >= HIGH else "fair" if value >= USEFUL else "poor"
     text = f"{percent(value)} of {metrics['images']:,} images are right (95 % interval: {span(low, high)})"
-    if guesses(metrics, classes):
+    if guesses(metrics, chance):
         return Finding("Accuracy", "poor", percent(value), f"{text}: hardly better than guessing.")
+    if low <= chance:
+        few = f"{text}: too few images to tell it from guessing."
+        return Finding("Accuracy", "unknown", percent(value), few)
     wrong = "none is wrong" if value == 1 else f"about one in {_whole(1 / (1 - value))} is wrong"
     return Finding("Accuracy", grade, percent(value), f"{text}: {wrong}.")
 
 
-def guesses(metrics: dict[str, Any], classes: int) -> bool:
-    """Whether the accuracy may be that of a model that knows next to nothing."""
-    return bool(metrics["intervals"]["accuracy"][0] <= 1 / classes + HARDLY * (1 - 1 / classes))
+def guesses(metrics: dict[str, Any], chance: float) -> bool:
+    """Whether the accuracy is that of a model that knows next to nothing."""
+    return bool(metrics["accuracy"] <= chance + HARDLY * (1 - chance))
+
+
+def chance_of(labels: Tensor) -> float:
+    """Share of the most frequent class, (N,)."""
+    return float(labels.bincount().max()) / len(labels)
 
 
 def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Finding:
@@ -145,6 +154,9 @@ def false_alarms(metrics: dict[str, Any]) -> Finding:
         )
     rate = metrics["false_positives"][metrics["verdicts"]["test"]][f"{LEVEL:g}"]
     ranks = metrics["verdicts"]["ranked_among"]
+    if LEVEL * (ranks + 1) < 1:
+        few = f"Not known: {ranks:,} held-out images allow no p-value of {LEVEL:g}; calibrate with more."
+        return Finding("False alarms", "unknown", "–", few)
     most = most_false_alarms(images, ranks)
     found = f"False alarms {percent(rate)} at a level of {100 * LEVEL:g} %"
     source = f"on {images:,} images, ranked among {ranks:,} held-out ones; chance explains up to"
@@ -164,8 +176,6 @@ def most_false_alarms(images: int, ranks: int) -> float:
     among the latter, k are extreme at the level.
     """
     extreme = math.floor(LEVEL * (ranks + 1))
-    if extreme == 0:
-        return 0.0
     return float(betabinom.ppf((1 + BAND) / 2, images, extreme, ranks + 1 - extreme)) / images
 
 
@@ -252,11 +262,16 @@ def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
             f"levels on average (κ = {number(gentlest.kappa)}), {seen}"
         )
     text += "."
-    adaptive = [each.adaptive_two_tailed for each in tried if each.adaptive_two_tailed is not None]
+    adaptive = [
+        (each.adaptive_two_tailed, each.adaptive_success)
+        for each in tried
+        if each.adaptive_two_tailed is not None and (each.adaptive_success or 0) > FOOLED
+    ]
     if adaptive:
+        area, success = min(adaptive)
         text += (
             " An attack that knows of the detection by likelihood brings it down to an area under the ROC "
-            f"curve of {percent(min(adaptive))} (50 % is chance)."
+            f"curve of {percent(area)} (50 % is chance), and fools {percent(success or 0)} of the images."
         )
     else:
         likelihood = any(each.bits_before is not None for each in tried)
@@ -280,12 +295,12 @@ def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
 def percent(share: float) -> str:
     """With one decimal; never a rounded 100 or 0.
 
-    >>> percent(0.5), percent(0.99999), percent(1.0), percent(0.0001)
+    >>> percent(0.5), percent(0.9995), percent(1.0), percent(0.0001)
     ('50.0 %', '> 99.9 %', '100 %', '< 0.1 %')
     """
     if share in (0, 1):
         return f"{100 * share:.0f} %"
-    if share > 0.9995:
+    if share >= 0.9995:
         return "> 99.9 %"
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 

@@ -10,6 +10,7 @@ from candid.evaluation.calibration import (
     maximum_calibration_error,
     mean_interval,
     overconfidence_error,
+    share_interval,
     top_bins,
 )
 from candid.evaluation.density import DensityOfStates, TypicalSet
@@ -55,6 +56,7 @@ __all__ = [
     "p_values",
     "predict_batches",
     "roc_curve",
+    "share_interval",
     "top_bins",
     "top_k_accuracy",
     "verdicts",

@@ -180,6 +180,17 @@ def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: f
     return interval
 
 
+def share_interval(hits: Tensor, level: float = 0.95) -> Interval:
+    """Share of images that are hits (N,), with its exact binomial interval.
+
+    >>> share_interval(torch.tensor([True, True, True]))
+    Interval(value=1.0, low=0.29240177382128657, high=1.0)
+    """
+    if hits.ndim != 1 or not len(hits):
+        raise CandidError(f"One value per image is needed, (images,), not {tuple(hits.shape)}.")
+    return _binomial(int(hits.sum()), len(hits), level)
+
+
 def _check(posterior: Tensor, labels: Tensor, bins: int = 1) -> None:
     check_labels(posterior, labels)
     if bins < 1:
@@ -252,13 +263,18 @@ def _overconfidence(sums: Tensor, critical: float) -> Tensor:
 
 
 def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Interval | None:
-    """Clopper & Pearson's; None if no prediction is sure."""
+    """The exact one; None if no prediction is sure."""
     sure, wrong = map(int, sums)
     if not sure:
         return None
-    low = betaincinv(wrong, sure - wrong + 1, (1 - level) / 2) if wrong else 0.0
-    high = betaincinv(wrong + 1, sure - wrong, (1 + level) / 2) if wrong < sure else 1.0
-    return Interval(*(float(share) / (1 - critical) for share in (wrong / sure, low, high)))
+    return Interval(*(share / (1 - critical) for share in _binomial(wrong, sure, level)))
+
+
+def _binomial(hits: int, n: int, level: float) -> Interval:
+    """Clopper & Pearson's interval of a share."""
+    low = float(betaincinv(hits, n - hits + 1, (1 - level) / 2)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, (1 + level) / 2)) if hits < n else 1.0
+    return Interval(hits / n, low, high)
 
 
 def _intervals(

@@ -55,6 +55,12 @@ class KernelDensity:
         return self._log_norm - log_sum
 
 
+def shuffled_halves(n: int) -> tuple[Tensor, Tensor]:
+    """Which of ``n`` held-out images a density is fitted to, and which rank its scores."""
+    order = torch.randperm(n, generator=generator(0))
+    return order[: n // 2], order[n // 2 :]
+
+
 class DensityDetector(Detector):
     """The score is -log of a density, fitted to a half of the held-out images; the other half ranks it.
 
@@ -72,11 +78,10 @@ class DensityDetector(Detector):
     def fit(self, held_out: Tensor) -> Self:
         """Estimate the density from one half, score the other half."""
         rows = checked_held_out(held_out, 2, at_least=2)
-        order = torch.randperm(len(rows), generator=generator(0)).to(rows.device)
-        half = len(rows) // 2
+        shaping, ranking = (rows[half.to(rows.device)] for half in shuffled_halves(len(rows)))
         self._columns = rows.shape[1]
-        self._densities = [KernelDensity(group) for group in self._together(rows[order[:half]])]
-        self._scores = self.score(rows[order[half:]])
+        self._densities = [KernelDensity(group) for group in self._together(shaping)]
+        self._scores = self.score(ranking)
         return self
 
     def score(self, statistic: Tensor) -> Tensor:

@@ -118,9 +118,9 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
             for name, own in statistics.items()
         }
     outside = {name: each for name, each in statistics.items() if name != part}
-    inside, overlap = _not_held_out(statistics[part], held_out)
+    inside, overlap = study.unseen(statistics[part], held_out)
     if overlap:
-        others_left = len(inside["keys"]) < len(predictions[part])
+        others_left = overlap < len(predictions[part])
         say(
             f"{overlap:,} of {len(predictions[part]):,} images are this model's held-out ones: p-values are "
             + ("checked on the others" if others_left else "not checked by them; evaluate others")
@@ -217,13 +217,6 @@ def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> H
     return replace(own, statistics=statistics)
 
 
-def _not_held_out(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
-    """Without the images that the model was calibrated on, unless there are no others; and their number."""
-    known = torch.isin(statistics["keys"], held_out.statistics["keys"])
-    kept = ~known if not known.all() else torch.ones_like(known)
-    return {name: values[kept] for name, values in statistics.items()}, int(known.sum())
-
-
 def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:
     return {name: each for name, each in found.items() if each is not None}
 
@@ -266,6 +259,11 @@ def calibrate_model(
     model = checkpoint.load_any(checkpoint.own_folder(request.model))
     training, view = training_of(model), view_of(model)
     kept_out: Part | None = "val" if trained_on(request.data, training) else None
+    if kept_out is not None and request.part in ("train", "all"):
+        raise CandidError(
+            f"'{request.data}' is what the model was trained on, and p-values need images that it has not "
+            "seen: leave --part out, or choose val or test."
+        )
     chosen = open_part(request.data, model.class_names, request.part or kept_out, training)
     held_out = prepare(
         thinned(chosen.split, request.images), view, "held-out images", request.skip_bad, track, say

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ def write(evaluation: Evaluation, out: Path) -> list[Path]:
     }
     if evaluation.metrics.get("ood"):
         texts["ood.csv"] = _csv(_ood_rows(evaluation))
+    return write_texts(texts, out)
+
+
+def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
+    """Each under its file name in the folder ``out``."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from candid.baseline import ResNet
 from candid.errors import CandidError
-from candid.evaluation.calibration import Interval, calibration_figures, mean_interval
+from candid.evaluation.calibration import Interval, calibration_figures, mean_interval, share_interval
+from candid.evaluation.density import shuffled_halves
 from candid.evaluation.heldout import HeldOut
 from candid.evaluation.metrics import check_labels, label_ranks
 from candid.evaluation.ood import Detector, PerClass, checked_level
@@ -55,9 +57,9 @@ def ten_crop_performance(log_posterior: Tensor, labels: Tensor) -> Figures:
 def _classification(logits: Tensor, labels: Tensor) -> Figures:
     check_labels(logits, labels)
     ranks = label_ranks(logits, labels)
-    found: Figures = {"accuracy": mean_interval((ranks < 1).double())}
+    found: Figures = {"accuracy": share_interval(ranks < 1)}
     if logits.shape[1] > 5:
-        found["top5_accuracy"] = mean_interval((ranks < 5).double())
+        found["top5_accuracy"] = share_interval(ranks < 5)
     found["cross_entropy"] = mean_interval(F.cross_entropy(logits.double(), labels, reduction="none"))
     return found
 
@@ -65,6 +67,22 @@ def _classification(logits: Tensor, labels: Tensor) -> Figures:
 def temperature_scaled(predictions: Predictions, temperature: float) -> Predictions:
     """With logits divided by ``temperature``."""
     return replace(predictions, logits=predictions.logits.double() / temperature)
+
+
+def unseen(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
+    """Without the images that the model was calibrated on; and their number.
+
+    If there are no others, those that rank scores are left: no density was shaped by them.
+    """
+    keys = held_out.statistics["keys"]
+    known = torch.isin(statistics["keys"], keys)
+    kept = ~known
+    if not kept.any():
+        shaping, _ = shuffled_halves(len(keys))
+        kept = ~torch.isin(statistics["keys"], keys[shaping])
+    if not kept.any():
+        kept = known
+    return {name: values[kept] for name, values in statistics.items()}, int(known.sum())
 
 
 @dataclass(frozen=True)

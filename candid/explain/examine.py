@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import torch
@@ -131,9 +131,12 @@ class Examiner:
                 ]
             return [judged for each in batch for judged in self.judged([each])]
         finite = passed.logits.isfinite().all(1).tolist()  # a ResNet does not look for itself
+        if all(finite):
+            return list(self._examinations(passed, batch, images))
+        judged = iter(self.judged(kept) if (kept := list(compress(batch, finite))) else ())
         return [
-            judged if good else Unusable(judged.path, "the network overflows on it, so it is like no image")
-            for judged, good in zip(self._examinations(passed, batch, images), finite, strict=True)
+            next(judged) if good else Unusable(path, "the network overflows on it, so it is like no image")
+            for (path, _), good in zip(batch, finite, strict=True)
         ]
 
     def _examinations(

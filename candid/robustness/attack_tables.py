@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from candid.evaluation.output import write_texts
 from candid.robustness.campaign import Assaulted, Request, setting_name
 from candid.robustness.figures import AttackFigures
 from candid.robustness.formats import (
@@ -16,7 +17,6 @@ from candid.robustness.formats import (
     html_page,
     latex,
     markdown,
-    write_texts,
 )
 
 HEAD = (

@@ -4,10 +4,6 @@ import csv
 import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-
-from candid.checkpoint import replacing
-from candid.errors import CandidError
 
 GOOD, SOME = 0.85, 0.55
 """The paper's limits of good detection, and of some."""
@@ -17,18 +13,6 @@ Cell = tuple[str, str]
 """Text, and what its colour says: good, some, poor or nothing."""
 Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 """Head and rows."""
-
-
-def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
-    """Each under its file name in the folder ``out``."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            with replacing(out / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CandidError(f"Can't write to '{out}' ({error}): free some space, or change --out.") from error
-    return [out / name for name in texts]
 
 
 def area_cell(area: float | None) -> Cell:

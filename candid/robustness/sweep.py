@@ -20,7 +20,7 @@ from candid.evaluation.heldout import HeldOut
 from candid.evaluation.passes import Change, Passes
 from candid.evaluation.predictions import Model, Predictions, image_keys
 from candid.evaluation.roc import area_under_curve
-from candid.evaluation.study import Detection
+from candid.evaluation.study import Detection, unseen
 from candid.evaluation.suite import Statistics, default_test, statistics_of
 from candid.names import short_names
 from candid.randomness import generator
@@ -104,6 +104,7 @@ class Sweep:
     """The one that verdicts rest on."""
     images: int = 0
     """Of each corruption and severity."""
+    severities: tuple[int, ...] = SEVERITIES
 
     @property
     def mean_errors(self) -> dict[str, float]:
@@ -146,6 +147,7 @@ class Sweep:
             "model": self.name,
             "beta": None if self.beta is None else str(self.beta),
             "images": self.images,
+            "severities": list(self.severities),
             "clean_error": self.clean_error,
             "entropy_increase_nats": self.entropy_increase,
             "errors": self.errors,
@@ -197,14 +199,15 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
     held_out = HeldOut.of(model)
     view = view_of(model)
     gaussian = None if held_out is None else held_out.gaussian
-    clean_split = _split(request.data, request, model, view, track, say)
+    clean_split = _split(request.data, request.part, request, model, view, track, say)
     clean = passes.predictions(clean_split, view, f"{name}, clean", gaussian)
     detection = None
     if clean is not None and held_out is not None:
-        detection = Detection(held_out, statistics_of(clean), {})
+        detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
     errors: dict[str, list[float]] = {}
     entropies: dict[str, list[float]] = {}
     auc: dict[str, dict[str, float]] = {}
+    images: list[int] = []
     for corruption in request.corruptions:
         statistics: list[Statistics] = []
         for severity in request.severities:
@@ -212,13 +215,14 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
             change: Change | None = _change(corruption, severity, request.seed)
             if request.corrupted is not None:
                 folder = request.corrupted / corruption / str(severity)
-                split, change = _split(str(folder), request, model, view, track, say), None
+                split, change = _split(str(folder), "all", request, model, view, track, say), None
             title = f"{name}, {corruption} {severity}"
             predictions = passes.predictions(split, view, title, gaussian, change)
             if predictions is not None:
                 errors.setdefault(corruption, []).append(_error(predictions))
                 entropies.setdefault(corruption, []).append(_entropy(predictions))
                 statistics.append(statistics_of(predictions))
+                images.append(len(predictions))
         if detection is not None:
             together = {key: torch.cat([each[key] for each in statistics]) for key in statistics[0]}
             for test, scores in detection.scores(together).items():
@@ -235,12 +239,15 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
         entropies,
         auc,
         None if held_out is None else default_test(held_out.statistics).name,
-        len(clean),
+        min(images),
+        request.severities,
     )
 
 
-def _split(spec: str, request: Request, model: Model, view: View, track: Track, say: Say) -> Split:
-    chosen = open_part(spec, model.class_names, request.part, training_of(model))
+def _split(
+    spec: str, part: Part | None, request: Request, model: Model, view: View, track: Track, say: Say
+) -> Split:
+    chosen = open_part(spec, model.class_names, part, training_of(model))
     return prepare(thinned(chosen.split, request.images), view, spec, request.skip_bad, track, say)
 
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from candid.robustness.formats import Cell, area_cell, as_csv, html_page, latex, markdown, write_texts
+from candid.evaluation.output import write_texts
+from candid.robustness.formats import Cell, area_cell, as_csv, html_page, latex, markdown
 from candid.robustness.sweep import Reference, Sweep
 
 SHORT = {
@@ -73,11 +74,10 @@ def _percent(share: float | None) -> str:
 def _lines(sweeps: Sequence[Sweep], reference: Reference | None) -> Iterator[Sequence[object]]:
     """A line a model and corruption."""
     tests = list(dict.fromkeys(test for each in sweeps for test in each.auc))
-    severities = range(1, 1 + max(len(values) for values in sweeps[0].errors.values()))
     yield [
         "model",
         "corruption",
-        *(f"error_{i}" for i in severities),
+        *(f"error_{i}" for i in sweeps[0].severities),
         "ce",
         *(f"auc_{test}" for test in tests),
     ]

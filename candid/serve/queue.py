@@ -1,6 +1,7 @@
 """The threads in which the network runs, and what waits for them."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -10,6 +11,8 @@ from typing import Generic, TypeVar
 Network = TypeVar("Network")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+LONG = 0.5
+"""Seconds after which what waits begins, even if it is little: another batch may be stuck."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class _Waiting(Generic[Network, Item, Answer]):
     item: Item | None = None
     size: int = 1
     future: "Future[Answer]" = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
 
 
 class Queue(Generic[Network, Item, Answer]):
@@ -87,7 +91,8 @@ class Queue(Generic[Network, Item, Answer]):
     def _next(self) -> list[_Waiting[Network, Item, Answer]]:
         """The first that waits, with those behind it that may share its batch; none once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._is_worthwhile())
+            while not (self._closed or self._is_worthwhile()):
+                self._changed.wait(LONG if self._waiting else None)
             batch: list[_Waiting[Network, Item, Answer]] = []
             room = self._batch
             while self._waiting:
@@ -105,7 +110,8 @@ class Queue(Generic[Network, Item, Answer]):
         """Whether to begin: beside another batch, one that is hardly filled costs more than it gains."""
         if not self._waiting or self._waiting[0].alone or not self._passing:
             return bool(self._waiting)
-        return 4 * sum(each.size for each in self._waiting) >= self._batch
+        waited = time.monotonic() - self._waiting[0].since
+        return waited > LONG or 4 * sum(each.size for each in self._waiting) >= self._batch
 
     def _answers(
         self, network: Network, batch: Sequence[_Waiting[Network, Item, Answer]]

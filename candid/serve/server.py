@@ -62,7 +62,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CandidError(
             f"Can't listen at {host}, port {port} ({reason}): choose another --port, or 0 for any free one."

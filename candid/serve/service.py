@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from candid import zoo
 from candid.classifier import GenerativeClassifier
 from candid.errors import CandidError
 from candid.evaluation.passes import batch_size
@@ -77,10 +76,10 @@ class Service:
 
     ready = True
 
-    def __init__(self, model: Model, name: str) -> None:
+    def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
         self.examiner = Examiner(model, name)
         self.view = self.examiner.view
-        self.model, self.name = self.examiner.model, name
+        self.model, self.name, self.summary = self.examiner.model, name, summary
         self.classes = self.model.class_names
         generative = isinstance(self.model, GenerativeClassifier)
         self.explainer = Explainer(model, TOP) if generative and len(self.classes) > 1 else None
@@ -93,7 +92,7 @@ class Service:
         return ModelInfo(
             name=self.name,
             kind="generative" if generative else "resnet",
-            summary=zoo.card(self.name)["summary"] if self.name in zoo.names() else None,
+            summary=self.summary,
             classes=list(self.classes),
             image_shape=self.model.image_shape,
             held_out=None if judge is None else _held_out(judge),

@@ -73,10 +73,25 @@ class Worker:
         other.close()
 
     def _ask(self, method: str, argument: object) -> Any:
-        """From another process if this one ends; an error if that ends, too."""
+        """From another process if this one ends; an error if that ends, too, or if it takes too long."""
         message = pickle.dumps((method, argument))
         try:
             found = self._answer(message)
+        except TimeoutError:
+            raise
+        except (EOFError, OSError):
+            found = self._answer(message)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _answer(self, message: bytes) -> Any:
+        """With a new process after a failure: a late answer would be taken for that to the next question."""
+        try:
+            self._connection.send_bytes(message)
+            if not self._connection.poll(self._patience):
+                raise TimeoutError("the network does not answer")
+            return pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             self.ready = False
             self.hang_up()
@@ -84,16 +99,7 @@ class Worker:
             self.process.join()
             self._start()
             self.wait()
-            found = self._answer(message)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _answer(self, message: bytes) -> Any:
-        self._connection.send_bytes(message)
-        if not self._connection.poll(self._patience):
-            raise TimeoutError("the network does not answer")
-        return pickle.loads(self._connection.recv_bytes())
+            raise
 
 
 @contextmanager

@@ -40,16 +40,19 @@ def attack(success: float | None, **changes: Any) -> AttackFigures:
 
 
 def test_accuracy() -> None:
-    assert [verdicts.accuracy(metrics(accuracy=a), 10).grade for a in (0.95, 0.75, 0.74)] == [
+    assert [verdicts.accuracy(metrics(accuracy=a), 0.1).grade for a in (0.95, 0.75, 0.74)] == [
         "good",
         "fair",
         "poor",
     ]
-    assert "one in 5 is wrong" in verdicts.accuracy(metrics(), 10).sentence
-    guessing = metrics(accuracy=0.2, intervals={"accuracy": [0.18, 0.22]})
-    assert verdicts.accuracy(guessing, 10).grade == "poor"
-    assert "guessing" in verdicts.accuracy(guessing, 10).sentence
-    assert "none is wrong" in verdicts.accuracy(metrics(accuracy=1.0), 10).sentence
+    assert "one in 5 is wrong" in verdicts.accuracy(metrics(), 0.1).sentence
+    guessing = metrics(accuracy=0.18, intervals={"accuracy": [0.16, 0.2]})
+    assert verdicts.accuracy(guessing, 0.1).grade == "poor"
+    assert "guessing" in verdicts.accuracy(guessing, 0.1).sentence
+    assert "none is wrong" in verdicts.accuracy(metrics(accuracy=1.0), 0.1).sentence
+    few = metrics(accuracy=0.8, intervals={"accuracy": [0.44, 0.97]})
+    assert verdicts.accuracy(few, 0.5).grade == "unknown" and not verdicts.guesses(few, 0.5)
+    assert verdicts.guesses(metrics(accuracy=0.9), verdicts.chance_of(torch.tensor([0] * 9 + [1])))
 
 
 def test_calibration() -> None:
@@ -84,9 +87,10 @@ def test_false_alarms() -> None:
     few = verdicts.false_alarms(many | {"verdicts": {"test": "joint", "ranked_among": 199}})
     assert few.grade == "good" and "ranked among 199 held-out ones" in few.sentence
     assert verdicts.false_alarms(metrics(held_out_overlap=1000)).grade == "unknown"
+    rare = metrics(verdicts={"test": "joint", "ranked_among": 18}, false_positives={"joint": {"0.05": 0.0}})
+    assert verdicts.false_alarms(rare).grade == "unknown"
     assert verdicts.most_false_alarms(10_000, 10_000) == pytest.approx(0.058, abs=1e-3)
     assert verdicts.most_false_alarms(100, 1000) > verdicts.most_false_alarms(1000, 1000) > 0.05
-    assert verdicts.most_false_alarms(100, 10) == 0  # no p-value is so small
 
 
 def test_out_of_distribution() -> None:
@@ -123,7 +127,7 @@ def test_attacks_are_never_good(success: float) -> None:
     assert found.grade == ("poor" if success > 0.1 else "fair")
     assert ("Don't rely" in found.sentence) == (success > 0.1)
     assert "no likelihood" in found.sentence
-    fooled = verdicts.attacks([attack(success, adaptive_two_tailed=0.01)], "")
+    fooled = verdicts.attacks([attack(success, adaptive_two_tailed=0.01, adaptive_success=0.5)], "")
     assert "brings it down" in fooled.sentence and "1.0 %" in fooled.sentence
 
 

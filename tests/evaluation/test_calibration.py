@@ -24,6 +24,7 @@ from candid.evaluation import (
     maximum_calibration_error,
     mean_interval,
     overconfidence_error,
+    share_interval,
     top_bins,
 )
 from candid.randomness import generator as generator_of
@@ -273,6 +274,14 @@ def test_the_interval_of_overconfidence_is_the_exact_binomial_one(sure: int, wro
     truth = binomtest(wrong, sure).proportion_ci(0.95, "exact")
     found = calibration_figures(posterior, labels)["oce"]
     assert found == pytest.approx([p / 0.003 for p in (wrong / sure, truth.low, truth.high)], rel=1e-9)
+
+
+@given(st.integers(1, 60), st.data())
+def test_the_interval_of_a_share_is_the_exact_binomial_one(n: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, n))
+    found = share_interval(torch.arange(n) < hits)
+    right = binomtest(hits, n).proportion_ci(0.95, method="exact")
+    assert found == pytest.approx((hits / n, right.low, right.high))
 
 
 def test_intervals_are_reproducible_and_come_in_pieces(

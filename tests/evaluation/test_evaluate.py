@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, eva
 from candid.evaluation.heldout import HeldOut
 from candid.evaluation.output import remove_older, write
 from candid.evaluation.predictions import Predictions
+from candid.evaluation.suite import statistics_of
 from candid.training import train
 from tests.helpers import small_classifier
 from tests.training.runs import run, small_config
@@ -83,12 +85,29 @@ def notes(model: Path, **options: Any) -> str:
 
 def test_images_that_were_held_out_check_no_p_values(model: Path) -> None:
     assert "434 of 434 images are this model's held-out ones" in notes(model, part="val")
-    assert evaluated(model, part="val").metrics["held_out_overlap"] == 434
+    found = evaluated(model, part="val")
+    assert found.metrics["held_out_overlap"] == 434 and found.detection is not None
+    assert len(found.detection.inside["keys"]) == 217  # those that shaped no density
     assert evaluated(model).metrics["held_out_overlap"] == 0
     calibrate_model(Request(model, "digits", part="test", images=100, workers=0))
     found = evaluated(model)
     assert found.metrics["held_out_overlap"] == 100 and found.detection is not None
     assert len(found.detection.inside["keys"]) == 259 and len(found.predictions) == 359
+
+
+def test_areas_are_not_flattered_by_images_that_shaped_the_density(model: Path) -> None:
+    """Of two sets of the same kind neither is an outlier, even if one was held out."""
+    found = evaluated(model, part="val")
+    new = evaluated(model).predictions
+    assert found.detection is not None
+    areas = replace(found.detection, outside={"new": statistics_of(new)}).figures()["new"]
+    assert all(0.35 < figures["auc"] < 0.62 for figures in areas.values()), areas
+
+
+def test_training_images_cant_be_held_out(model: Path) -> None:
+    for part in ("train", "all"):
+        with pytest.raises(CandidError, match="has not seen"):
+            calibrate_model(Request(model, "digits", part=part, workers=0))
 
 
 def test_other_weights_have_no_held_out_scores(model: Path) -> None:

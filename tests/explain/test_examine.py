@@ -275,3 +275,20 @@ def test_a_resnet_that_overflows_is_named(folder: Path) -> None:
         resnet.fc.weight.fill_(3e38)
     (found,) = examined(resnet, [folder / "0.png"])
     assert isinstance(found, Unusable) and "overflows" in found.reason
+
+
+def test_an_image_that_overflows_leaves_the_others_of_its_batch_alone(folder: Path) -> None:
+    """Of a calibrated ResNet, too."""
+    resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
+    images = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8)
+    found = calibrate(Passes(resnet), None, ArraySplit(images, torch.arange(60) % 3), View(3, 16, 16))
+    assert found is not None
+    found.attach(resnet)
+    resnet.fc.register_forward_hook(
+        lambda module, features, logits: (
+            logits.index_fill(0, torch.tensor([1]), math.nan) if len(logits) == 3 else logits
+        )
+    )
+    judged = examined(resnet, [folder / f"{i}.png" for i in range(3)])
+    assert [type(each) for each in judged] == [Examination, Unusable, Examination]
+    assert [each.path.name for each in judged] == ["0.png", "1.png", "2.png"]

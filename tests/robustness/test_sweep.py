@@ -119,11 +119,14 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
             place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0].numpy()).save(place / f"{i}.png")
-    found = sweep(request(runs, tmp_path / "out", corruptions=("contrast",), corrupted=tmp_path / "made"))
+    found = sweep(
+        request(runs, tmp_path / "out", part="test", corruptions=("contrast",), corrupted=tmp_path / "made")
+    )
     assert found is not None
     own = found[0][0]
     model = candid.load(runs / "own/model/best")
     wrong = model.predict(corrupt(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
+    assert own.images == 40 and own.severities == (1, 5)
     assert own.errors["contrast"][1] == pytest.approx(float(wrong.double().mean()), abs=0.026)
 
 
@@ -136,7 +139,7 @@ def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None
     own, resnet = json.loads(files[".json"])
     assert resnet["mce"] == pytest.approx(1) and resnet["model"] == "resnet" and own["reference"] == "resnet"
     rows = list(csv.DictReader(files[".csv"].splitlines()))
-    assert len(rows) == 4 and float(rows[0]["error_2"]) == pytest.approx(
+    assert len(rows) == 4 and float(rows[0]["error_5"]) == pytest.approx(
         own["errors"]["gaussian_noise"][1], rel=1e-5
     )
     area = f"{100 * own['auc']['joint']['gaussian_noise']:.1f}"

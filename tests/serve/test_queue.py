@@ -54,6 +54,23 @@ def test_what_waits_together_is_answered_together_up_to_the_batch(
     assert slow.batches == [[0], [1, 2, 3, 4], [5, 6]]
 
 
+def test_a_batch_that_is_stuck_holds_up_no_other_network() -> None:
+    stuck, ended = threading.Event(), threading.Event()
+
+    def answer(network: int, items: Sequence[int]) -> list[int | Exception]:
+        if 0 in items:
+            stuck.set()
+            assert ended.wait(10)
+        return list(items)
+
+    queue = Queue[int, int, int]([0, 1], answer, batch=64)
+    first = queue.together(0)
+    assert stuck.wait(10)
+    assert queue.together(1).result(10) == 1 and not first.done()
+    ended.set()
+    queue.close()
+
+
 def test_a_large_item_takes_its_places_of_a_batch_and_is_never_divided(
     queue: Queue[int, int, int], slow: Slow
 ) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from contextlib import suppress
 from pickle import UnpicklingError
 
 import pytest
@@ -53,11 +52,15 @@ def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, ser
         first = worker.process.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)
-        with suppress(TimeoutError):  # 0.2 seconds may be too short for the next one, too
+        with pytest.raises(TimeoutError):
             worker.answer(asked)
         assert worker.process.pid != first
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
+        worker._patience = 60.0
+        (found,) = worker.answer([[Asked("another", asked[0][0].image)]])
+        assert not isinstance(found, Exception)
+        assert json.loads(found[0].json)["file"] == "another"  # not the late answer to the first question
 
 
 def test_a_worker_that_cant_load_its_model_says_so() -> None:
