@@ -29,7 +29,7 @@ test: lint ## Style, types, doctests and all tests (9 minutes)
 bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
 
-models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin; about 7 hours on two cores)
+models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
 results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...')
