@@ -7,6 +7,7 @@ Loading reads numbers and text; it runs no code from the files.
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ from candid.version import __version__
 FORMAT, FORMAT_VERSION = "candid-model", 1
 RECORD, TEMPORARY = "model.json", ".writing-"
 TENSORS = ("weights", "calibration")
+OURS = re.compile(rf"({'|'.join(TENSORS)})-[0-9a-f]{{16}}\.safetensors")
+"""Files of tensors that were written here: no others are removed."""
 """What a model consists of: each in a file ``weights-<hash>.safetensors`` that the record names."""
 CONFIGS: dict[str, Any] = {"generative": ClassifierConfig, "resnet": ResNetConfig}
 
@@ -288,8 +291,8 @@ def _temporary(folder: Path) -> Iterator[Path]:
 def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
     """What earlier models and killed processes left."""
     named = {record[part]["file"] for part in TENSORS if part in record}
-    for old in (file for part in TENSORS for file in folder.glob(f"{part}-*")):
-        if old.name not in named:
+    for old in folder.glob("*.safetensors"):
+        if OURS.fullmatch(old.name) and old.name not in named:
             old.unlink(missing_ok=True)
     remove_unfinished(folder)
 

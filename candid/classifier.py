@@ -15,7 +15,7 @@ from candid.flow.invertible import Memory
 from candid.flow.pooling import DCTPooling
 from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
-from candid.presets import ClassifierConfig, checked_names, preset
+from candid.presets import ClassifierConfig, check_images, checked_names, preset
 
 
 class Outputs(NamedTuple):
@@ -262,32 +262,13 @@ class GenerativeClassifier(nn.Module):
         return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
 
     def _normalise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        self._check_images(x)
+        check_images(x, self.image_shape)
         noise = self.noise
         if self.training:
             device = x.device if generator is None else generator.device
             noise = torch.rand(x.shape, generator=generator, device=device, dtype=noise.dtype).to(x.device)
         x = x.to(noise.dtype, memory_format=torch.channels_last)
         return (x + noise / 255 - self.image_mean) / self.image_std
-
-    def _check_images(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            given = getattr(x, "dtype", type(x).__name__)
-            raise CandidError(
-                f"Images must be float tensors in [0, 1], not {given}: divide 8-bit ones by 255."
-            )
-        expected, shape = (" x ".join(map(str, s)) for s in (self.image_shape, x.shape))
-        if tuple(x.shape) == self.image_shape:
-            raise CandidError(f"The model takes batches: give a single {expected} image as x[None].")
-        if tuple(x.shape[1:]) != self.image_shape or not len(x):
-            raise CandidError(
-                f"The model takes a batch of {expected} images (channels x height x width), "
-                f"not a tensor of {shape or 'no dimensions'}: resize or crop them first."
-            )
-        if not torch.compiler.is_compiling() and x.max() > 20:
-            raise CandidError(
-                f"The images reach {float(x.max()):.4g} where white is 1: divide 8-bit pixels by 255."
-            )
 
     def _denormalise(self, z: Tensor) -> Tensor:
         """The widened image u / 255 of a latent, (B, C, H, W)."""

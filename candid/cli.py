@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from typer.exceptions import TyperException
 
@@ -119,7 +120,7 @@ def _config(target: str, **changes: Any) -> Any:
 def _print_description(name: str, description: dict[str, Any]) -> None:
     resnet = description["resnet"]
     console = Console()
-    counts = Table(title=f"{name}: size and cost", title_justify="left")
+    counts = Table(title=f"{escape(name)}: size and cost", title_justify="left")
     counts.add_column("")
     for column in ("generative", "ResNet"):
         counts.add_column(column, justify="right")
@@ -133,7 +134,7 @@ def _print_description(name: str, description: dict[str, Any]) -> None:
     )
     console.print(counts)
 
-    stages = Table(title=f"{name}: by stage, generative / ResNet", title_justify="left")
+    stages = Table(title=f"{escape(name)}: by stage, generative / ResNet", title_justify="left")
     for column in ("layer", "blocks", "image size", "channels", "receptive field"):
         stages.add_column(column, justify="left" if column == "layer" else "right")
     for ours, theirs in zip(description["stages"], resnet["stages"], strict=True):
@@ -277,6 +278,8 @@ def train(
     from candid.training import Progress, RunFolder, load_config, resumed
     from candid.training import train as run_training
 
+    if resume and recipe is not None:
+        raise CandidError("A resumed run keeps its configuration: leave --recipe out.")
     if resume and out is not None:
         config = resumed(RunFolder(out).config(), flags)
     else:
@@ -311,7 +314,7 @@ def _changes(settings: list[str]) -> dict[str, Any]:
 
 
 def _print_results(out: Path, results: dict[str, Any]) -> None:
-    table = Table(title=f"the best model, in {out / 'model' / 'best'}", title_justify="left")
+    table = Table(title=f"the best model, in {escape(str(out / 'model' / 'best'))}", title_justify="left")
     for column in ("", "accuracy", "cross-entropy (nats)", "bits/dim"):
         table.add_column(column, justify="right" if column else "left")
     for part, name in (("val", "validation"), ("test", "test")):

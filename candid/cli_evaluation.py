@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.errors import CandidError
@@ -177,9 +178,9 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         if key in metrics:
             columns[name] = metrics[key]
     table = Table(
-        title=title,
+        title=escape(title),
         title_justify="left",
-        caption="in brackets: 95 % intervals, bootstrapped; of OCE exact",
+        caption="in brackets: 95 % intervals, bootstrapped; of accuracies and OCE exact",
     )
     table.add_column("")
     for name in columns:
@@ -220,7 +221,7 @@ def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
     )
     table.add_column("test", no_wrap=True)
     for name in (*sets, "false positives"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(escape(name), justify="right", overflow="fold")
     best = {name: f"{100 * max(each['auc'] for each in tests.values()):.1f}" for name, tests in sets.items()}
     for test, rates in metrics["false_positives"].items():
         aucs = {name: tests[test]["auc"] for name, tests in sets.items()}
@@ -240,7 +241,9 @@ def _print_verdicts(console: Console, metrics: dict[str, Any]) -> None:
     for column in ("images", "accept", "ambiguous", "novel"):
         table.add_column(column, justify="left" if column == "images" else "right")
     for name, shares in found["sets"].items():
-        table.add_row(name, *(f"{100 * shares[kind]:.1f} %" for kind in ("accept", "ambiguous", "novel")))
+        table.add_row(
+            escape(name), *(f"{100 * shares[kind]:.1f} %" for kind in ("accept", "ambiguous", "novel"))
+        )
     console.print(table)
 
 
@@ -302,7 +305,7 @@ def compare(
         )
         oce = "–" if row["oce"] is None else f"{row['oce']:.2f}"
         beta = "ResNet" if row["beta"] is None else f"{row['beta']:g}".replace("inf", "∞")
-        table.add_row(row["name"], beta, *numbers, f"{100 * row['accuracy']:.2f} %", oce)
+        table.add_row(escape(row["name"]), beta, *numbers, f"{100 * row['accuracy']:.2f} %", oce)
     console = Console()
     console.print(table)
-    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False)
+    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False, markup=False)

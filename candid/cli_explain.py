@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.cli_evaluation import JsonFlag, ModelFolder, PartOption, SkipBad, Workers, named
@@ -143,7 +144,7 @@ def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
     for pair in found["closest_pairs"]:
         expected, measured = pair["expected_uncertainty"], pair["measured_uncertainty"]
         table.add_row(
-            *pair["classes"],
+            *map(escape, pair["classes"]),
             f"{pair['distance']:.2f}",
             f"{100 * expected:.3g} %",
             "–" if measured is None else f"{100 * measured:.3g} %",
@@ -155,6 +156,6 @@ def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
             table.add_column(column, justify="left" if column == "model" else "right")
         for name, field in found["receptive_fields"].items():
             width = field["width_at_half_maximum_pixels"]
-            table.add_row(name, "not within the image" if width is None else f"{width:.1f}")
+            table.add_row(escape(name), "not within the image" if width is None else f"{width:.1f}")
         console.print(table)
-    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False)
+    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False, markup=False)

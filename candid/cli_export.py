@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from candid.cli_evaluation import JsonFlag, ModelFolder
@@ -54,12 +55,14 @@ def export(
         records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in found]
         print(json.dumps(records))
         return
-    table = Table(title=f"{model}: difference to PyTorch", title_justify="left")
+    table = Table(title=f"{escape(str(model))}: difference to PyTorch", title_justify="left")
     for column in ("file", "batch", "MB", *found[0].differences):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
     for each in found:
         differences = (f"{value:.1e}" for value in each.differences.values())
-        table.add_row(str(each.path), str(each.batch or "any"), f"{each.bytes / 1e6:.1f}", *differences)
+        table.add_row(
+            escape(str(each.path)), str(each.batch or "any"), f"{each.bytes / 1e6:.1f}", *differences
+        )
     console = Console()
     console.print(table)
     console.print(

@@ -34,20 +34,23 @@ def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     on_gpu = torch.cuda.is_available()
     around = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", 0)))
-    if around and devices not in (None, around) and "LOCAL_RANK" not in os.environ:
+    if around and devices not in (None, around):
         raise CandidError(f"{around} processes were started but --devices is {devices}: leave --devices out.")
     if on_gpu and devices is not None and devices > torch.cuda.device_count():
         raise CandidError(f"There are {torch.cuda.device_count()} GPUs, not {devices}: use fewer --devices.")
     count = around or devices or (torch.cuda.device_count() if on_gpu else 1)
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", os.environ.get("SLURM_NNODES", 1)))
     strategy = DDPStrategy(forward_sync_buffers=False) if count * nodes > 1 else "auto"
-    fabric = Fabric(
-        accelerator="cuda" if on_gpu else "cpu",
-        devices=count,
-        num_nodes=nodes,
-        strategy=strategy,
-        precision=PRECISION[precision],
-    )
+    try:
+        fabric = Fabric(
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=count,
+            num_nodes=nodes,
+            strategy=strategy,
+            precision=PRECISION[precision],
+        )
+    except (ValueError, RuntimeError) as error:  # such as srun without --ntasks-per-node
+        raise CandidError(f"The processes can't be set up as they were started: {error}") from error
     fabric.launch()
     atexit.register(_leave)
     if not on_gpu:

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from candid.config import check_fields, check_range
 from candid.errors import CandidError, did_you_mean
 from candid.flow.backbone import FlowConfig
@@ -112,3 +115,22 @@ def checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     if len(checked) != classes:
         raise CandidError(f"There are {classes} classes but {len(checked)} class names: give one a class.")
     return checked
+
+
+def check_images(x: Tensor, shape: tuple[int, int, int]) -> None:
+    """``x`` is a batch of images of this ``shape`` (C, H, W), as floats in [0, 1]."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = getattr(x, "dtype", type(x).__name__)
+        raise CandidError(f"Images must be float tensors in [0, 1], not {given}: divide 8-bit ones by 255.")
+    expected, found = (" x ".join(map(str, s)) for s in (shape, x.shape))
+    if tuple(x.shape) == shape:
+        raise CandidError(f"The model takes batches: give a single {expected} image as x[None].")
+    if tuple(x.shape[1:]) != shape or not len(x):
+        raise CandidError(
+            f"The model takes a batch of {expected} images (channels x height x width), "
+            f"not a tensor of {found or 'no dimensions'}: resize or crop them first."
+        )
+    if not (x.is_meta or torch.compiler.is_compiling()) and x.max() > 20:
+        raise CandidError(
+            f"The images reach {float(x.max()):.4g} where white is 1: divide 8-bit pixels by 255."
+        )

@@ -126,7 +126,7 @@ def test_a_resnet_50_file_loads_and_computes_what_resnet_50_does(
     assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == shapes
     assert sum(p.numel() for p in model.parameters()) == 25_557_032
     assert len(list(model.parameters())) == 161 and all(p.requires_grad for p in model.parameters())
-    x = torch.rand(2, 3, 64, 64, generator=generator)
+    x = torch.rand(2, 3, 224, 224, generator=generator)
     with torch.inference_mode():
         found, truth = model.logits(x), plain_forward(state, x, (3, 4, 6, 3))
         assert truth.std() > 0.1
@@ -140,7 +140,7 @@ def test_deeper_bottleneck_resnets_load(tmp_path: Path, blocks: tuple[int, ...])
     model = candid.import_torchvision(tmp_path / "deep.pth", list("abcde"))
     assert model.config.blocks == blocks and model.class_names == tuple("abcde")
     assert model.metadata == {"imported_from": "deep.pth"}
-    x = torch.rand(2, 3, 64, 64)
+    x = torch.rand(2, 3, 224, 224)
     truth = plain_forward(state, x, blocks)
     torch.testing.assert_close(model.logits(x), truth, rtol=1e-4, atol=1e-4)
 
@@ -289,6 +289,18 @@ def test_load_takes_generative_classifiers_and_load_any_both(tmp_path: Path) -> 
         candid.load(tmp_path / "resnet")
     candid.save(small_classifier(), tmp_path / "generative")
     assert isinstance(candid.load_any(tmp_path / "generative"), candid.GenerativeClassifier)
+
+
+def test_other_images_are_refused_as_by_a_generative_classifier() -> None:
+    model = ResNet(SMALL).eval()
+    for images, message in (
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "divide 8-bit ones by 255"),
+        (torch.full((2, 3, 16, 16), 255.0), "where white is 1"),
+        (torch.zeros(2, 1, 8, 8), "batch of 3 x 16 x 16 images"),
+    ):
+        with pytest.raises(CandidError, match=message):
+            model.posterior(images)
+    assert model.posterior(torch.rand(2, 3, 16, 16, dtype=torch.float64)).dtype == torch.float32
 
 
 def test_posteriors_sum_to_one() -> None:

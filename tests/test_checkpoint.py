@@ -60,6 +60,15 @@ def test_saving_again_replaces_the_model_and_leaves_one_set_of_weights(folder: P
     assert weights_of(folder).stat().st_mode == (folder / "model.json").stat().st_mode
 
 
+def test_saving_removes_no_file_of_anybody_else(folder: Path) -> None:
+    others = ("weights-imagenet.pth", "calibration-notes.txt", "weights-of-mine.safetensors")
+    for name in others:
+        (folder / name).write_text("mine")
+    (folder / "weights-old").mkdir()
+    candid.save(small_classifier(seed=1), folder)
+    assert all((folder / name).read_text() == "mine" for name in others)
+
+
 def test_half_precision_weights_load_and_stay_invertible(tmp_path: Path) -> None:
     model = small_classifier()
     model.calibration = {"weights": torch.zeros(3)}

@@ -50,6 +50,23 @@ def models(*rows: tuple[Any, ...], name: str = "ResNet-50") -> list[dict[str, An
     return [{"name": name, **dict(zip(keys, row, strict=True))} for row in rows]
 
 
+@pytest.mark.parametrize("name", ["$a_$", "a\udcff", "[/b]"])
+def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
+    areas = {"joint": {name: 0.8}}
+    for figure in (
+        plots.trade_off(models(*PAPER, name=name)),
+        plots.auc_table(areas, KINDS),
+        plots.roc_curves({name: {"joint": roc_curve(torch.rand(9), torch.rand(9))}}, {name: {"joint": 0.8}}),
+        calibration_curves(name),
+    ):
+        plots.save(figure, tmp_path / "figure.png", svg=True)
+
+
+def calibration_curves(title: str) -> Figure:
+    posterior, labels = posteriors()
+    return plots.calibration_curves({title: (all_bins(posterior, labels), top_bins(posterior, labels))})
+
+
 def posteriors(images: int = 300) -> tuple[Tensor, Tensor]:
     logits = 3 * torch.randn(images, 10)
     labels = torch.distributions.Categorical(logits=logits / 2).sample()

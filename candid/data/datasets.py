@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from candid.data import formats
-from candid.data.images import EXTENSIONS
+from candid.data.images import EXTENSIONS, path_of
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, View, untracked
 from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
@@ -109,14 +109,14 @@ def shards_have_all_classes(spec: str, only: Sequence[str]) -> None:
 
 
 def _read(spec: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    return read_arrays(spec) or _read_image_folder(Path(spec).expanduser())
+    return read_arrays(spec) or _read_image_folder(path_of(spec))
 
 
 def read_arrays(spec: str) -> tuple[dict[str, ArraySplit], tuple[str, ...]] | None:
     """A data set in files of its own format, with its class names; None if ``spec`` is another folder."""
     if spec == "digits":
         return {"train": ArraySplit(*formats.read_digits())}, tuple(map(str, range(10)))
-    folder = Path(spec).expanduser()
+    folder = path_of(spec)
     if not folder.exists():
         raise CandidError(f"There is no data set or folder '{spec}': name a folder, or use 'digits'.")
     if not folder.is_dir():

@@ -30,6 +30,16 @@ class BadImageError(CandidError):
     """An image can't be used; the message is the reason."""
 
 
+def path_of(spec: str | Path) -> Path:
+    """Where ``spec`` is; ~ is somebody's home."""
+    try:
+        return Path(spec).expanduser()
+    except RuntimeError as error:
+        raise CandidError(
+            f"'{spec}' begins with a user who is not known here: give the whole path."
+        ) from error
+
+
 def decode(
     source: Path | bytes,
     channels: int,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from candid.data.datasets import (
     shards_have_all_classes,
     subfolders,
 )
+from candid.data.images import path_of
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split, View
 from candid.errors import CandidError, did_you_mean
 from candid.randomness import generator
@@ -81,7 +81,7 @@ def _own_parts(spec: str) -> tuple[dict[str, Callable[[], IndexedSplit]], tuple[
     arrays = read_arrays(spec)
     if arrays is not None:
         return {name: partial(_identity, split) for name, split in arrays[0].items()}, arrays[1]
-    folder = Path(spec).expanduser()
+    folder = path_of(spec)
     folders = {name: folder / name for name in PARTS if (folder / name).is_dir()} or {"all": folder}
     names = tuple(sorted({entry.name for part in folders.values() for entry in subfolders(part)}))
     if not names:
@@ -102,7 +102,7 @@ def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
     """
     if spec == "digits" or "data" not in training:
         return spec == "digits"
-    return Path(spec).expanduser().resolve().name == Path(training["data"]).expanduser().resolve().name
+    return path_of(spec).resolve().name == path_of(training["data"]).resolve().name
 
 
 def _relabelled(
@@ -149,7 +149,7 @@ def open_images(spec: str, view: View) -> Split:
     if arrays is not None:
         split = arrays[0].get("test", arrays[0]["train"])
         return replace(split, labels=unknown(len(split)))
-    folder = Path(spec).expanduser()
+    folder = path_of(spec)
     if all((folder / name).is_dir() for name in ("train", "test")):
         folder = folder / "test"
     elif all((folder / name).is_dir() for name in ("train", "val")):

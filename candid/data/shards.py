@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from candid.data.datasets import Dataset
-from candid.data.images import EXTENSIONS
+from candid.data.images import EXTENSIONS, path_of
 from candid.data.splits import Batch, NamedBatch, ShardSplit, View, decode_batch
 from candid.data.transforms import NUMBERS
 from candid.errors import CandidError
@@ -328,7 +328,7 @@ def _is_url(url: str) -> bool:
 
 
 def _folder(spec: str) -> Path | None:
-    path = Path(spec).expanduser()
+    path = path_of(spec)
     return path if not _is_url(spec) and path.is_dir() else None
 
 
@@ -360,13 +360,13 @@ def class_names_of(spec: str) -> tuple[str, ...]:
 
 
 def _expanded(spec: str) -> tuple[str, ...]:
-    if Path(spec).expanduser().is_file():
-        return (str(Path(spec).expanduser()),)
+    if path_of(spec).is_file():
+        return (str(path_of(spec)),)
     try:
         urls = [str(url) for url in _webdataset().shardlists.expand_urls(spec)]
     except (AssertionError, ValueError) as error:
         raise CandidError(f"The shards '{spec}' can't be listed: {error}; correct the pattern.") from error
-    urls = [url if _is_url(url) else str(Path(url).expanduser()) for url in urls]
+    urls = [url if _is_url(url) else str(path_of(url)) for url in urls]
     for url in urls:
         if not _is_url(url) and not Path(url).is_file():
             raise CandidError(f"There is no shard '{url}': check the name, or copy it there.")

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
 """A batch, and what its images are called."""
 Track = Callable[..., Iterable[Any]]
 """Shows the progress of going through an iterable: (iterable, description, length, images an item = 1)."""
+WINDOW = 4096
+"""Files that wait to be looked at: a million would take gigabytes."""
 
 
 def untracked(items: Iterable[Any], *_: object) -> Iterable[Any]:
@@ -183,7 +186,9 @@ class FileSplit:
         bad: dict[int, BadImageError] = {}
         with ThreadPoolExecutor() as pool:
             task = "reading images" if cached else "checking images"
-            for index, error in track(pool.map(look, range(len(self))), task, len(self)):
+            windows = (range(i, min(i + WINDOW, len(self))) for i in range(0, len(self), WINDOW))
+            looks = chain.from_iterable(pool.map(look, window) for window in windows)
+            for index, error in track(looks, task, len(self)):
                 if error is not None and not skip_bad:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise _bad_image(self.paths[index], error) from error

@@ -44,7 +44,8 @@ class Path:
         lengths = self.lengths
         place = t.to(lengths) * lengths[-1]
         leg = torch.searchsorted(lengths[1:-1].contiguous(), place, right=True)
-        share = (place - lengths[leg]) / (lengths[leg + 1] - lengths[leg])
+        length = lengths[leg + 1] - lengths[leg]
+        share = (place - lengths[leg]) / length.clamp(min=torch.finfo(length.dtype).tiny)
         start, end = self.corners[leg], self.corners[leg + 1]
         return start + share[:, None].to(start) * (end - start)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from candid.classifier import GenerativeClassifier, Outputs
 from candid.data.datasets import is_image
-from candid.data.images import BadImageError
+from candid.data.images import BadImageError, path_of
 from candid.data.parts import unknown
 from candid.data.splits import View, decode_as
 from candid.engine import best_device
@@ -71,7 +71,7 @@ def image_paths(sources: Sequence[str]) -> list[Path]:
     """
     paths: dict[Path, None] = {}
     for source in sources:
-        path = Path(source).expanduser()
+        path = path_of(source)
         if path.exists():
             found = [path]
         else:

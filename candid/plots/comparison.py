@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from candid.evaluation.calibration import Bins, expected_calibration_error
 from candid.names import number
-from candid.plots.style import BLUE, GREEN, GREY, STYLE, VERMILION, bin_points, legend, short_path
+from candid.plots.style import BLUE, GREEN, GREY, STYLE, VERMILION, bin_points, legend, plain, short_path
 
 
 @rc_context(STYLE)
@@ -66,7 +66,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
         axes.text(
             at,
             scale * row[y_key],
-            short_path(row["name"]),
+            plain(short_path(row["name"])),
             ha=side,
             va="center",
             color=VERMILION,
@@ -98,7 +98,7 @@ def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
         for bins, style in zip(both, styles.values(), strict=True):
             bin_points(axes, bins, **style)
         errors = " and ".join(f"{100 * expected_calibration_error(bins):.2f}" for bins in both)
-        axes.set_title(f"{title}\nECE {errors} %", fontsize=10)
+        axes.set_title(f"{plain(title)}\nECE {errors} %", fontsize=10)
         axes.set(xlabel="confidence", ylabel="share right")
         axes.grid()
     panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))

@@ -36,6 +36,7 @@ from candid.plots.style import (
     bin_points,
     is_dark,
     legend,
+    plain,
 )
 
 Values = NDArray[np.float64]
@@ -132,7 +133,7 @@ def ood_zones(
         Patch(color=VERMILION, alpha=0.7, label="held-out images called outliers"),
     ]
     handles += [
-        Line2D([], [], linewidth=1.5, label=name + _beyond(each, edges), **line)
+        Line2D([], [], linewidth=1.5, label=plain(name) + _beyond(each, edges), **line)
         for (name, each), line in zip(sets.items(), styles, strict=True)
     ]
     cut = any(((each < edges[0]) | (each > edges[-1])).any() for each in (values, *sets.values()))
@@ -168,7 +169,7 @@ def roc_curves(
         for test, style in tests.items():
             if test in by_test:
                 axes.plot(*_thinned(by_test[test]), linewidth=1.8, alpha=0.9, **style)
-        axes.set_title(fill(name, 28), fontsize=10)
+        axes.set_title(plain(fill(name, 28)), fontsize=10)
         axes.grid()
     for axes in panels.flat[len(curves) :]:
         axes.remove()
@@ -196,7 +197,7 @@ def auc_table(aucs: Mapping[str, Mapping[str, float]], kinds: Mapping[str, str])
     tests = _by_kind(aucs, kinds)
     sets = list(dict.fromkeys(name for by_set in aucs.values() for name in by_set))
     table = np.array([[aucs[test].get(name, math.nan) for name in sets] for test in tests])
-    names = [fill(name, 30) for name in sets]
+    names = [plain(fill(name, 30)) for name in sets]
     width = 0.75 * len(sets) + 0.085 * max(map(len, tests)) + 1.6
     figure = Figure(
         figsize=(width, 0.32 * len(tests) + 0.045 * min(30, max(map(len, sets))) + 1.3), layout="constrained"

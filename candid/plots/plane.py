@@ -19,7 +19,20 @@ from torch import Tensor
 
 from candid.errors import CandidError
 from candid.explain.plane import DecisionPlane
-from candid.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, legend, short
+from candid.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+    label,
+    legend,
+    plain,
+)
 
 Values = NDArray[np.float64]
 Style = dict[str, Any]
@@ -74,7 +87,7 @@ def decision_plane(
         ylabel="second axis (standard deviations)",
     )
     axes.set_aspect("equal")
-    axes.set_title(fill(title, 60))
+    axes.set_title(plain(fill(title, 60)))
     legend(figure, handles, right=True)
     return figure
 
@@ -125,7 +138,7 @@ def _images(axes: Axes, plane: DecisionPlane, points: Tensor, labels: Tensor) ->
             edge: Style = {"edgecolors": BLACK if rim else "white", "linewidths": 0.9 if rim else 0.4}
             axes.scatter(x, y, 26, zorder=3 + rim, **edge, **style)
         if i >= 0:
-            name = short(plane.class_names[i], LONGEST)
+            name = label(plane.class_names[i], LONGEST)
             handles.append(Line2D([], [], linestyle="", label=name, **style))
         elif (labels < 0).any():
             handles.append(Line2D([], [], linestyle="", label="image", **style))
@@ -144,7 +157,7 @@ def _names(axes: Axes, plane: DecisionPlane, grid: tuple[Values, Values], best: 
         column, row = (np.abs(axis - plane.means[i, k].item()).argmin() for k, axis in enumerate(grid))
         cell[row + 1, column + 1] = False  # the mean stays visible
         for length in (LONGEST, SHORTEST):
-            text = fill(short(name, length), 16)
+            text = fill(label(name, length), 16)
             lines = text.split("\n")
             size = 0.2 * len(lines), 0.09 * max(map(len, lines)) + 0.1  # inches
             sampling = [2 / (inches * points) for inches, points in zip(size, inch, strict=True)]

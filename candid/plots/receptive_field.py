@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from candid.plots.style import BLACK, COLOURS, DASHES, GREY, SMALL, STYLE
+from candid.plots.style import BLACK, COLOURS, DASHES, GREY, SMALL, STYLE, plain
 
 if TYPE_CHECKING:
     from candid.explain.receptive_field import ReceptiveField
@@ -60,7 +60,7 @@ def receptive_fields(fields: Mapping[str, ReceptiveField]) -> Figure:
     maps = [bottom.add_subplot(grid[column]) for column in range(len(shown))]
     for axes, (name, field) in zip(maps, shown, strict=True):
         image = _map(axes, field, lowest)
-        axes.set_title(fill(name, WIDEST), fontsize=SMALL)
+        axes.set_title(plain(fill(name, WIDEST)), fontsize=SMALL)
         axes.set_xlabel("column (pixels)", fontsize=SMALL)
     maps[0].set_ylabel("row (pixels)", fontsize=SMALL)
     bar = bottom.colorbar(image, ax=maps, shrink=0.8, aspect=15)
@@ -119,8 +119,9 @@ def _map(axes: Axes, field: ReceptiveField, lowest: float) -> AxesImage:
 def _label(name: str, field: ReceptiveField) -> str:
     width = field.width_at_half_maximum
     if width is not None:
-        return fill(f"{name}: {width:.1f}", WIDEST)
-    return fill(f"{name}: {'reaches beyond the image' if field.sensitivity.any() else 'zero'}", WIDEST)
+        return plain(fill(f"{name}: {width:.1f}", WIDEST))
+    reach = "reaches beyond the image" if field.sensitivity.any() else "zero"
+    return plain(fill(f"{name}: {reach}", WIDEST))
 
 
 def _relative(values: Tensor, whole: Tensor) -> Values:

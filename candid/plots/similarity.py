@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from candid.explain.similarity import Similarity, log_expected_uncertainty
-from candid.plots.style import BLACK, SMALL, STYLE, is_dark, short
+from candid.plots.style import BLACK, SMALL, STYLE, is_dark, label, plain, short
 
 NAMED = 40
 """Up to so many classes each has its name at the axes, beyond it some."""
@@ -37,7 +37,7 @@ def similarity(similarity: Similarity, title: str = "") -> Figure:
     figure = Figure(figsize=(side + names + 2.8, side + names + 0.9), layout="compressed")
     axes = figure.subplots()
     shown = _matrix(axes, similarity, _scale([similarity]))
-    axes.set_title(fill(title, int(10 * side)), parse_math=False)
+    axes.set_title(plain(fill(title, int(10 * side))))
     _colour_bar(figure, shown, [axes])
     return figure
 
@@ -55,7 +55,7 @@ def similarity_groups(groups: Mapping[str, Similarity]) -> Figure:
     scale = _scale(list(groups.values()))
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
         shown = _matrix(axes, group, scale, numbered=False)
-        axes.set_title(fill(name, int(9 * side)), parse_math=False)
+        axes.set_title(plain(fill(name, int(9 * side))))
     for axes in panels.flat[len(groups) :]:
         axes.remove()
     _colour_bar(figure, shown, figure.axes)
@@ -91,9 +91,9 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
     else:
         # Of too many classes, those at even steps.
         ticks = np.linspace(0, count - 1, min(count, NAMED)).round().astype(int)
-        labels = [short(similarity.names[tick]) for tick in ticks]
-        axes.set_xticks(ticks, labels, rotation=90, fontsize=SMALL, parse_math=False)
-        axes.set_yticks(ticks, labels, fontsize=SMALL, parse_math=False)
+        labels = [label(similarity.names[tick]) for tick in ticks]
+        axes.set_xticks(ticks, labels, rotation=90, fontsize=SMALL)
+        axes.set_yticks(ticks, labels, fontsize=SMALL)
         axes.set(xlabel="class", ylabel="class")
         if count > NAMED:
             axes.set_ylabel(f"{count} classes, of which {len(ticks)} are named")

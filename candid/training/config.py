@@ -106,6 +106,11 @@ class TrainConfig:
             self, 0, 10**9, "seed", "split_seed", "workers", "coolings", "weight_decay", "save_minutes"
         )
         check_range(self, 0, 1, "label_smoothing", "momentum", "holdout")
+        if self.momentum == 1:
+            raise CandidError("'momentum' must be below 1: with 1 a gradient would never be forgotten.")
+        for text in (self.data, self.val_data or "", self.start or "", *self.only):
+            if text != text.encode(errors="replace").decode():
+                raise CandidError(f"{text!r} has bytes that are no text, for config.toml: rename it.")
         for name in ("learning_rate", "means_rate", "scales_rate", "clip"):
             if getattr(self, name) <= 0:
                 raise CandidError(f"'{name}' must be positive, not {getattr(self, name)}.")
@@ -125,6 +130,8 @@ class TrainConfig:
     def model_config(self, classes: int) -> ClassifierConfig:
         """The preset with its changes, for ``classes`` classes unless the changes say otherwise."""
         changes = {"classes": classes, **self.model}
+        if not isinstance(changes["classes"], int):
+            raise CandidError(f"'classes' must be a whole number, not {changes['classes']!r}.")
         if changes["classes"] < classes:
             raise CandidError(
                 f"The data has {classes} classes, more than the model's {changes['classes']}: "
@@ -148,7 +155,10 @@ def load_config(recipe: str | Path | None = None, **flags: Any) -> TrainConfig:
             raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), PRESETS)}")
         recipe = RECIPE_OF_PRESET[name]
     values = read_toml(_recipe_file(recipe))
-    values["model"] = {**values.get("model", {}), **flags.pop("model", {})}
+    table = values.get("model", {})
+    if not isinstance(table, dict):
+        raise CandidError(f"'model' of the recipe '{recipe}' must be a table of the preset's keys.")
+    values["model"] = {**table, **flags.pop("model", {})}
     return from_dict(TrainConfig, {**values, **flags})
 
 
@@ -193,6 +203,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return repr(value)
@@ -203,6 +215,8 @@ def resumed(recorded: TrainConfig, flags: Mapping[str, Any]) -> TrainConfig:
     changed = {}
     for key, value in flags.items():
         if value is None or value == getattr(recorded, key):
+            continue
+        if key == "model" and value.items() <= recorded.model.items():
             continue
         longer = key == "epochs" and recorded.schedule == "plateau"
         dealt = key == "workers" and is_shards(recorded.data)  # each worker reads shards of its own

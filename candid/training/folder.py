@@ -17,7 +17,7 @@ Every file is replaced as a whole, so a run that is killed at any moment leaves 
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from candid.checkpoint import replacing
 from candid.classifier import GenerativeClassifier
 from candid.config import from_dict
 from candid.errors import CandidError, CheckpointError
+from candid.evaluation.predictions import ANY_NAME
 from candid.training.config import TrainConfig, read_toml, write_toml
 
 Row = dict[str, float]
@@ -48,6 +49,9 @@ class State:
     """Sums over the steps of the epoch that is under way."""
     best: float
     """The lowest validation loss."""
+    class_names: list[str] = field(default_factory=list)
+    images: int = 0
+    """Of the training data."""
 
 
 class RunFolder:
@@ -75,7 +79,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         with _saving(self.path), replacing(self.path / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
 
     def write_rows(self, rows: list[Row]) -> None:
         table = io.StringIO()
@@ -93,13 +97,17 @@ class RunFolder:
         path = self.path / "results.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
+    @property
+    def has_state(self) -> bool:
+        return (self.path / "state.pt").is_file()
+
     def save_state(self, state: State) -> None:
         with _saving(self.path), replacing(self.path / "state.pt") as path, path.open("wb") as file:
             torch.save(vars(state), file)
 
     def load_state(self) -> State | None:
         path = self.path / "state.pt"
-        if not path.is_file():
+        if not self.has_state:
             return None
         try:
             return State(**torch.load(path, map_location="cpu", weights_only=True))

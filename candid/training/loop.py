@@ -88,7 +88,7 @@ def train(
         start_actnorm(model, data, view, plan)
     if first:
         checkpoint.remove_unfinished(folder.path)
-    if first and state is None:
+    if first:
         folder.create(config)
     if first and data.skipped:
         folder.write_text("skipped.txt", "\n".join(data.skipped) + "\n")
@@ -96,9 +96,10 @@ def train(
     run = _Run(fabric, config, folder, data, view, plan, model, show, after_epoch if first else None)
     if state is not None:
         run.restore(state)
-        if run.is_over and folder.results is not None:
+        results = folder.results
+        if run.is_over and results is not None and results.get("step", run.step) == run.step:
             show.say(f"this run is finished: {folder.path}")
-            return Outcome(True, folder.results)
+            return Outcome(True, results)
     with stopping_on_signals() as stop, show:
         if not run.train(stop):
             show.say(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
@@ -138,6 +139,14 @@ class _Run:
         self.error: CandidError | None = None  # of this process, to be raised in all of them
 
     def restore(self, state: State) -> None:
+        """Go on from there, if the data are still the same."""
+        names, images = list(self.data.class_names), len(self.data.train)
+        if (state.class_names or names) != names or (state.images or images) != images:
+            raise CandidError(
+                f"The run was started with {state.images:,} training images of {len(state.class_names)} "
+                f"classes; '{self.config.data}' has {images:,} of {len(names)}, or others: restore the data, "
+                "or start a new run with another --out."
+            )
         self.model.load_state_dict(state.model)
         self.optimiser.load_state_dict(state.optimiser)
         self.step, self.rows, self.tally, self.best = state.step, state.rows, state.tally, state.best
@@ -230,12 +239,12 @@ class _Run:
     def _diverged(self, what: str) -> NonFiniteError:
         saved = (
             f"the last good checkpoint is kept in '{self.folder.path}'"
-            if self.rows
+            if self.folder.has_state
             else "nothing was saved yet"
         )
         return NonFiniteError(
             f"Step {self.step + 1} (epoch {self.step // self.plan.steps_per_epoch + 1}): {what.rstrip('.')}; "
-            f"{saved}. Try a lower --learning-rate, a longer --burn-in or a lower --clip."
+            f"{saved}. Start anew with a lower --learning-rate, a longer --burn-in or a lower --clip."
         )
 
     def _to_training_mode(self) -> None:
@@ -283,11 +292,17 @@ class _Run:
         batches = named_batches(
             split, self.view, EVALUATION_BATCH, fabric.global_rank, fabric.world_size, self.config.workers
         )
-        found = predict_batches(model, batches)
-        right = (found.logits.argmax(1) == found.labels).sum()
-        entropy = F.cross_entropy(found.logits.double(), found.labels, reduction="sum")
-        total = torch.zeros(()) if found.log_density is None else found.log_density.sum()
-        sums = summed(fabric, torch.stack([right.double(), entropy, total.double()]))
+        own = torch.zeros(3, dtype=torch.float64)
+        try:
+            found = predict_batches(model, batches)
+            right = (found.logits.argmax(1) == found.labels).sum()
+            entropy = F.cross_entropy(found.logits.double(), found.labels, reduction="sum")
+            total = torch.zeros(()) if found.log_density is None else found.log_density.sum()
+            own = torch.stack([right.double(), entropy, total.double()])
+        except CandidError as error:
+            self.error = error
+        self._raise_together()
+        sums = summed(fabric, own)
         accuracy, entropy, log_density = (sums / len(split)).unbind()
         figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
         beta = self.config.beta
@@ -317,6 +332,8 @@ class _Run:
                         self.rows,
                         self.tally,
                         self.best,
+                        list(self.data.class_names),
+                        len(self.data.train),
                     )
                 )
                 if val is not None and (self.is_over or time.monotonic() - self.told_at > TELL_SECONDS):
@@ -347,7 +364,8 @@ class _Run:
             best = checkpoint.load_any(self.folder.best)
             self.model.load_state_dict(best.state_dict())
             val = self._evaluate(self.data.val)
-        results: dict[str, Any] = {"val": val, "seconds": sum(row["seconds"] for row in self.rows)}
+        seconds = sum(row["seconds"] for row in self.rows)
+        results: dict[str, Any] = {"val": val, "seconds": seconds, "step": self.step}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
         show = self.show
@@ -371,10 +389,14 @@ class _Run:
         batches = training_batches(
             self.data.train, self.view, self.plan, start, stop, self.parts, self.config.workers
         )
-        for i, (images, _) in enumerate(batches):
-            x = to_float(images, self.fabric.device)
-            noise = generator(self.config.seed, start, i, 4, self.parts[0], device=self.fabric.device)
-            self.model(x, noise) if isinstance(self.model, GenerativeClassifier) else self.model(x)
+        try:
+            for i, (images, _) in enumerate(batches):
+                x = to_float(images, self.fabric.device)
+                noise = generator(self.config.seed, start, i, 4, self.parts[0], device=self.fabric.device)
+                self.model(x, noise) if isinstance(self.model, GenerativeClassifier) else self.model(x)
+        except CandidError as error:
+            self.error = error
+        self._raise_together()
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
             for statistic in (norm.running_mean, norm.running_var):

@@ -19,7 +19,7 @@ class Progress:
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bar = Bar(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),

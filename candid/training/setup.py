@@ -51,6 +51,13 @@ def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
             )
         if isinstance(model, ResNet) != config.baseline:
             raise CandidError(f"'{config.start}' is not the kind of model to train: check --baseline.")
+        flow = layout.flow
+        if model.image_shape != (flow.channels, flow.height, flow.width):
+            raise CandidError(
+                f"'{config.start}' takes images of {' x '.join(map(str, model.image_shape))}, not of "
+                f"{flow.channels} x {flow.height} x {flow.width}: choose its --preset."
+            )
+        model.class_names = _continued(model.class_names, class_names, config.start)
     elif config.baseline:
         model = ResNet(ResNetConfig.beside(layout), names, seed=config.seed)
     else:
@@ -61,6 +68,21 @@ def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
     if config.compile:
         (model if isinstance(model, ResNet) else model.flow).compile()
     return model
+
+
+def _continued(known: tuple[str, ...], data: tuple[str, ...], start: str) -> tuple[str, ...]:
+    """Names of the classes: the model's own, which the data's must be, unless it has only numbers."""
+    own = known[: len(data)]
+    if own != tuple(map(str, range(len(own)))) and own != data:
+        raise CandidError(
+            f"The data's classes ({_shown(data)}) are not those of '{start}' ({_shown(own)}), in this order: "
+            "give data with the same class folders, or train a new model."
+        )
+    return (*data, *known[len(data) :])
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 @torch.no_grad()

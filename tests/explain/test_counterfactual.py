@@ -73,6 +73,11 @@ def test_a_path_can_go_between_two_other_classes() -> None:
         path_towards(on_a_line(0.0, -0.1, 0.1), torch.zeros(model.dimensions).double(), 0, 0.9)
 
 
+def test_a_leg_without_length_is_where_it_is() -> None:
+    path = Path(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+    assert torch.equal(path.at(torch.tensor([0.0, 0.5, 1.0])), torch.tensor([[1.0, 2.0]] * 3))
+
+
 def test_places_on_a_path_are_by_length() -> None:
     path = Path(torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 1.0]]))
     assert path.lengths.tolist() == [0, 3, 4]

@@ -65,6 +65,9 @@ def test_flags_win_over_the_recipe_and_the_preset_chooses_it(tmp_path: Path) -> 
         ({"burn_in": 0.95}, "'burn_in' is a share"),
         ({"means_only": True}, "name it with --start"),
         ({"memory": "none"}, "'memory' can't be 'none'"),
+        ({"momentum": 1.0}, "'momentum' must be below 1"),
+        ({"model": {"classes": "abc"}}, "'classes' must be a whole number"),
+        ({"data": "a\udcff"}, "bytes that are no text"),
     ],
 )
 def test_a_bad_key_stops_with_one_sentence(values: dict[str, Any], message: str) -> None:
@@ -76,6 +79,9 @@ def test_a_bad_key_stops_with_one_sentence(values: dict[str, Any], message: str)
 def test_bad_recipes_are_named(tmp_path: Path) -> None:
     with pytest.raises(CandidError, match="did you mean 'cifar10'"):
         load_config("cifar01", data="x")
+    (tmp_path / "flat.toml").write_text("model = 3")
+    with pytest.raises(CandidError, match="must be a table"):
+        load_config(tmp_path / "flat.toml", data="x")
     (tmp_path / "broken.toml").write_text("epochs = = 3")
     with pytest.raises(CandidError, match=r"broken.toml' can't be read as TOML"):
         load_config(tmp_path / "broken.toml", data="x")
@@ -101,6 +107,10 @@ def test_a_resumed_run_keeps_what_decides_its_result(tmp_path: Path) -> None:
         resumed(recorded, {"beta": 2.0})
     with pytest.raises(CandidError, match="started with workers = 2"):
         resumed(TrainConfig(data="train-{0..9}.tar"), {"workers": 3})
+    changed = TrainConfig(data="digits", model={"blocks": [1, 1, 1], "clamp": 1.5})
+    assert resumed(changed, {"model": {"clamp": 1.5}}) == changed
+    with pytest.raises(CandidError, match="started with model"):
+        resumed(changed, {"model": {"clamp": 1.0}})
     plateau = TrainConfig(data="digits", epochs=5, schedule="plateau")
     assert resumed(plateau, {"epochs": 6}).epochs == 6
     (tmp_path / "config.toml").write_text(write_toml(recorded))

@@ -3,19 +3,22 @@
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import candid
 from candid import CandidError, NonFiniteError, ResNet
 from candid.data import ArraySplit, Plan, training_batches
 from candid.evaluation.predictions import to_float
-from candid.training import RunFolder, train
-from candid.training.setup import open_data
+from candid.training import RunFolder, load_config, train
+from candid.training.setup import build_model, open_data
 from tests.training.runs import curve, small_config
 
 
@@ -160,6 +163,40 @@ def test_a_run_can_start_from_a_model(finished: Path, tmp_path: Path) -> None:
     assert curve(tmp_path / "run", "train_loss")[0] < curve(finished, "train_loss")[1]
     with pytest.raises(CandidError, match="not the kind of model"):
         train(small_config(start=str(finished / "model/last"), baseline=True), tmp_path / "other")
+
+
+def test_a_model_to_start_from_must_fit_the_data(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(CandidError, match="3 x 32 x 32, not of 1 x 8 x 8: choose its --preset"):
+        train(small_config(start="cifar10-resnet", baseline=True), tmp_path / "run")
+    config = load_config("cifar10-quick", data="x", start="cifar10-beta1")
+    with pytest.raises(CandidError, match=r"\(apple, bear\) are not those of 'cifar10-beta1' \(airp"):
+        build_model(config, ("apple", "bear"))
+    names = candid.load("cifar10-beta1").class_names
+    assert build_model(config, names).class_names == names
+    digits = load_config("digits", data="x", start=str(finished / "model/last"))
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    assert build_model(digits, words).class_names == words  # it had only numbers
+
+
+def test_a_run_that_goes_on_for_longer_is_measured_anew(tmp_path: Path) -> None:
+    short = small_config(epochs=1, schedule="plateau", burn_in=0.0)
+    first = train(short, tmp_path)
+    longer = train(replace(short, epochs=2), tmp_path, resume=True)
+    assert longer.results["step"] == 2 * first.results["step"]
+    assert RunFolder(tmp_path).config().epochs == 2
+
+
+def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
+    images = [Image.fromarray(np.full((8, 8), 9 * i, dtype=np.uint8)) for i in range(24)]
+    for i, image in enumerate(images):
+        place = tmp_path / "data" / "train" / ("cat", "dog")[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        image.save(place / f"{i}.png")
+    config = small_config(data=str(tmp_path / "data"), epochs=1, batch=8, holdout=0.2)
+    train(config, tmp_path / "run")
+    (tmp_path / "data/train/dog").rename(tmp_path / "data/train/fox")
+    with pytest.raises(CandidError, match="restore the data"):
+        train(config, tmp_path / "run", resume=True)
 
 
 def test_a_finished_run_stays_as_it_is(finished: Path) -> None:
