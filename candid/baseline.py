@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from candid.config import check_fields, check_range
 from candid.errors import CandidError
-from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig, check_images, checked_names
+from candid.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig, check_batch, checked_names
 
 EXPANSION = 4
 
@@ -117,7 +117,7 @@ class ResNet(nn.Module):
 
     def feature_maps(self, x: Tensor) -> Tensor:
         """The last maps before pooling, (B, 4 x last width, h, w)."""
-        check_images(x, self.image_shape)
+        check_batch(x, self.image_shape)
         # A network without memory (meta) has these two on the CPU.
         mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
         x = x.to(self.conv1.weight.dtype, memory_format=torch.channels_last)

@@ -15,7 +15,7 @@ from candid.flow.invertible import Memory
 from candid.flow.pooling import DCTPooling
 from candid.flow.reversible import frozen_statistics
 from candid.mixture import LatentMixture, log_standard_normal
-from candid.presets import ClassifierConfig, check_images, checked_names, preset
+from candid.presets import ClassifierConfig, check_batch, checked_names, preset
 
 
 class Outputs(NamedTuple):
@@ -262,7 +262,7 @@ class GenerativeClassifier(nn.Module):
         return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
 
     def _normalise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        check_images(x, self.image_shape)
+        check_batch(x, self.image_shape)
         noise = self.noise
         if self.training:
             device = x.device if generator is None else generator.device
