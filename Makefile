@@ -32,7 +32,7 @@ bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet 
 models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
-results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...')
+results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; about 45 minutes)
 	$(BIN)/python -m experiments.results $(DATA) $(OOD)
 
 clean: ## Remove what setting up, demo and test made

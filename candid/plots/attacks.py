@@ -102,7 +102,7 @@ def _bars(
         value = height(each)
         if value is not None:
             axes.bar(place, value, 0.92 * width, color=colour)
-    axes.set_xticks(range(len(found)), _names(found))
+    axes.set_xticks(range(len(found)), [fill(name, 10) for name in _names(found)], fontsize=SMALL)
     axes.set_xlim(-0.6, len(found) - 0.4)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
@@ -125,7 +125,7 @@ def _names(found: Sequence[Assaulted]) -> list[str]:
     """By beta; by name where two models have the same, and those that have none."""
     betas = [model.beta for model in found]
     return [
-        label(short_path(model.name, 14))
+        label(short_path(model.name, 26), 26)
         if model.beta is None or betas.count(model.beta) > 1
         else f"β = {number(model.beta)}"
         for model in found

@@ -59,7 +59,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
     for row in flows:
         axes.axvline(row[x_key], color=GREEN, linestyle="--")
         axes.text(row[x_key], 1.01, "β = 0", color=GREEN, ha="center", transform=axes.get_xaxis_transform())
-    places = ((0.03, "left"), (0.5, "center"), (0.97, "right"))
+    places = ((0.03, "left"), (0.97, "right"), (0.5, "center"))
     for i, row in enumerate(sorted(resnets, key=lambda row: row[y_key])):
         at, side = places[i % len(places)]
         axes.axhline(scale * row[y_key], color=VERMILION, linestyle="--")
