@@ -71,8 +71,8 @@ def test_a_padded_crop_is_reflect_padding_and_slicing(
     images = torch.randint(256, (len(numbers), 2, height, width), dtype=torch.uint8)
     crops = padded_crops(images, torch.tensor(numbers), padding)
     padded = np.pad(images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), "reflect")
-    for i, (x, y, *_) in enumerate(torch.tensor(numbers).tolist()):
-        left, top = int(x * (2 * padding + 1)), int(y * (2 * padding + 1))
+    places = (torch.tensor(numbers) * (2 * padding + 1)).int()  # in float32: 0.04 * 25 is 1 there
+    for i, (left, top, *_) in enumerate(places.tolist()):
         expected = padded[i, :, top : top + height, left : left + width]
         assert np.array_equal(crops[i].numpy(), expected)
 
