@@ -16,7 +16,7 @@ import torch
 from candid.evaluation.predictions import to_float
 from candid.randomness import generator
 from candid.training import load_config
-from candid.training.loop import losses_of
+from candid.training.measures import losses_of
 from candid.training.optimiser import build_optimiser
 from candid.training.setup import build_model
 

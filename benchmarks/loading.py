@@ -22,7 +22,7 @@ from candid.evaluation.predictions import to_float
 from candid.machine import keep_freed_memory
 from candid.randomness import generator
 from candid.training import TrainConfig, load_config
-from candid.training.loop import losses_of
+from candid.training.measures import losses_of
 from candid.training.optimiser import build_optimiser
 from candid.training.setup import build_model
 

@@ -53,6 +53,15 @@ class State:
     images: int = 0
     """Of the training data."""
 
+    def check_data(self, class_names: list[str], images: int) -> None:
+        """Whether the data are still the same."""
+        if (self.class_names or class_names) != class_names or (self.images or images) != images:
+            raise CandidError(
+                f"The run was started with {self.images:,} training images of {len(self.class_names)} "
+                f"classes; the data now has {images:,} of {len(class_names)}, or others: restore it, or start a new "
+                "run with another --out."
+            )
+
 
 class RunFolder:
     """Reads and writes the files of one run."""

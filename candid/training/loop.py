@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
 from candid import checkpoint
 from candid.baseline import ResNet
@@ -25,12 +24,13 @@ from candid.errors import CandidError, NonFiniteError
 from candid.evaluation.heldout import calibrate_saved
 from candid.evaluation.metrics import bits_per_dimension
 from candid.evaluation.passes import Passes
-from candid.evaluation.predictions import predict_batches, to_float
-from candid.loss import Losses, information_bottleneck_loss
+from candid.evaluation.predictions import to_float
+from candid.loss import Losses
 from candid.randomness import generator
 from candid.training.board import Board
 from candid.training.config import TrainConfig
 from candid.training.folder import Row, RunFolder, State
+from candid.training.measures import losses_of, sums_over
 from candid.training.optimiser import (
     build_optimiser,
     first_nonfinite_gradient,
@@ -140,13 +140,7 @@ class _Run:
 
     def restore(self, state: State) -> None:
         """Go on from there, if the data are still the same."""
-        names, images = list(self.data.class_names), len(self.data.train)
-        if (state.class_names or names) != names or (state.images or images) != images:
-            raise CandidError(
-                f"The run was started with {state.images:,} training images of {len(state.class_names)} "
-                f"classes; '{self.config.data}' has {images:,} of {len(names)}, or others: restore the data, "
-                "or start a new run with another --out."
-            )
+        state.check_data(list(self.data.class_names), len(self.data.train))
         self.model.load_state_dict(state.model)
         self.optimiser.load_state_dict(state.optimiser)
         self.step, self.rows, self.tally, self.best = state.step, state.rows, state.tally, state.best
@@ -294,11 +288,7 @@ class _Run:
         )
         own = torch.zeros(3, dtype=torch.float64)
         try:
-            found = predict_batches(model, batches)
-            right = (found.logits.argmax(1) == found.labels).sum()
-            entropy = F.cross_entropy(found.logits.double(), found.labels, reduction="sum")
-            total = torch.zeros(()) if found.log_density is None else found.log_density.sum()
-            own = torch.stack([right.double(), entropy, total.double()])
+            own = sums_over(model, batches)
         except CandidError as error:
             self.error = error
         self._raise_together()
@@ -409,11 +399,3 @@ class _Run:
         if self.fabric.world_size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
-
-
-def losses_of(model: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, noise: torch.Generator) -> Losses:
-    """The information-bottleneck loss, or for a baseline the same cross-entropy alone."""
-    if not config.baseline:
-        return information_bottleneck_loss(model, x, y, config.beta, config.label_smoothing, noise)
-    l_y = F.cross_entropy(model(x), y, label_smoothing=config.label_smoothing)
-    return Losses(l_y, torch.zeros_like(l_y), l_y)
