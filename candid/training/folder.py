@@ -58,8 +58,8 @@ class State:
         if (self.class_names or class_names) != class_names or (self.images or images) != images:
             raise CandidError(
                 f"The run was started with {self.images:,} training images of {len(self.class_names)} "
-                f"classes; the data now has {images:,} of {len(class_names)}, or others: restore it, or start "
-                "a new run with another --out."
+                f"classes; the data now has {images:,} of {len(class_names)}, or others: restore it, or "
+                "start a new run with another --out."
             )
 
 
