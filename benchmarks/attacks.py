@@ -27,15 +27,15 @@ from torch import Tensor, nn
 from benchmarks.attacks_peers import PEERS, Run, import_peers, peers
 from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
 from candid import GenerativeClassifier, ResNet, load_any
-from candid.baseline import ResNetConfig
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
 from candid.data.loader import named_batches
 from candid.data.parts import open_part, thinned
 from candid.data.splits import untracked
-from candid.errors import CandidError
-from candid.evaluation.predictions import to_float
-from candid.presets import preset
-from candid.randomness import generator
-from candid.robustness.attack import KAPPA, STEPS, carlini_wagner
+from candid.inference.predictions import to_float
+from candid.models.flow.presets import preset
+from candid.models.resnet import ResNetConfig
+from candid.robustness.attacks.attack import KAPPA, STEPS, carlini_wagner
 
 OURS = "Candid"
 BATCH = 64

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from candid.errors import CandidError
-from candid.robustness.attack import KAPPA, LEARNING_RATE
+from candid._support.errors import CandidError
+from candid.robustness.attacks.attack import KAPPA, LEARNING_RATE
 
 PEERS = ("foolbox", "torchattacks")
 PACKAGES = (

@@ -13,11 +13,11 @@ from importlib.util import find_spec
 
 import torch
 
-from candid.evaluation.predictions import to_float
-from candid.randomness import generator
-from candid.training import load_config
-from candid.training.measures import losses_of
+from candid._support.randomness import generator
+from candid.inference.predictions import to_float
+from candid.training.losses import losses_of
 from candid.training.optimiser import build_optimiser
+from candid.training.options import load_config
 from candid.training.setup import build_model
 
 
@@ -41,8 +41,8 @@ def training_step(batch: int, baseline: bool) -> Callable[[], None]:
 def main() -> None:
     threads, batch = map(int, sys.argv[1:])
     torch.set_num_threads(threads)
-    if find_spec("candid.machine") is not None:
-        import_module("candid.machine").keep_freed_memory()
+    if find_spec("candid._support.machine") is not None:
+        import_module("candid._support.machine").keep_freed_memory()
     steps = {"candid": training_step(batch, False), "resnet": training_step(batch, True)}
     for line in sys.stdin:
         name, count = line.split()

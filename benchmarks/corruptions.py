@@ -24,10 +24,10 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
+from candid._support.randomness import generator
+from candid.data.augment import centre_box
 from candid.data.images import EXTENSIONS, decode
-from candid.data.transforms import centre_box
-from candid.randomness import generator
-from candid.robustness import CORRUPTIONS, SEVERITIES, corrupt
+from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
 
 SIZE = (224, 224)
 OURS, PEER = "Candid", "imagecorruptions"

@@ -19,8 +19,8 @@ from candid.data.loader import named_batches
 from candid.data.parts import open_part, thinned
 from candid.data.splits import untracked
 from candid.evaluation.evaluate import prepare, training_of, view_of
-from candid.evaluation.predictions import to_float
-from candid.explain.counterfactual import CLOSE, Counterfactual, counterfactual
+from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
+from candid.inference.predictions import to_float
 
 TARGETS = (0.5, 0.9)
 

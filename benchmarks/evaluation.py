@@ -13,11 +13,11 @@ import torch
 
 from benchmarks.common import Figure, alternate, conclude, console, parser, set_threads, show_times
 from candid import GenerativeClassifier
-from candid.data import ArraySplit, View
-from candid.evaluation.features import Moments
-from candid.evaluation.passes import Passes
-from candid.machine import keep_freed_memory
-from candid.randomness import generator
+from candid._support.machine import keep_freed_memory
+from candid._support.randomness import generator
+from candid.data.splits import ArraySplit, View
+from candid.inference.features import Moments
+from candid.inference.runner import Passes
 
 PASS, BARE = "evaluation", "bare forward passes"
 LIMIT = 1.1

@@ -22,10 +22,10 @@ from benchmarks.common import (
     show_times,
 )
 from candid import GenerativeClassifier
-from candid.evaluation.passes import batch_size
-from candid.explain.heatmaps import SpatialMixture, heatmaps
-from candid.machine import keep_freed_memory
-from candid.randomness import generator
+from candid._support.machine import keep_freed_memory
+from candid._support.randomness import generator
+from candid.explanations.heatmaps import SpatialMixture, heatmaps
+from candid.inference.runner import batch_size
 
 WITH, WITHOUT, PEER = "forward pass and heatmaps", "forward pass", "integrated gradients, three classes"
 STEPS, TOP = 50, 3

@@ -1,6 +1,6 @@
 """The network of Candid, built from FrEIA's public blocks: same stages, widths, blocks and subnets.
 
-The subnets are Candid's (candid.flow.subnets). Two peers:
+The subnets are Candid's (candid.models.flow.subnets). Two peers:
 
 - "AllInOneBlock": coupling, ActNorm and hard permutation in one block. It permutes with a dense 1 x 1
   convolution, so it computes more than Candid's index permutation does.
@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid import FlowConfig, GenerativeClassifier
-from candid.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
-from candid.mixture import LatentMixture
+from candid.models.flow.mixture import LatentMixture
+from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 
 Subnet = Callable[[int, int], nn.Module]
 ALL_IN_ONE, COMPOSED = "FrEIA, AllInOneBlock", "FrEIA, composed"

@@ -17,13 +17,15 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from benchmarks.common import Timing, parser, set_threads, show, write
-from candid.data import Plan, View, open_dataset, training_batches
-from candid.evaluation.predictions import to_float
-from candid.machine import keep_freed_memory
-from candid.randomness import generator
-from candid.training import TrainConfig, load_config
-from candid.training.measures import losses_of
+from candid._support.machine import keep_freed_memory
+from candid._support.randomness import generator
+from candid.data.datasets import open_dataset
+from candid.data.loader import Plan, training_batches
+from candid.data.splits import View
+from candid.inference.predictions import to_float
+from candid.training.losses import losses_of
 from candid.training.optimiser import build_optimiser
+from candid.training.options import TrainConfig, load_config
 from candid.training.setup import build_model
 
 LIMIT = 1.1

@@ -34,7 +34,7 @@ from benchmarks.common import Figure, conclude, console, parser, set_threads, sh
 from benchmarks.models import classifier
 from benchmarks.straightforward import Straightforward
 from candid import information_bottleneck_loss
-from candid.mixture import LatentMixture, log_standard_normal
+from candid.models.flow.mixture import LatentMixture, log_standard_normal
 
 MB = 1e6
 Step = Callable[[], None]

@@ -24,7 +24,7 @@ from benchmarks.common import (
 )
 from benchmarks.freia import MaterialisedMixture
 from benchmarks.models import classifier
-from candid.mixture import LatentMixture
+from candid.models.flow.mixture import LatentMixture
 
 BATCH = 16
 FROZEN, PLAIN, MATERIALISED = "Candid, frozen", "Candid", "materialised means"

@@ -17,11 +17,11 @@ import torch
 from scipy.stats import betabinom, binom
 
 from benchmarks.common import console, parser, set_threads, show, write
-from candid.evaluation.density import DensityDetector
-from candid.evaluation.ood import TwoTailed
-from candid.evaluation.predictions import Predictions
-from candid.evaluation.suite import OodTest, Statistics, available_tests, statistics_of
-from candid.randomness import generator
+from candid._support.randomness import generator
+from candid.inference.predictions import Predictions
+from candid.trust.density import DensityDetector
+from candid.trust.detectors import TwoTailed
+from candid.trust.scores import OodTest, Statistics, available_tests, statistics_of
 
 LEVELS = (0.01, 0.05, 0.1)
 HELD_OUT = 0.9

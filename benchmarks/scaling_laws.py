@@ -10,8 +10,8 @@ from scipy.optimize import least_squares, nnls
 from torch.utils.flop_counter import FlopCounterMode
 
 from candid import ClassifierConfig, GenerativeClassifier
-from candid.flow.backbone import FlowConfig
-from candid.presets import preset
+from candid.models.flow.backbone import FlowConfig
+from candid.models.flow.presets import preset
 
 FLOAT = 4
 """Bytes of a number."""

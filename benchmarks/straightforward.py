@@ -14,16 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid import GenerativeClassifier
-from candid.flow import (
+from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
-    Chain,
-    DCTPooling,
     DownsamplingCoupling,
-    HaarPooling,
     OrthogonalMixing,
     Permutation,
 )
+from candid.models.flow.invertible import Chain
+from candid.models.flow.pooling import DCTPooling, HaarPooling
 
 
 class Block(nn.Module):

@@ -4,8 +4,8 @@ Peers: the straightforward formulation (benchmarks/straightforward.py), FrEIA's 
 (benchmarks/freia.py), ResNet-50, and the limit: the multiply-accumulates of three forward passes at the
 rate of a large matrix product.
 
-Candid trains with freed memory kept for the next step (candid.machine). A process that has kept memory
-once goes on reusing it, so the contenders live in two processes, one of each kind, and take turns. The
+Candid trains with freed memory kept for the next step (candid._support.machine). A process that has kept
+memory once goes on reusing it, so the contenders live in two processes, one of each kind, and take turns. The
 straightforward formulation is in both. First the losses are compared: they must agree to 1e-4.
 """
 
@@ -35,8 +35,8 @@ from benchmarks.common import (
 from benchmarks.models import classifier, macs
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
-from candid.flow.invertible import Memory
-from candid.machine import keep_freed_memory
+from candid._support.machine import keep_freed_memory
+from candid.models.flow.invertible import Memory
 
 PLAIN, INVERSE, RESNET = "Candid", "Candid, memory='inverse'", "ResNet-50"
 STRAIGHT, STRAIGHT_KEPT = "straightforward", "straightforward, freed memory kept"

@@ -3,18 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from candid.errors import CandidError, CheckpointError, NonFiniteError
-from candid.version import __version__
+from candid._support.errors import CandidError, CheckpointError, NonFiniteError
+from candid._support.version import __version__
 
 if TYPE_CHECKING:
-    from candid.baseline import ResNet, ResNetConfig
-    from candid.checkpoint import load, load_any, save
-    from candid.classifier import GenerativeClassifier
-    from candid.flow import FlowConfig
-    from candid.loss import information_bottleneck_loss
-    from candid.presets import PRESETS, ClassifierConfig
-    from candid.released import import_released
-    from candid.torchvision_weights import import_torchvision
+    from candid.models.checkpoint import load, load_any, save
+    from candid.models.flow.backbone import FlowConfig
+    from candid.models.flow.classifier import GenerativeClassifier
+    from candid.models.flow.loss import information_bottleneck_loss
+    from candid.models.flow.presets import PRESETS, ClassifierConfig
+    from candid.models.importers.released import import_released
+    from candid.models.importers.torchvision import import_torchvision
+    from candid.models.resnet import ResNet, ResNetConfig
 
 __all__ = [
     "PRESETS",
@@ -37,26 +37,24 @@ __all__ = [
 
 # These need torch, which takes seconds to import: they are imported when they are first used.
 _LAZY = {
-    "baseline": ("ResNet", "ResNetConfig"),
-    "checkpoint": ("load", "load_any", "save"),
-    "classifier": ("GenerativeClassifier",),
-    "flow": ("FlowConfig",),
-    "loss": ("information_bottleneck_loss",),
-    "presets": ("PRESETS", "ClassifierConfig"),
-    "released": ("import_released",),
-    "torchvision_weights": ("import_torchvision",),
+    "models.checkpoint": ("load", "load_any", "save"),
+    "models.flow.backbone": ("FlowConfig",),
+    "models.flow.classifier": ("GenerativeClassifier",),
+    "models.flow.loss": ("information_bottleneck_loss",),
+    "models.flow.presets": ("PRESETS", "ClassifierConfig"),
+    "models.importers.released": ("import_released",),
+    "models.importers.torchvision": ("import_torchvision",),
+    "models.resnet": ("ResNet", "ResNetConfig"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would believe in every name
 
     def __getattr__(name: str) -> object:
-        if name in _LAZY:
-            return import_module(f"candid.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'candid' has no attribute '{name}'")
         globals()[name] = value = getattr(import_module(f"candid.{_HOME[name]}"), name)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOME, *_LAZY})
+        return sorted({*globals(), *_HOME})

@@ -1,6 +1,6 @@
 """``python -m candid`` is the command line."""
 
-from candid.cli import main
+from candid.cli.app import main
 
 if __name__ == "__main__":
     main()

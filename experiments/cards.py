@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from candid import checkpoint, zoo
-from candid.baseline import ResNet
-from candid.checkpoint import replacing
 from candid.evaluation.evaluate import beta_of, training_of
-from candid.zoo.markdown import as_markdown
+from candid.models import checkpoint, zoo
+from candid.models.checkpoint import replacing
+from candid.models.resnet import ResNet
+from candid.models.zoo.cards import as_markdown
 
 DATA = (
     "CIFAR-10 (Krizhevsky, 2009): 60 000 colour photos of 32 x 32 pixels in ten classes, from the web.",

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from candid import checkpoint, zoo
-from candid.errors import CandidError
+from candid._support.errors import CandidError
 from candid.evaluation.evaluate import Request, calibrate_model
+from candid.models import checkpoint, zoo
 from experiments.cards import write_card
 
 MODELS: dict[str, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ WIDTH, PAGE_HEIGHT, AUDIT_HEIGHT = 1100, 1135, 1000
 def draw_page(browser: Browser, picture: Path) -> None:
     """What a visitor sees once an image was chosen."""
     threads = os.cpu_count() or 1
-    with server(MODEL, threads) as port, as_file(files("candid.samples") / PHOTO) as photo:
+    with server(MODEL, threads) as port, as_file(files("candid.cli.samples") / PHOTO) as photo:
         page = browser.new_page(viewport={"width": WIDTH, "height": PAGE_HEIGHT})
         page.goto(f"http://127.0.0.1:{port}")
         page.set_input_files("#pick", photo)

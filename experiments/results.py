@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from candid import plots, zoo
-from candid.checkpoint import replacing
-from candid.errors import CandidError
-from candid.evaluation import all_bins, top_bins
-from candid.evaluation.calibration import CRITICAL
+from candid._support.errors import CandidError
+from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import FIGURES
-from candid.evaluation.predictions import Predictions
 from candid.evaluation.study import temperature_scaled
+from candid.inference.predictions import Predictions
+from candid.models import zoo
+from candid.models.checkpoint import replacing
+from candid.reports import plots
 from experiments.cards import add_figures
 from experiments.tables import card_figures, filled, headline, second_seed, tables, title
 

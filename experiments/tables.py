@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from candid import zoo
-from candid.names import number
-from candid.robustness.tables import SHORT
+from candid._support.text import number
+from candid.models import zoo
+from candid.robustness.corruptions.tables import SHORT
 
 Results = Mapping[str, Any]
 PAPER = {

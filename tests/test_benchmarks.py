@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.p_values import LEVELS, bands, rates
 from benchmarks.scaling_laws import stored
 from candid import GenerativeClassifier
-from candid.evaluation.suite import TESTS
-from candid.presets import preset
+from candid.models.flow.presets import preset
+from candid.trust.scores import TESTS
 
 
 @pytest.mark.parametrize(

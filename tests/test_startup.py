@@ -11,7 +11,7 @@ import candid
 HEAVY = {"torch", "numpy", "matplotlib", "scipy", "sklearn", "PIL", "lightning_fabric", "safetensors"}
 COMMAND_LINE = """
 import sys
-from candid.cli import main
+from candid.cli.app import main
 try:
     main()
 except SystemExit as end:
@@ -60,7 +60,7 @@ def last_line(code: str, *arguments: object) -> list[str]:
 def test_help_and_mistakes_import_nothing_heavy(arguments: tuple[str, ...], code: int) -> None:
     found, *modules = last_line(COMMAND_LINE, *arguments)
     assert int(found) == code
-    assert "candid.cli" in modules and not HEAVY & set(modules)
+    assert "candid.cli.app" in modules and not HEAVY & set(modules)
 
 
 def test_the_version_and_the_errors_import_nothing_heavy() -> None:
@@ -72,7 +72,7 @@ def test_the_version_and_the_errors_import_nothing_heavy() -> None:
 
 def test_every_public_name_and_every_module_can_come_first() -> None:
     modules = [module.name for module in pkgutil.walk_packages(candid.__path__, "candid.")]
-    assert {"candid.cli", "candid.flow.reversible"} < set(modules)
+    assert {"candid.cli.app", "candid.models.flow.reversible"} < set(modules)
     assert last_line(EACH_FIRST, *candid.__all__, *modules)[-1] == modules[-1]
 
 
@@ -86,8 +86,7 @@ def test_dir_lists_every_public_name_before_it_is_used() -> None:
 
 
 def test_submodules_of_public_names_are_there_and_none_has_a_public_name() -> None:
-    assert last_line("import candid; print(candid.flow.Invertible.__name__)") == ["Invertible"]
-    assert last_line("import candid.config; print(candid.config.__name__)") == ["candid.config"]
+    assert last_line("import candid; print(candid.models.flow.Invertible.__name__)") == ["Invertible"]
     assert not set(candid.__all__) & {module.name for module in pkgutil.iter_modules(candid.__path__)}
 
 

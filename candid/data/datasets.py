@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.randomness import generator
 from candid.data import formats
 from candid.data.images import EXTENSIONS, path_of
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, View, untracked
-from candid.errors import CandidError, did_you_mean
-from candid.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from candid.errors import CandidError
-from candid.randomness import generator
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
 
 IDX_NAMES = {"train": "train", "test": "t10k"}
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
 from candid.data import shards
+from candid.data.augment import NUMBERS
 from candid.data.splits import ArraySplit, Batch, IndexedSplit, NamedBatch, ShardSplit, Split, View
-from candid.data.transforms import NUMBERS
-from candid.errors import CandidError
-from candid.randomness import generator
 
 Request = tuple[int | None, Tensor]
 """The epoch, None for no augmentation, and the indices of the images."""

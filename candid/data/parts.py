@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.randomness import generator
 from candid.data import shards
 from candid.data.datasets import (
     image_files,
@@ -20,8 +22,6 @@ from candid.data.datasets import (
 )
 from candid.data.images import path_of
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split, View
-from candid.errors import CandidError, did_you_mean
-from candid.randomness import generator
 
 Part = Literal["train", "val", "test", "all"]
 PARTS = ("train", "val", "test")

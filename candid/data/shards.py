@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.data.augment import NUMBERS
 from candid.data.datasets import Dataset
 from candid.data.images import EXTENSIONS, path_of
 from candid.data.splits import Batch, NamedBatch, ShardSplit, View, decode_batch
-from candid.data.transforms import NUMBERS
-from candid.errors import CandidError
-from candid.randomness import generator
 
 if TYPE_CHECKING:
     from candid.data.loader import Plan

@@ -13,17 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from candid._support.errors import CandidError
+from candid.data.augment import centre_box, fitted, padded_crops, random_box, random_flips, resized, wobbled
 from candid.data.images import MODES, BadImageError, check_file, decode
-from candid.data.transforms import (
-    centre_box,
-    fitted,
-    padded_crops,
-    random_box,
-    random_flips,
-    resized,
-    wobbled,
-)
-from candid.errors import CandidError
 
 Crop = Literal["none", "shift", "wobble", "resized"]
 Batch = tuple[Tensor, Tensor]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from candid.checkpoint import replacing
-from candid.errors import CandidError
+from candid._support.errors import CandidError
+from candid.models.checkpoint import replacing
 
 Row = dict[str, Any]
 FIGURES = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from candid import checkpoint
-from candid.baseline import ResNet
+from candid._support.distributed import launch
+from candid._support.errors import CandidError
 from candid.data.parts import Part, open_images, open_part, thinned, trained_on
 from candid.data.splits import Split, Track, View, other_size, untracked
-from candid.engine import launch
-from candid.errors import CandidError
 from candid.evaluation import study
-from candid.evaluation.heldout import HeldOut, calibrate, fewer, needed
-from candid.evaluation.passes import Passes
-from candid.evaluation.predictions import Model, Predictions
 from candid.evaluation.study import LEVEL, Detection, Judge
-from candid.evaluation.suite import Statistics, statistics_of, with_ensemble
-from candid.evaluation.verdict import Verdict
+from candid.inference.predictions import Model, Predictions
+from candid.inference.runner import Passes
+from candid.models import checkpoint
+from candid.models.resnet import ResNet
+from candid.trust.held_out import HeldOut, calibrate, fewer, needed
+from candid.trust.scores import Statistics, statistics_of, with_ensemble
+from candid.trust.verdict import Verdict
 
 Say = Callable[[str], object]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from candid.baseline import ResNet
-from candid.checkpoint import replacing
-from candid.errors import CandidError
+from candid._support.errors import CandidError
 from candid.evaluation.evaluate import Evaluation
-from candid.evaluation.predictions import ANY_NAME, Predictions
-from candid.evaluation.suite import TESTS
+from candid.inference.predictions import ANY_NAME, Predictions
+from candid.models.checkpoint import replacing
+from candid.models.resnet import ResNet
+from candid.trust.scores import TESTS
 
 RESULTS = ("ood", "ood_zones", "roc", "auc")
 """What not every evaluation has."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from candid.errors import CandidError
+from candid._support.errors import CandidError
 
 
 class Roc(NamedTuple):

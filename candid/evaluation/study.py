@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from candid.baseline import ResNet
-from candid.errors import CandidError
-from candid.evaluation.calibration import Interval, calibration_figures, mean_interval, share_interval
-from candid.evaluation.density import shuffled_halves
-from candid.evaluation.heldout import HeldOut
-from candid.evaluation.metrics import check_labels, label_ranks
-from candid.evaluation.ood import Detector, PerClass, checked_level
-from candid.evaluation.predictions import Model, Predictions
+from candid._support.errors import CandidError
+from candid.evaluation.calibration_error import Interval, calibration_figures, mean_interval, share_interval
 from candid.evaluation.roc import Roc, detection_figures, roc_curve
-from candid.evaluation.suite import OodTest, Statistics, available_tests, default_test, named_test
-from candid.evaluation.verdict import Verdict, check_enough, verdicts
+from candid.inference.metrics import check_labels, label_ranks
+from candid.inference.predictions import Model, Predictions
+from candid.models.resnet import ResNet
+from candid.trust.density import shuffled_halves
+from candid.trust.detectors import Detector, PerClass, checked_level
+from candid.trust.held_out import HeldOut
+from candid.trust.scores import OodTest, Statistics, available_tests, default_test, named_test
+from candid.trust.verdict import Verdict, check_enough, verdicts
 
 LEVELS = (0.01, 0.05, 0.1)
 """At which false positives are counted."""

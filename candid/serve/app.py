@@ -16,23 +16,15 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from candid._support.version import __version__
 from candid.data.images import BadImageError
-from candid.serve.answers import (
-    Counterfactuals,
-    Examined,
-    Health,
-    Models,
-    Problem,
-    Sent,
-    Unusable,
-)
+from candid.serve.answers import Counterfactuals, Examined, Health, Models, Problem, Sent, Unusable
 from candid.serve.guard import NOTHING, Guard
 from candid.serve.limits import FILES, Limits, decoded
 from candid.serve.metrics import Metrics
 from candid.serve.queue import Queue
 from candid.serve.service import Asked, Service, unusable
 from candid.serve.worker import Worker
-from candid.version import __version__
 
 DECODERS = 2
 """Images that are decoded at a time."""

@@ -7,9 +7,9 @@ from PIL import Image
 from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
+from candid._support.errors import CandidError
 from candid.data.images import LARGEST, BadImageError
 from candid.data.splits import View, decode_as
-from candid.errors import CandidError
 
 FILES = 16
 """In one request."""

@@ -8,7 +8,7 @@ from types import FrameType
 
 import uvicorn
 
-from candid.errors import CandidError
+from candid._support.errors import CandidError
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard, is_loopback
 from candid.serve.limits import Limits

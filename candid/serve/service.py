@@ -14,15 +14,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from candid.classifier import GenerativeClassifier
-from candid.errors import CandidError
-from candid.evaluation.passes import batch_size
-from candid.evaluation.predictions import Model
+from candid._support.errors import CandidError
 from candid.evaluation.study import Judge
-from candid.explain.counterfactual import Counterfactual, counterfactual
-from candid.explain.examine import Examination, Examiner, Explainer, Explanation
-from candid.explain.examine import Unusable as NoExamination
-from candid.explain.similarity import similarity
+from candid.explanations.counterfactual import Counterfactual, counterfactual
+from candid.explanations.similarity import similarity
+from candid.inference.predictions import Model
+from candid.inference.runner import batch_size
+from candid.models.flow.classifier import GenerativeClassifier
 from candid.serve.answers import (
     Changed,
     ClassMap,
@@ -42,6 +40,8 @@ from candid.serve.answers import (
     Unusable,
 )
 from candid.serve.limits import FILES, Limits
+from candid.trust.examine import Examination, Examiner, Explainer, Explanation
+from candid.trust.examine import Unusable as NoExamination
 
 TOP = 5
 """Heatmaps and nearest classes."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from candid.errors import CandidError
-from candid.evaluation.predictions import Model
+from candid._support.errors import CandidError
+from candid.inference.predictions import Model
 from candid.serve.answers import Changed, Impossible, Sent
 from candid.serve.service import Asked, Service
 

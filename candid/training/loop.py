@@ -13,24 +13,22 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import nn
 
-from candid import checkpoint
-from candid.baseline import ResNet
-from candid.classifier import GenerativeClassifier
-from candid.config import to_dict
-from candid.data import Dataset, Plan, View, named_batches, training_batches
-from candid.data.splits import Batch, Split
-from candid.engine import StopFlag, first_error, launch, stopping_on_signals, summed
-from candid.errors import CandidError, NonFiniteError
-from candid.evaluation.heldout import calibrate_saved
-from candid.evaluation.metrics import bits_per_dimension
-from candid.evaluation.passes import Passes
-from candid.evaluation.predictions import to_float
-from candid.loss import Losses
-from candid.randomness import generator
-from candid.training.board import Board
-from candid.training.config import TrainConfig
-from candid.training.folder import Row, RunFolder, State
-from candid.training.measures import losses_of, sums_over
+from candid._support.config import to_dict
+from candid._support.distributed import StopFlag, first_error, launch, stopping_on_signals, summed
+from candid._support.errors import CandidError, NonFiniteError
+from candid._support.progress import Progress
+from candid._support.randomness import generator
+from candid.data.datasets import Dataset
+from candid.data.loader import Plan, named_batches, training_batches
+from candid.data.splits import Batch, Split, View
+from candid.inference.metrics import bits_per_dimension
+from candid.inference.predictions import to_float
+from candid.inference.runner import Passes
+from candid.models import checkpoint
+from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.loss import Losses
+from candid.models.resnet import ResNet
+from candid.training.losses import losses_of, sums_over
 from candid.training.optimiser import (
     build_optimiser,
     first_nonfinite_gradient,
@@ -38,8 +36,11 @@ from candid.training.optimiser import (
     learning_rate,
     set_learning_rate,
 )
-from candid.training.progress import Progress
+from candid.training.options import TrainConfig
+from candid.training.run_folder import Row, RunFolder, State
 from candid.training.setup import Model, batch_norms, build_model, open_data, start_actnorm
+from candid.training.tensorboard import Board
+from candid.trust.held_out import calibrate_saved
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100

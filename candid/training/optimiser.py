@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from candid.flow.coupling import ActNorm
-from candid.mixture import LatentMixture
-from candid.training.config import TrainConfig
+from candid.models.flow.coupling import ActNorm
+from candid.models.flow.mixture import LatentMixture
+from candid.training.options import TrainConfig
 
 
 def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

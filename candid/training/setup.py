@@ -5,16 +5,17 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from candid import checkpoint
-from candid.baseline import ResNet, ResNetConfig
-from candid.classifier import GenerativeClassifier
-from candid.data import Dataset, Plan, View, open_dataset, training_batches
-from candid.data.splits import Track
-from candid.errors import CandidError
-from candid.evaluation.predictions import to_float
-from candid.flow.coupling import ActNorm
-from candid.randomness import generator
-from candid.training.config import TrainConfig
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.data.datasets import Dataset, open_dataset
+from candid.data.loader import Plan, training_batches
+from candid.data.splits import Track, View
+from candid.inference.predictions import to_float
+from candid.models import checkpoint
+from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.coupling import ActNorm
+from candid.models.resnet import ResNet, ResNetConfig
+from candid.training.options import TrainConfig
 
 Model = GenerativeClassifier | ResNet
 FIRST_IMAGES = 128

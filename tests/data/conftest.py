@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from candid.data import Dataset, open_dataset
+from candid.data.datasets import Dataset, open_dataset
 from tests.data.shard_helpers import write_shards
 
 

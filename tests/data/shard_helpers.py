@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from candid.data import Plan, ShardSplit, View, training_batches
+from candid.data.loader import Plan, training_batches
+from candid.data.splits import ShardSplit, View
 from tests.data.helpers import pixels, write_shard
 
 VIEW = View(3, 10, 12)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from candid.data import ArraySplit, Dataset, FileSplit, View, open_dataset
+from candid._support.errors import CandidError
 from candid.data import splits as module
-from candid.errors import CandidError
-from candid.training.config import TrainConfig
+from candid.data.datasets import Dataset, open_dataset
+from candid.data.splits import ArraySplit, FileSplit, View
+from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
 

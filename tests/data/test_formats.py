@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from candid.data import formats, open_dataset
-from candid.errors import CandidError
+from candid._support.errors import CandidError
+from candid.data import formats
+from candid.data.datasets import open_dataset
 
 
 def idx(values: Tensor) -> bytes:

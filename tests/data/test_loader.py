@@ -4,19 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from candid.data import (
-    ArraySplit,
-    Dataset,
-    FileSplit,
-    Plan,
-    View,
-    evaluation_batches,
-    open_dataset,
-    training_batches,
-)
+from candid._support.errors import CandidError
 from candid.data import splits as module
-from candid.data.splits import IndexedSplit
-from candid.errors import CandidError
+from candid.data.datasets import Dataset, open_dataset
+from candid.data.loader import Plan, evaluation_batches, training_batches
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, View
 from tests.data.helpers import picture, write_folder
 
 VIEW = View(3, 10, 12, "resized", flip=True)

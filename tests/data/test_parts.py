@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from candid.data import ArraySplit, FileSplit, ShardSplit, View, named_batches, open_dataset
+from candid._support.errors import CandidError
+from candid.data.datasets import open_dataset
 from candid.data.formats import CIFAR_CLASSES
+from candid.data.loader import named_batches
 from candid.data.parts import Part, open_images, open_part, thinned
-from candid.data.splits import Split, other_size
-from candid.errors import CandidError
+from candid.data.splits import ArraySplit, FileSplit, ShardSplit, Split, View, other_size
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.data.shard_helpers import VIEW, seeds, write_shards
 from tests.data.test_formats import write_binary_cifar, write_mnist

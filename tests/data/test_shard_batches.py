@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from candid.data import Dataset, Plan, ShardSplit, View, evaluation_batches, open_dataset, training_batches
+from candid._support.errors import CandidError
 from candid.data import shards as module
-from candid.data.splits import decode_batch
-from candid.errors import CandidError
-from candid.training.config import TrainConfig
+from candid.data.datasets import Dataset, open_dataset
+from candid.data.loader import Plan, evaluation_batches, training_batches
+from candid.data.splits import ShardSplit, View, decode_batch
+from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import write_shard
 from tests.data.shard_helpers import AUGMENTED, VIEW, Batches, load, same, seeds

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from candid.data import Dataset, ShardSplit, evaluation_batches, open_dataset
+from candid._support.errors import CandidError
 from candid.data import shards as module
+from candid.data.datasets import Dataset, open_dataset
+from candid.data.loader import evaluation_batches
 from candid.data.shards import is_shards, open_shards
-from candid.errors import CandidError
+from candid.data.splits import ShardSplit
 from tests.data.helpers import picture, write_shard, write_tar
 from tests.data.shard_helpers import VIEW, load, same, seeds, write_shards
 

@@ -14,16 +14,17 @@ import torch
 from PIL import Image
 
 import candid
-from candid.checkpoint import load_any
-from candid.data import ArraySplit, open_dataset
-from candid.errors import CandidError
+from candid._support.errors import CandidError
+from candid.data.datasets import open_dataset
+from candid.data.splits import ArraySplit
 from candid.evaluation.compare import read_rows
 from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, evaluate
-from candid.evaluation.heldout import HeldOut
 from candid.evaluation.output import remove_older, write
-from candid.evaluation.predictions import Predictions
-from candid.evaluation.suite import statistics_of
-from candid.training import train
+from candid.inference.predictions import Predictions
+from candid.models.checkpoint import load_any
+from candid.training.loop import train
+from candid.trust.held_out import HeldOut
+from candid.trust.scores import statistics_of
 from tests.helpers import small_classifier
 from tests.training.runs import run, small_config
 

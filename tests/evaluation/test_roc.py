@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn import metrics
 from torch import Tensor
 
-from candid.errors import CandidError
-from candid.evaluation import area_under_curve, detection_figures, false_positive_rate_at, roc_curve
+from candid._support.errors import CandidError
+from candid.evaluation.roc import area_under_curve, detection_figures, false_positive_rate_at, roc_curve
 
 FINITE = st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6)  # whole numbers make ties
 SCORES = st.lists(FINITE, min_size=1, max_size=25)

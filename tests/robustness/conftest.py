@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from candid.training import train
+from candid.training.loop import train
 from tests.training.runs import small_config
 
 

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier
-from candid.data import ArraySplit, View
-from candid.evaluation.heldout import calibrate
-from candid.evaluation.passes import Passes
+from candid.data.splits import ArraySplit, View
+from candid.inference.runner import Passes
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
 from candid.serve.limits import Limits
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
-from tests.explain.mixtures import decided_classifier
+from candid.trust.held_out import calibrate
+from tests.explanations.mixtures import decided_classifier
 
 NAMES = ("cat", "dog", "a fish, or a bird")
 

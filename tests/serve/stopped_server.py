@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import typer
 
-from candid.cli_serve import serve
+from candid.cli.serve import serve
 from candid.serve.service import Asked, Service
 
 examine = Service.examine

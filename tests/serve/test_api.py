@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
-from candid.evaluation.heldout import needed
 from candid.evaluation.study import Judge
-from candid.explain.counterfactual import counterfactual
-from candid.explain.examine import Examination, Examiner, Explainer
-from candid.explain.similarity import similarity
+from candid.explanations.counterfactual import counterfactual
+from candid.explanations.similarity import similarity
 from candid.serve.limits import decoded
 from candid.serve.service import Asked, Service, as_png
+from candid.trust.examine import Examination, Examiner, Explainer
+from candid.trust.held_out import needed
 from tests.helpers import small_classifier
 from tests.serve.helpers import NAMES, Running, huge_png, picture, running, without_rounding
 

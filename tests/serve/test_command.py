@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import candid
 from candid import GenerativeClassifier
-from candid.cli_serve import serve
-from candid.errors import CandidError
+from candid._support.errors import CandidError
+from candid.cli.serve import serve
 from candid.serve.server import is_local, listening
 from tests.serve.helpers import picture, until
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from candid._support.errors import CandidError
 from candid.data.images import BadImageError
 from candid.data.splits import View, decode_as
-from candid.errors import CandidError
 from candid.serve.limits import SCAN, Limits, decoded
 from tests.serve.helpers import huge_png, picture
 

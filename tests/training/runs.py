@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from candid.training import TrainConfig, load_config
+from candid.training.options import TrainConfig, load_config
 
 MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4, "mixing": "orthogonal"}
 SMALL = [f"--set={key}={value}" for key, value in MODEL.items()]

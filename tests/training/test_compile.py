@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from candid import CandidError, GenerativeClassifier, information_bottleneck_loss
-from candid.training import TrainConfig
+from candid.training.options import TrainConfig
 from candid.training.setup import build_model
 
 CONFIG = TrainConfig(data="digits", model={"blocks": (1,), "widths": (4,), "pointwise_width": 4})

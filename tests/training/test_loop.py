@@ -15,9 +15,12 @@ from torch import nn
 
 import candid
 from candid import CandidError, NonFiniteError, ResNet
-from candid.data import ArraySplit, Plan, training_batches
-from candid.evaluation.predictions import to_float
-from candid.training import RunFolder, load_config, train
+from candid.data.loader import Plan, training_batches
+from candid.data.splits import ArraySplit
+from candid.inference.predictions import to_float
+from candid.training.loop import train
+from candid.training.options import load_config
+from candid.training.run_folder import RunFolder
 from candid.training.setup import build_model, open_data
 from tests.training.runs import curve, small_config
 

@@ -1,0 +1,1 @@
+"""What every storey uses: errors, options, files, randomness, processes, progress, text."""

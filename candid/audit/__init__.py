@@ -1,6 +1,0 @@
-"""Everything that is known of one or more models, side by side, as one page and one JSON file."""
-
-from candid.audit.output import write
-from candid.audit.run import Audit, Request, audit
-
-__all__ = ["Audit", "Request", "audit", "write"]

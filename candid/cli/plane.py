@@ -1,0 +1,104 @@
+"""The command that puts a few classes in a plane and draws it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from candid._support.errors import CandidError
+from candid._support.machine import is_first_process
+from candid.cli.evaluate import Devices, JsonFlag, ModelFolder, SkipBad, Workers
+
+
+def plane(
+    model: ModelFolder,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="As for 'candid train': what the model was trained on.")
+    ],
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Two to ten classes: names, numbers or patterns, with commas between them."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/plane"),
+    means_only: Annotated[
+        bool, typer.Option("--means-only", help="Fine-tune only the means, not the network.")
+    ] = False,
+    epochs: Annotated[int, typer.Option(help="Of fine-tuning.")] = 3,
+    learning_rate: Annotated[float, typer.Option(help="The highest one.")] = 2e-3,
+    beta: Annotated[
+        float | None, typer.Option(help="Weight of classification.", show_default="the model's")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="Only so many test images, evenly spread.")] = None,
+    skip_bad: SkipBad = False,
+    devices: Devices = None,
+    workers: Workers = 2,
+    as_json: JsonFlag = False,
+) -> None:
+    """Draw the whole decision space of a few classes: a model of its own, with its means in a plane.
+
+    MODEL is fine-tuned on the images of --classes in DATA; the result, OUT/model/best, is a model like any
+    other. If MODEL is such a model already and --classes is left out, it is only drawn.
+    """
+    from candid._support.progress import Progress
+    from candid.models import checkpoint
+    from candid.models.flow.classifier import GenerativeClassifier
+
+    if classes is not None and (out / "config.toml").exists():
+        raise CandidError(
+            f"'{out}' already has a run: choose another --out, or draw its plane with "
+            f"'candid plane {out / 'model' / 'best'} DATA'."
+        )
+    loaded = checkpoint.load_any(model)
+    progress = Progress()
+    if classes is not None:
+        from candid.explanations.plane import fit_plane
+        from candid.explanations.similarity import chosen_classes
+        from candid.reports import plots
+
+        outcome = fit_plane(
+            loaded,
+            data,
+            chosen_classes(loaded.class_names, classes),
+            out,
+            means_only=means_only,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            beta=beta,
+            skip_bad=skip_bad,
+            workers=workers,
+            devices=devices,
+            progress=progress,
+            after_epoch=lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
+        )
+        if not outcome.finished or not is_first_process():
+            return
+        model = out / "model" / "best"
+        loaded = checkpoint.load(model)
+    if not isinstance(loaded, GenerativeClassifier) or not loaded.config.planar:
+        raise CandidError(f"The means of '{model}' lie in no plane: choose classes with --classes.")
+    found = _draw(loaded, data, out, images, skip_bad, workers, progress)
+    if as_json:
+        print(json.dumps({"model": str(model), "classes": list(loaded.class_names), **found}))
+    else:
+        print(f"{model}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
+        progress.say(f"Figure: {found['figure']}, as SVG, too.")
+
+
+def _draw(
+    model: Any, data: str, out: Path, images: int | None, skip_bad: bool, workers: int, progress: Any
+) -> dict[str, Any]:
+    from candid.data.parts import open_part, thinned
+    from candid.evaluation.evaluate import prepare, training_of, view_of
+    from candid.explanations.plane import decision_plane, located
+    from candid.reports import plots
+
+    chosen, view = open_part(data, model.class_names, None, training_of(model)), view_of(model)
+    split = prepare(thinned(chosen.split, images), view, chosen.part, skip_bad, progress.track, progress.say)
+    points, labels = located(model, split, view, workers, progress.track)
+    drawn = decision_plane(model)
+    accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
+    title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"
+    figure = plots.decision_plane(drawn, points, labels, title)
+    path = plots.save(figure, out / "decision_plane.png", svg=True)
+    return {"images": len(labels), "accuracy": accuracy, "figure": str(path)}

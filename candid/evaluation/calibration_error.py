@@ -1,0 +1,312 @@
+"""Does a posterior of 80 % mean that 80 % are right? Binned errors, temperature, intervals.
+
+Two conventions are in use. The paper counts every class's posterior of every image as one prediction
+(``all_bins``); most others count only the most probable class of each image (``top_bins``).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from scipy.special import betaincinv
+from torch import Tensor
+
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.inference.metrics import check_labels
+
+CRITICAL = 0.997
+"""The confidence from which on the paper calls a prediction sure."""
+COLDEST, HOTTEST = 1e-3, 1e3
+"""The range of temperatures that are fitted."""
+_AT_ONCE = 2**18  # numbers in one piece of work: bounds the memory, whatever the number of images
+
+
+class Bins(NamedTuple):
+    """Predictions by their confidence: bin k of n holds [k/n, (k+1)/n), and the last one also 1.
+
+    Empty bins are zero in all columns.
+    """
+
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count
+    """Number of predictions, (B,) in int64."""
+    confidence: Tensor
+    """Mean confidence, (B,)."""
+    accuracy: Tensor
+    """Share of predictions that are right, (B,)."""
+
+    @property
+    def errors(self) -> Tensor:
+        """Poisson standard errors of the accuracy, sqrt(number right, at least 1) / count, (B,)."""
+        right = (self.count * self.accuracy).clamp(min=1)
+        return torch.where(self.count > 0, right.sqrt() / self.count.clamp(min=1), 0.0)
+
+
+class Interval(NamedTuple):
+    """A figure on the images at hand, and where it may lie on others of their kind."""
+
+    value: float
+    low: float
+    high: float
+
+
+def all_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
+    """Every class's posterior (N, M) is one prediction, right if that class is the label (N,).
+
+    >>> all_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).accuracy.tolist()
+    [0.0, 1.0]
+    """
+    _check(posterior, labels, bins)
+    return _bins_of(_every_class(posterior, labels, bins).sum(0))
+
+
+def top_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
+    """Only the most probable class of each image is a prediction.
+
+    >>> top_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).count.tolist()
+    [0, 1]
+    """
+    _check(posterior, labels, bins)
+    return _bins_of(_top_class(posterior, labels, bins).sum(0))
+
+
+def expected_calibration_error(bins: Bins) -> float:
+    """Mean of |confidence - accuracy| over the bins, weighted by their counts.
+
+    >>> bins = top_bins(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+    >>> expected_calibration_error(bins)
+    0.5
+    """
+    return _expected(bins).item()
+
+
+def maximum_calibration_error(bins: Bins) -> float:
+    """Largest |confidence - accuracy| of a bin."""
+    return _maximum(bins).item()
+
+
+def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CRITICAL) -> float | None:
+    """How many times more often than it may the model is wrong when it is sure; None if it is never sure.
+
+    The share of wrong ones among the posteriors of at least ``critical``, over 1 - ``critical``.
+
+    >>> posterior = torch.tensor([[1.0, 0.0], [0.875, 0.125], [0.5, 0.5]])
+    >>> overconfidence_error(posterior, torch.tensor([0, 1, 1]), critical=0.75)
+    2.0
+    """
+    _check(posterior, labels)
+    if not 0 <= critical < 1:
+        raise CandidError(f"The critical confidence must be at least 0 and below 1, not {critical}.")
+    sums = _sure(posterior, labels, critical).sum(0)
+    return _overconfidence(sums, critical).item() if sums[0] else None
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature T, from 0.001 to 1000, of the least cross-entropy of softmax(logits / T).
+
+    With d = logits - logits[label] and b = 1 / T, the loss log sum exp(b d) is convex in b, so its slope,
+    the mean of sum softmax(b d) d, changes its sign once; that is bisected. T is 1 if it makes no difference.
+
+    >>> logits, labels = torch.tensor([[2.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1])
+    >>> round(fit_temperature(logits, labels), 6)  # 2 / log 3: three of four are right
+    1.820478
+    """
+    check_labels(logits, labels)
+    if not torch.stack(logits.aminmax()).isfinite().all():
+        raise CandidError("Some logits are NaN or infinite: no temperature fits them.")
+
+    def margins() -> Iterator[Tensor]:
+        rows = max(1, _AT_ONCE // logits.shape[1])
+        for part, y in zip(logits.split(rows), labels.split(rows), strict=True):
+            yield part.double() - part.gather(1, y[:, None]).double()
+
+    def slope(b: float) -> float:
+        return sum(((b * d).softmax(1) * d).sum().item() for d in margins())
+
+    if not any(d.any() for d in margins()):
+        return 1.0
+    low, high = 1 / HOTTEST, 1 / COLDEST
+    if slope(high) <= 0:
+        return COLDEST
+    if slope(low) >= 0:
+        return HOTTEST
+    while high / low > 1 + 1e-12:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return (low * high) ** -0.5
+
+
+def calibration_figures(
+    posterior: Tensor,
+    labels: Tensor,
+    bins: int = 15,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, Interval | None]:
+    """``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with intervals.
+
+    Those of binned errors are bootstrapped: they say how much a figure varies from one set of images to
+    another. They do not correct its bias: noise in a bin counts as miscalibration, so the binned errors of a
+    perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval: of a few
+    sure predictions, none may be wrong. It is None if no posterior reaches 0.997.
+    """
+    _check(posterior, labels, bins)
+    parts = _every_class(posterior, labels, bins), _top_class(posterior, labels, bins)
+
+    def figures(sums: Tensor) -> Tensor:
+        every, top = (_bins_of(part) for part in sums.unflatten(-1, (2, 3, bins)).unbind(-3))
+        return torch.stack((_expected(every), _maximum(every), _expected(top)), -1)
+
+    per_image = torch.cat([part.flatten(1) for part in parts], 1)
+    ece, mce, top1_ece = _intervals(per_image, figures, resamples, seed, level)
+    oce = _overconfidence_interval(_sure(posterior, labels, CRITICAL).sum(0), CRITICAL, level)
+    return {"ece": ece, "mce": mce, "oce": oce, "top1_ece": top1_ece}
+
+
+def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
+    """Mean of one value per image (N,), with its bootstrap interval.
+
+    >>> mean_interval(torch.tensor([3.0, 3.0]))
+    Interval(value=3.0, low=3.0, high=3.0)
+    """
+    if values.ndim != 1 or not len(values):
+        raise CandidError(f"One value per image is needed, (images,), not {tuple(values.shape)}.")
+    if not values.isfinite().all():
+        raise CandidError("Some values are NaN or infinite: they have no mean.")
+    n = len(values)
+    (interval,) = _intervals(values.double()[:, None], lambda sums: sums / n, resamples, seed, level)
+    assert interval is not None
+    return interval
+
+
+def share_interval(hits: Tensor, level: float = 0.95) -> Interval:
+    """Share of images that are hits (N,), with its exact binomial interval.
+
+    >>> value, low, high = share_interval(torch.tensor([True, True, True]))
+    >>> value, round(low, 9), high
+    (1.0, 0.292401774, 1.0)
+    """
+    if hits.ndim != 1 or not len(hits):
+        raise CandidError(f"One value per image is needed, (images,), not {tuple(hits.shape)}.")
+    return _binomial(int(hits.sum()), len(hits), level)
+
+
+def _check(posterior: Tensor, labels: Tensor, bins: int = 1) -> None:
+    check_labels(posterior, labels)
+    if bins < 1:
+        raise CandidError(f"At least one bin is needed, not {bins}.")
+    sums_to_one = (posterior.sum(1) - 1).abs() <= 1e-4  # false for NaN
+    if not sums_to_one.all() or posterior.min() < 0:
+        raise CandidError(
+            "Posteriors must be probabilities that sum to 1 for each image: use logits.softmax(1)."
+        )
+
+
+def _every_class(posterior: Tensor, labels: Tensor, bins: int) -> Tensor:
+    sums = posterior.new_empty(len(labels), 3, bins, dtype=torch.float64)
+    for rows, p, right in _pieces(posterior, labels):
+        sums[rows] = _binned(p, right, bins)
+    return sums
+
+
+def _top_class(posterior: Tensor, labels: Tensor, bins: int) -> Tensor:
+    confidence, predicted = posterior.max(1, keepdim=True)
+    return _binned(confidence.double(), predicted == labels[:, None], bins)
+
+
+def _sure(posterior: Tensor, labels: Tensor, critical: float) -> Tensor:
+    """Sure predictions of each image, and the wrong ones among them, (N, 2)."""
+    sums = posterior.new_empty(len(labels), 2, dtype=torch.float64)
+    for rows, p, right in _pieces(posterior, labels):
+        sure = p >= critical
+        sums[rows] = torch.stack((sure.sum(1), (sure & ~right).sum(1)), 1).double()
+    return sums
+
+
+def _pieces(posterior: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some images at a time: which, their posteriors in float64, and which are of the right class, (n, M)."""
+    classes = torch.arange(posterior.shape[1], device=posterior.device)
+    at_once = max(1, _AT_ONCE // len(classes))
+    for start in range(0, len(labels), at_once):
+        rows = slice(start, start + at_once)
+        yield rows, posterior[rows].double(), labels[rows, None] == classes
+
+
+def _binned(confidence: Tensor, right: Tensor, bins: int) -> Tensor:
+    """Count, sum of confidences and number right of each image's predictions (n, M) by bin, (n, 3, B)."""
+    inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+    bin_of = torch.bucketize(confidence.contiguous(), inner_edges, right=True)
+    terms = torch.stack((torch.ones_like(confidence), confidence, right.double()), 1)
+    sums = terms.new_zeros(len(terms), 3, bins)
+    return sums.scatter_add_(2, bin_of[:, None].expand_as(terms), terms)
+
+
+def _bins_of(sums: Tensor) -> Bins:
+    """From sums over images, (..., 3, B)."""
+    count, confidence, right = sums.unbind(-2)
+    return Bins(count.long(), confidence / count.clamp(min=1), right / count.clamp(min=1))
+
+
+def _expected(bins: Bins) -> Tensor:
+    gaps = (bins.confidence - bins.accuracy).abs()
+    return (bins.count * gaps).sum(-1) / bins.count.sum(-1)
+
+
+def _maximum(bins: Bins) -> Tensor:
+    return (bins.confidence - bins.accuracy).abs().amax(-1)
+
+
+def _overconfidence(sums: Tensor, critical: float) -> Tensor:
+    """NaN if no prediction is sure."""
+    sure, wrong = sums.unbind(-1)
+    return wrong / sure / (1 - critical)
+
+
+def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Interval | None:
+    """The exact one; None if no prediction is sure."""
+    sure, wrong = map(int, sums)
+    if not sure:
+        return None
+    return Interval(*(share / (1 - critical) for share in _binomial(wrong, sure, level)))
+
+
+def _binomial(hits: int, n: int, level: float) -> Interval:
+    """Clopper & Pearson's interval of a share."""
+    low = float(betaincinv(hits, n - hits + 1, (1 - level) / 2)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, (1 + level) / 2)) if hits < n else 1.0
+    return Interval(hits / n, low, high)
+
+
+def _intervals(
+    per_image: Tensor, figures: Callable[[Tensor], Tensor], resamples: int, seed: int, level: float
+) -> list[Interval | None]:
+    """Percentile intervals of figures (..., F), functions of the sums (..., K) of ``per_image`` (N, K).
+
+    None for a figure that is NaN; resamples in which it is NaN are left out. Resampling adds noise, which
+    moves a maximum or an absolute value up, so an interval is widened where it would miss the value.
+    """
+    if resamples < 1 or not 0 < level < 1:
+        raise CandidError("A bootstrap needs at least one resample and a level between 0 and 1.")
+    values = figures(per_image.sum(0))
+    resampled = figures(_resampled_sums(per_image, resamples, seed))
+    tails = resampled.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    lows, highs = resampled.nanquantile(tails, dim=0)
+    lows, highs = lows.fmin(values), highs.fmax(values)
+    rows = torch.stack((values, lows, highs), 1)
+    return [None if row.isnan().any() else Interval(*row.tolist()) for row in rows]
+
+
+def _resampled_sums(per_image: Tensor, resamples: int, seed: int) -> Tensor:
+    """Sums of ``per_image`` (N, K) over N images drawn with replacement, (R, K).
+
+    How often each image is drawn, (R, N), times ``per_image``, for some resamples at a time.
+    """
+    n, random = len(per_image), generator(seed)
+    sums = per_image.new_empty(resamples, per_image.shape[1])
+    for part in sums.split(max(1, 4 * _AT_ONCE // n)):
+        times = torch.empty(len(part), n, dtype=torch.float64)
+        for row in times:
+            row.copy_(torch.randint(n, (n,), generator=random).bincount(minlength=n))
+        part.copy_(times.to(per_image) @ per_image)
+    return sums

@@ -1,0 +1,240 @@
+"""Which pixels a column of features depends on, and how strongly: the effective receptive field."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from candid._support.errors import CandidError, NonFiniteError
+from candid._support.randomness import generator
+from candid.data.splits import Track, untracked
+from candid.inference.predictions import Model
+from candid.models.flow.classifier import GenerativeClassifier
+
+NUMBERS_A_BATCH = 64 * 3 * 32 * 32
+"""Of the images that are differentiated at once: about 100 MB of activations are kept for them."""
+FEWEST_PROJECTIONS = 3
+"""With two, the variance of the estimate is infinite."""
+
+
+class Cell(NamedTuple):
+    """The pixels that downsampling alone puts into a column of features."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """How strongly the centre column u of the last feature maps depends on each pixel.
+
+    ``Sensitivity(i, j) = mean over images of sum_k sum_l |d u_l / d x_ijk|``, for x in [0, 1], k over its
+    colours and l over the channels of u (the appendix of the paper).
+    """
+
+    sensitivity: Tensor
+    """(H, W) in float64."""
+    standard_error: Tensor | None
+    """Of an estimate, for these images, (H, W); None if the sensitivity is exact.
+
+    An upper bound: the errors of the colours are taken to have a correlation of one.
+    """
+    cell: Cell
+    """Where u lies in the image, in pixels."""
+    images: int
+    """How many the mean is over."""
+    projections: int | None
+    """Random ones, an image; None if the sensitivity is exact."""
+
+    @property
+    def cross_section(self) -> Tensor:
+        """Along the width: mean over the rows of the cell, (W,)."""
+        return _rows(self.sensitivity, self.cell)
+
+    @property
+    def cross_section_error(self) -> Tensor | None:
+        """An upper bound of its standard error, (W,), as if the errors of pixels had a correlation of one."""
+        return None if self.standard_error is None else _rows(self.standard_error, self.cell)
+
+    @property
+    def vertical_cross_section(self) -> Tensor:
+        """Along the height: mean over the columns of the cell, (H,)."""
+        return _columns(self.sensitivity, self.cell)
+
+    @property
+    def width_at_half_maximum(self) -> float | None:
+        """Full width of the cross-section at half its maximum, in pixels.
+
+        None if it is still above half at an edge of the image, or nowhere above zero.
+        """
+        return full_width(self.cross_section)
+
+    @property
+    def height_at_half_maximum(self) -> float | None:
+        """The same of the vertical cross-section."""
+        return full_width(self.vertical_cross_section)
+
+
+@torch.enable_grad()
+def receptive_field(
+    model: Model,
+    images: Tensor,
+    projections: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    track: Track = untracked,
+) -> ReceptiveField:
+    """The effective receptive field of ``model`` on ``images``, in evaluation mode.
+
+    Exact: one backward pass for each of the C channels of u. Or estimated from ``projections`` m passes: with
+    v standard Cauchy, v . g is Cauchy with the scale ``|g|_1``, and
+
+        ``cos(pi / 2m)^m  (product of m |v . g|)^(1/m)``
+
+    is an unbiased estimate of it (Li, Hastie and Church, 2007). For networks with thousands of channels.
+
+    Args:
+        images: (N, C, H, W), 8-bit or floats in [0, 1].
+        projections: m, at least 3; None for all channels.
+        batch: images at once; None for as many as take about 100 MB. It doesn't change the result.
+        seed: of the projections.
+        track: shows the progress, by backward passes.
+
+    >>> model = GenerativeClassifier.from_preset("digits", blocks=(1, 1), widths=(4, 4))
+    >>> field = receptive_field(model, torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
+    >>> field.sensitivity.shape, field.cell
+    (torch.Size([8, 8]), Cell(top=4, left=4, height=4, width=4))
+    """
+    _check(model, images, projections, batch)
+    if isinstance(model, GenerativeClassifier):
+        model = model.frozen()
+    else:
+        model = copy.deepcopy(model).eval().requires_grad_(False)
+    _, column, cell = _centre_column(model, images[:1])
+    passes = column.shape[1] if projections is None else projections
+    del column  # and the activations that its graph keeps
+    batch = min(len(images), batch or max(1, NUMBERS_A_BATCH // images[0].numel()))
+    steps = _sensitivities(model, images, projections, batch, seed)
+    total = math.ceil(len(images) / batch) * passes
+    first = second = torch.zeros(images.shape[2:], dtype=torch.float64)
+    for part in track(steps, "receptive field", total, batch):
+        if part is not None:
+            first = first + part.sum(0)
+            second = second + part.square().sum(0)
+    if not torch.isfinite(first).all():
+        raise NonFiniteError(
+            "The gradients of the feature maps are not finite: look at the images and the weights."
+        )
+    n = len(images)
+    error = None if projections is None else (_error_share(projections) * second).sqrt() / n
+    return ReceptiveField(first / n, error, cell, n, projections)
+
+
+def full_width(curve: Tensor) -> float | None:
+    """Distance of the outermost points where ``curve`` (n,) is half its maximum, linear between its values.
+
+    None if it is above half at an end, or nowhere above zero.
+
+    >>> full_width(torch.tensor([0.0, 4.0, 1.0, 3.0, 0.0]))
+    2.833...
+    """
+    half = float(curve.max()) / 2
+    above = (curve > half).nonzero().flatten().tolist()
+    if half <= 0 or above[0] == 0 or above[-1] == len(curve) - 1:
+        return None
+
+    def past(inside: int, outside: int) -> float:
+        """How far beyond ``inside`` the crossing lies."""
+        high, low = float(curve[inside]), float(curve[outside])
+        return (high - half) / (high - low)
+
+    first, last = above[0], above[-1]
+    return past(first, first - 1) + last - first + past(last, last + 1)
+
+
+def _sensitivities(
+    model: Model, images: Tensor, projections: int | None, batch: int, seed: int
+) -> Iterator[Tensor | None]:
+    """After each backward pass None, or what it completes: that of some images, (B, H, W) on the CPU."""
+    for start in range(0, len(images), batch):
+        x, column, _ = _centre_column(model, images[start : start + batch])
+        draws = [generator(seed, number) for number in range(start, start + len(x))]
+        sums = torch.zeros_like(x, dtype=torch.float64)
+        passes = column.shape[1] if projections is None else projections
+        for number in range(passes):
+            weights = torch.zeros_like(column)
+            if projections is None:
+                weights[:, number] = 1
+            else:
+                cauchy = [
+                    torch.empty(column.shape[1], dtype=torch.float64).cauchy_(generator=g) for g in draws
+                ]
+                weights += torch.stack(cauchy).to(column)
+            (gradient,) = torch.autograd.grad(column, x, weights, retain_graph=True)
+            sums += gradient.abs() if projections is None else gradient.double().abs().log()
+            if number < passes - 1:
+                yield None
+        if projections is not None:
+            sums = math.cos(math.pi / (2 * projections)) ** projections * (sums / projections).exp()
+        yield sums.sum(1).cpu()
+
+
+def _centre_column(model: Model, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
+    """The images as the model takes them, their features in the centre (B, C), and where that is."""
+    x = images.to(model.image_mean)
+    x = (x / 255 if images.dtype == torch.uint8 else x).detach().requires_grad_()
+    maps = model.feature_maps(x)
+    (top, height), (left, width) = (
+        _centre(pixels, cells) for pixels, cells in zip(x.shape[2:], maps.shape[2:], strict=True)
+    )
+    return x, maps[:, :, maps.shape[2] // 2, maps.shape[3] // 2], Cell(top, left, height, width)
+
+
+def _centre(pixels: int, cells: int) -> tuple[int, int]:
+    """Where the pixels of the centre cell begin and how many they are."""
+    start, end = pixels * (cells // 2) // cells, math.ceil(pixels * (cells // 2 + 1) / cells)
+    return start, end - start
+
+
+def _error_share(projections: int) -> float:
+    """The variance of an estimate over the mean of its square.
+
+    E |v . g|^t = |g|_1^t / cos(pi t / 2) gives the estimate the relative variance
+    ``r = cos(pi / 2m)^2m / cos(pi / m)^m - 1``: of its square, r / (1 + r) is variance.
+    """
+    m = projections
+    return 1 - math.cos(math.pi / m) ** m / math.cos(math.pi / (2 * m)) ** (2 * m)
+
+
+def _rows(values: Tensor, cell: Cell) -> Tensor:
+    return values[cell.top : cell.top + cell.height].mean(0)
+
+
+def _columns(values: Tensor, cell: Cell) -> Tensor:
+    return values[:, cell.left : cell.left + cell.width].mean(1)
+
+
+def _check(model: Model, images: Tensor, projections: int | None, batch: int | None) -> None:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise CandidError(
+            f"Images must be 8-bit or floats in [0, 1], not {images.dtype}: convert them first."
+        )
+    if tuple(images.shape[1:]) != model.image_shape or not len(images):
+        expected, shape = (" x ".join(map(str, s)) for s in (model.image_shape, images.shape))
+        raise CandidError(
+            f"The receptive field needs a batch of {expected} images (channels x height x width), "
+            f"not a tensor of {shape or 'no dimensions'}: resize or crop them first."
+        )
+    if projections is not None and projections < FEWEST_PROJECTIONS:
+        raise CandidError(
+            f"An estimate needs at least {FEWEST_PROJECTIONS} projections, not {projections}: "
+            "use more, or None for the exact value."
+        )
+    if batch is not None and batch < 1:
+        raise CandidError(f"'batch' must be at least 1, not {batch}.")

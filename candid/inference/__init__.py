@@ -1,0 +1,1 @@
+"""One pass of a model over images."""

@@ -1,0 +1,1 @@
+"""Image classifiers and how they are stored."""

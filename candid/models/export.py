@@ -1,0 +1,302 @@
+"""A saved model as one file for other programs: ONNX, or the archive of torch.export."""
+
+import io
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid._support.text import short_name
+from candid._support.version import __version__
+from candid.evaluation.evaluate import beta_of
+from candid.models import checkpoint
+from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.mixture import log_standard_normal
+from candid.models.resnet import ResNet
+
+Format = Literal["onnx", "torch-export"]
+Run = Callable[[Tensor], Sequence[Tensor]]
+ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch-export"}
+OUTPUTS = {
+    "logits": "(batch, classes): log posterior up to a constant of the image; softmax gives the posterior",
+    "log_density": "(batch,): log p(x) of the 8-bit image in nats; bits/dim are -log p / (D ln 2)",
+    "latent": "(batch, D): z, the constant cosine coefficients first",
+}
+IMAGES = (
+    "float32 in [0, 1], (batch, channels, height, width), 8-bit pixels divided by 255, colours as RGB; the "
+    "normalisation is part of the model"
+)
+TOLERANCE = 1e-4
+"""Of the largest difference to PyTorch, as :func:`difference` measures it."""
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+METADATA = "candid.json"
+"""Where a .pt2 archive has it."""
+CHECKED = 4
+"""Images that both compute, of a dynamic batch."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, after it was found to compute what the model does."""
+
+    path: Path
+    format: Format
+    batch: int | None
+    """None: any."""
+    bytes: int
+    differences: dict[str, float]
+    """To PyTorch, by output; see :func:`difference`."""
+
+
+class Inference(nn.Module):
+    """Images in, plain tensors out, in float32: ``logits``, and of a generative model what it has besides."""
+
+    def __init__(self, model: GenerativeClassifier | ResNet) -> None:
+        super().__init__()
+        self.model = model.frozen() if isinstance(model, GenerativeClassifier) else model
+        self.constant = 0.0
+        if isinstance(model, GenerativeClassifier):
+            self.constant = -model.dimensions * model.bits_offset * math.log(2)
+        for part in self.model.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                if name.startswith("inverse_"):  # the way back is not exported
+                    setattr(part, name, buffer.new_empty(0))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        model = self.model
+        if isinstance(model, ResNet):
+            return (model(images),)
+        v = (images + model.noise / 255 - model.image_mean) / model.image_std
+        z, log_det = model.flow(v)
+        logits = model.mixture.logits(z)
+        return logits, logits.logsumexp(1) + log_standard_normal(z) + log_det + self.constant, z
+
+
+def export(
+    path: Path, out: Path, formats: Sequence[Format] | None = None, batch: int | None = None
+) -> list[Exported]:
+    """The model in ``path`` as files of the ``formats``, each checked against PyTorch before it is written.
+
+    ``out`` is a file, whose ending then says the format, or a folder. ``batch`` is the number of images that
+    it takes at a time; None: any. If one of the files is wrong, none is written.
+    """
+    targets = _targets(path, out, formats)
+    if batch is not None and batch < 1:
+        raise CandidError(f"--batch takes a number from 1 on, or 'dynamic', not {batch}.")
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing and "onnx" in targets.values():
+        raise CandidError(
+            f"ONNX files need {' and '.join(missing)}: install them with "
+            "'pip install candid-vision[export]', or choose --format torch-export."
+        )
+    model = checkpoint.load_any(path)
+    program = _program(model, batch)
+    metadata = metadata_of(model)
+    made = {
+        file: _onnx(program, metadata) if form == "onnx" else _archive(program, metadata)
+        for file, form in targets.items()
+    }
+    found = [
+        Exported(file, form, batch, len(made[file]), _checked(model, made[file], form, batch))
+        for file, form in targets.items()
+    ]
+    for file, content in made.items():
+        _write(content, file)
+    return found
+
+
+def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Path, Format]:
+    """What to write, and as what."""
+    ending = {form: suffix for suffix, form in ENDINGS.items()}
+    if out.suffix not in ENDINGS or out.is_dir():
+        if out.is_file():
+            raise CandidError(f"'{out}' is a file: name a folder, or a file that ends in .onnx or .pt2.")
+        return {out / f"{short_name(path)}{ending[form]}": form for form in formats or ("onnx",)}
+    own = ENDINGS[out.suffix]
+    if formats is not None and tuple(formats) != (own,):
+        raise CandidError(
+            f"'{out.name}' would be of the format {own}, not {' and '.join(formats)}: name a folder instead, "
+            "or change the ending."
+        )
+    return {out: own}
+
+
+def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
+    """What a file says about itself: everything is text, lists and dictionaries are JSON."""
+    generative = isinstance(model, GenerativeClassifier)
+    beta = beta_of(model)
+    return {
+        "candid_version": __version__,
+        "kind": "generative" if generative else "resnet",
+        "class_names": json.dumps(model.class_names),
+        "image_shape": json.dumps(model.image_shape),
+        "images": IMAGES,
+        "outputs": json.dumps({name: OUTPUTS[name] for name in _outputs(model)}),
+        **({} if beta is None else {"beta": str(beta)}),
+    }
+
+
+def _outputs(model: GenerativeClassifier | ResNet) -> list[str]:
+    return list(OUTPUTS) if isinstance(model, GenerativeClassifier) else ["logits"]
+
+
+def _program(model: GenerativeClassifier | ResNet, batch: int | None) -> torch.export.ExportedProgram:
+    """The network as a graph, for a number of images or any."""
+    sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
+    try:
+        with _quiet():
+            return torch.export.export(Inference(model), (sample,), dynamic_shapes=shapes, strict=True)
+    except RuntimeError as error:
+        raise _refused(error, batch) from error
+
+
+def _onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+    names = list(json.loads(metadata["outputs"]))
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, dynamo=True, verbose=False, input_names=["images"], output_names=names
+            )
+            assert made is not None
+            model = made.model_proto
+        _name_the_batch(model.graph)
+        for key, value in metadata.items():
+            model.metadata_props.add(key=key, value=value)
+        return model.SerializeToString()
+    except RuntimeError as error:
+        raise _refused(error, None) from error
+    except ValueError as error:  # protobuf's limit
+        raise CandidError(
+            f"The model is too large for one ONNX file ({error}): choose --format torch-export."
+        ) from error
+
+
+def _name_the_batch(graph: Any) -> None:
+    """``batch``, not the exporter's symbol."""
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if symbol and size.dim_param == symbol:
+                size.dim_param = "batch"
+
+
+def _archive(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+    content = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, content, extra_files={METADATA: json.dumps(metadata)})
+    return content.getvalue()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say to their developers."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _refused(error: Exception, batch: int | None) -> CandidError:
+    reason = str(error).strip().split("\n")[0]
+    advice = "try --batch 1" if batch is None else "try another torch"
+    return CandidError(f"torch {torch.__version__} can't export this network ({reason}): {advice}.")
+
+
+@torch.inference_mode()
+def _checked(
+    model: GenerativeClassifier | ResNet, content: bytes, form: Format, batch: int | None
+) -> dict[str, float]:
+    """Largest differences between what the file computes and what the model does."""
+    run = _onnx_runner(content) if form == "onnx" else _archive_runner(content)
+    images = check_images(model.image_shape, CHECKED if batch is None else batch)
+    sizes = (1, len(images) - 1) if batch is None else (batch,)
+    found = [torch.cat(parts) for parts in zip(*map(run, images.split(sizes)), strict=True)]
+    expected = [torch.cat(parts) for parts in zip(*map(_expected(model), images.split(8)), strict=True)]
+    differences = {
+        name: difference(own, theirs)
+        for name, own, theirs in zip(_outputs(model), expected, found, strict=True)
+    }
+    for name, value in differences.items():
+        if not value <= TOLERANCE:
+            raise CandidError(
+                f"The {form} file's '{name}' differs from PyTorch's by {value:.1e}, more than {TOLERANCE:g}: "
+                "nothing was written; try another format, or other versions of torch and onnxruntime."
+            )
+    return differences
+
+
+def difference(expected: Tensor, found: Tensor) -> float:
+    """The largest over images of max |difference| / max(1, max |expected|), in float64.
+
+    So it is relative for log densities, and for logits and latents to the largest of the image.
+
+    >>> difference(torch.tensor([-2000.0]), torch.tensor([-2001.0]))
+    0.0005
+    """
+    expected, found = (values.double().reshape(len(values), -1) for values in (expected, found))
+    return float(((expected - found).abs().amax(1) / expected.abs().amax(1).clamp(min=1)).max())
+
+
+def check_images(shape: tuple[int, int, int], count: int) -> Tensor:
+    """8-bit ones in [0, 1], by turns noise and smooth, (count, C, H, W)."""
+    random = generator(0, 13)
+    noise = torch.randint(0, 256, (count, *shape), generator=random).float()
+    coarse = torch.randint(0, 256, (count, shape[0], 4, 4), generator=random).float()
+    smooth = F.interpolate(coarse, shape[1:], mode="bilinear", antialias=True).round().clamp(0, 255)
+    return torch.where((torch.arange(count) % 2 == 0)[:, None, None, None], noise, smooth) / 255
+
+
+def _expected(model: GenerativeClassifier | ResNet) -> Run:
+    """By the model itself, not folded into anything."""
+
+    def run(images: Tensor) -> Sequence[Tensor]:
+        if isinstance(model, ResNet):
+            return (model.logits(images),)
+        outputs = model(images)
+        return outputs.logits, model.log_density_of(outputs), outputs.z
+
+    return run
+
+
+def _onnx_runner(content: bytes) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda images: [torch.from_numpy(each) for each in session.run(None, {"images": images.numpy()})]
+
+
+def _archive_runner(content: bytes) -> Run:
+    with _quiet():
+        return torch.export.load(io.BytesIO(content)).module()
+
+
+def _write(content: bytes, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with checkpoint.replacing(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise CandidError(
+            f"Can't write '{path}' ({error}): free some space, or choose another place."
+        ) from error

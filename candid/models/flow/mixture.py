@@ -1,0 +1,194 @@
+"""The Gaussian mixture in latent space: one unit-variance component a class."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from candid._support.errors import CandidError
+from candid.models.flow.precision import full_precision
+
+
+class LatentMixture(nn.Module):
+    """``p(z) = sum_y p(y) N(z; mu_y, 1)`` with means that are cheap to hold.
+
+    mu_y has C free numbers for the constant coefficients of z and, for the D - C others, a
+    combination of ``rank`` prototypes::
+
+        mu_y = [mean_y, alpha_y @ prototypes]
+
+    The M x (D - C) matrix of the second part is never formed: products with it go through the
+    prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
+    its own (full rank, for few classes). ``planar`` means lie in one plane of all D dimensions, without a
+    free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two numbers a class.
+
+    Args:
+        classes: M, the number of classes.
+        constant: C, the number of constant coefficients.
+        dimensions: D, the length of z.
+        rank: K, or None for full rank.
+        priors: class priors, M positive numbers that sum to one; None for uniform ones.
+        planar: whether all means lie in one plane; then ``constant`` doesn't count, and there is no rank.
+
+    >>> mixture = LatentMixture(classes=10, constant=12, dimensions=48, rank=4)
+    >>> mixture.posterior(torch.randn(2, 48)).sum(1).allclose(torch.ones(2))
+    True
+    """
+
+    log_priors: Tensor
+    frozen_norms: Tensor | None
+
+    def __init__(
+        self,
+        classes: int,
+        constant: int,
+        dimensions: int,
+        rank: int | None = None,
+        priors: Sequence[float] | None = None,
+        planar: bool = False,
+    ) -> None:
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise CandidError(f"'rank' must be at least 1, not {rank}.")
+        check_planar(planar, rank)
+        constant, rank = (0, 2) if planar else (constant, rank)
+        self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
+        # Two classes start about 0.7 standard deviations apart: where their means lie says nothing yet.
+        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / max(constant, 1)))
+        rest, rows = dimensions - constant, classes if rank is None else rank + planar
+        self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
+        self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))
+        check_priors(priors, classes)
+        logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
+        self.register_buffer("log_priors", torch.tensor(logs))
+        self.register_buffer("frozen_norms", None)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """What the prototypes are combined with, (M, K); None if every class has one of its own."""
+        if self.alpha is None or not self.planar:
+            return self.alpha
+        return torch.cat((torch.ones_like(self.alpha[:, :1]), self.alpha), dim=1)
+
+    @torch.no_grad()
+    def frozen(self) -> "LatentMixture":
+        """A copy that is not trained and knows the norms of its means."""
+        copied = copy.deepcopy(self).requires_grad_(False)
+        copied.frozen_norms = copied.squared_norms()
+        return copied
+
+    def logits(self, z: Tensor) -> Tensor:
+        """``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
+
+        Free of |z|^2, which is the same for every class and so large (1e5 at 224 x 224) that it
+        would drown the differences between classes in float32.
+        """
+        return self.products(z) - 0.5 * self.squared_norms() + self.log_priors
+
+    def products(self, z: Tensor) -> Tensor:
+        """``z . mu_y``, (B, M)."""
+        with full_precision(z):
+            products = z[:, : self.constant] @ self.mean.T
+            return products + self._combine(z[:, self.constant :] @ self.prototypes.T)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """``log N(z; mu_y, 1)`` in nats, (B, M)."""
+        return self.logits(z) - self.log_priors + log_standard_normal(z)[:, None]
+
+    def posterior(self, z: Tensor) -> Tensor:
+        """``p(y | z)``, (B, M); rows sum to one."""
+        return self.logits(z).softmax(dim=1)
+
+    def squared_norms(self) -> Tensor:
+        """``|mu_y|^2``, (M,)."""
+        if self.frozen_norms is not None:
+            return self.frozen_norms
+        with full_precision(self.mean):
+            weights = self.weights
+            if weights is None:
+                rest = self.prototypes.square().sum(1)
+            else:
+                gram: Tensor = _Gram.apply(self.prototypes)
+                rest = ((weights @ gram) * weights).sum(1)
+            return self.mean.square().sum(1) + rest
+
+    def means(self, y: Tensor) -> Tensor:
+        """The means of the classes ``y``, (len(y), D)."""
+        with full_precision(self.mean):
+            weights = self.weights
+            rest = self.prototypes[y] if weights is None else weights[y] @ self.prototypes
+            return torch.cat((self.mean[y], rest), dim=1)
+
+    def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """One z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
+        means = self.means(y)
+        device = means.device if generator is None else generator.device
+        noise = torch.randn(means.shape, generator=generator, device=device, dtype=means.dtype)
+        return means + temperature * noise.to(means.device)
+
+    @torch.no_grad()
+    def pairwise_distances(self) -> Tensor:
+        """``|mu_i - mu_j|`` in float64, (M, M); a unit is one standard deviation."""
+        mean, prototypes = self.mean.double(), self.prototypes.double()
+        gram = prototypes @ prototypes.T
+        products = mean @ mean.T + self._combine(self._combine(gram).T)
+        norms = products.diagonal()
+        squares = norms[:, None] + norms[None, :] - 2 * products
+        return squares.clamp(min=0).sqrt().fill_diagonal_(0)
+
+    def _combine(self, by_prototype: Tensor) -> Tensor:
+        """Products with the prototypes to products with the classes' rest means: (..., K) -> (..., M)."""
+        weights = self.weights
+        return by_prototype if weights is None else by_prototype @ weights.T.to(by_prototype.dtype)
+
+
+class _Gram(torch.autograd.Function):
+    """``P P^T``, whose gradient autograd would form twice, each as large as P."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(prototypes: Tensor) -> Tensor:
+        return prototypes @ prototypes.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (prototypes,) = ctx.saved_tensors
+        return (gradient + gradient.T) @ prototypes
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (prototypes,) = ctx.saved_tensors
+        half = tangent @ prototypes.T
+        return half + half.T
+
+
+def log_standard_normal(z: Tensor) -> Tensor:
+    """``log N(z; 0, 1)`` in nats, (B,)."""
+    return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def check_planar(planar: bool, rank: int | None) -> None:
+    """A plane has a rank of its own."""
+    if planar and rank is not None:
+        raise CandidError(f"'planar' means have no 'rank': leave rank = {rank} out, or planar.")
+
+
+def check_priors(priors: Sequence[float] | None, classes: int) -> None:
+    """One positive number a class, together one."""
+    if priors is None:
+        return
+    if len(priors) != classes:
+        raise CandidError(f"There are {classes} classes but {len(priors)} class priors: give one a class.")
+    if min(priors) <= 0 or not math.isclose(math.fsum(priors), 1.0, rel_tol=1e-6):
+        raise CandidError(
+            "Class priors must be positive and sum to one: divide the class counts by their sum."
+        )

@@ -1,0 +1,173 @@
+"""The discriminative baseline: a ResNet with bottleneck blocks (He et al., 2016).
+
+Parameters are named as torchvision names them, so that its published ResNet-50 weights fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from candid._support.config import check_fields, check_range
+from candid._support.errors import CandidError
+from candid.models.flow.presets import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ClassifierConfig,
+    check_batch,
+    checked_names,
+)
+
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """The defaults are ResNet-50's."""
+
+    channels: int = 3
+    height: int = 224
+    width: int = 224
+    classes: int = 1000
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    stem: Literal["7x7", "3x3"] = "7x7"
+    """7 x 7 with stride 2 and max pooling, or for small images 3 x 3 with stride 2 alone."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_range(self, 1, 65_536, "channels", "height", "width", "widths")
+        check_range(self, 1, 1000, "blocks")
+        check_range(self, 1, 10_000_000, "classes")
+        if not 1 <= len(self.blocks) == len(self.widths) <= 16:
+            raise CandidError("'blocks' and 'widths' of a ResNet need one entry for each of 1 to 16 stages.")
+        if not {len(self.mean), len(self.std)} <= {1, self.channels} or min(self.std) <= 0:
+            raise CandidError(
+                f"'mean' and 'std' of a ResNet need one number or one a channel ({self.channels}), "
+                "and 'std' must be positive."
+            )
+
+    @classmethod
+    def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
+        """The ResNet with the same stages and widths; beside the imagenet preset, ResNet-50."""
+        flow = generative.flow
+        return cls(
+            channels=flow.channels,
+            height=flow.height,
+            width=flow.width,
+            classes=generative.classes,
+            blocks=flow.blocks,
+            widths=flow.widths,
+            stem="3x3" if flow.entry == "none" else "7x7",
+            mean=generative.mean,
+            std=generative.std,
+        )
+
+
+class ResNet(nn.Module):
+    """Images in [0, 1] to class posteriors; normalisation included.
+
+    >>> net = ResNet(ResNetConfig(height=32, width=32, classes=10, blocks=(1, 1), widths=(8, 16), stem="3x3"))
+    >>> net.posterior(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    image_mean: Tensor
+    image_std: Tensor
+
+    def __init__(
+        self, config: ResNetConfig, class_names: Sequence[str] | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.class_names = checked_names(class_names, config.classes)
+        self.image_shape = (config.channels, config.height, config.width)
+        self.metadata: dict[str, Any] = {}
+        """What else is saved with the model, as JSON."""
+        self.calibration: dict[str, Tensor] = {}
+        """What held-out images looked like to the model: p-values come from it."""
+        with torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
+            self._build(config)
+        for name, values in (("image_mean", config.mean), ("image_std", config.std)):
+            per_channel = torch.tensor(values, device="cpu")[:, None, None]
+            self.register_buffer(name, per_channel, persistent=False)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _build(self, config: ResNetConfig) -> None:
+        entry = config.widths[0]
+        kernel = int(config.stem[0])
+        self.conv1 = _conv(config.channels, entry, kernel, stride=2)
+        self.bn1 = nn.BatchNorm2d(entry)
+        channels = entry
+        for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
+            layer = nn.Sequential()
+            for block in range(blocks):
+                layer.append(_Bottleneck(channels, width, stride=2 if stage > 1 and block == 0 else 1))
+                channels = EXPANSION * width
+            self.add_module(f"layer{stage}", layer)
+        self.fc = nn.Linear(channels, config.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Mean-pooled features, (B, 4 x last width)."""
+        return self.feature_maps(x).mean(dim=(2, 3))
+
+    def feature_maps(self, x: Tensor) -> Tensor:
+        """The last maps before pooling, (B, 4 x last width, h, w)."""
+        check_batch(x, self.image_shape)
+        # A network without memory (meta) has these two on the CPU.
+        mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
+        x = x.to(self.conv1.weight.dtype, memory_format=torch.channels_last)
+        x = F.relu(self.bn1(self.conv1((x - mean) / std)))
+        if self.config.stem == "7x7":
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for stage in range(1, len(self.config.blocks) + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Unnormalised log posterior, (B, M)."""
+        logits: Tensor = self(x)
+        return logits
+
+    def posterior(self, x: Tensor) -> Tensor:
+        """p(y | x), (B, M); rows sum to one."""
+        return self.logits(x).softmax(dim=1)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """The most probable class, (B,)."""
+        return self.logits(x).argmax(dim=1)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(channels, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _conv(width, EXPANSION * width, 1), nn.BatchNorm2d(EXPANSION * width)
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or channels != EXPANSION * width:
+            self.downsample = nn.Sequential(
+                _conv(channels, EXPANSION * width, 1, stride), nn.BatchNorm2d(EXPANSION * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out")
+    return conv

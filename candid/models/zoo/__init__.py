@@ -1,0 +1,28 @@
+"""The trained models that come with the package: a folder each, with the model and its card."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from candid._support.errors import CandidError, did_you_mean
+
+FOLDER = Path(__file__).parent
+CARD = "card.json"
+
+
+def names() -> list[str]:
+    """Of all bundled models."""
+    return sorted(card.parent.name for card in FOLDER.glob(f"*/{CARD}"))
+
+
+def folder(name: str) -> Path | None:
+    """Of the bundled model ``name``; None if there is no such model."""
+    return FOLDER / name if name in names() else None
+
+
+def card(name: str) -> dict[str, Any]:
+    """What the bundled model ``name`` was made from, what it can do and what it can't."""
+    found = folder(name)
+    if found is None:
+        raise CandidError(f"There is no bundled model '{name}': {did_you_mean(name, names())}")
+    return json.loads((found / CARD).read_text(encoding="utf-8"))

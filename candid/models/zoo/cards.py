@@ -1,0 +1,31 @@
+"""A model card as text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from candid._support.text import FIGURES
+
+
+def as_markdown(card: dict[str, Any]) -> str:
+    """Everything on the card."""
+    return "\n".join(_lines(card)) + "\n"
+
+
+def _lines(card: dict[str, Any]) -> Iterator[str]:
+    yield from (f"# {card['name']}", "", card["summary"], "", f"Classes: {', '.join(card['classes'])}.", "")
+    for key, title in (("data", "Data"), ("training", "Training"), ("storage", "Storage")):
+        yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
+    if card["figures"]:
+        yield from ("## Figures", "", f"{card['measured']}", "")
+        yield from ("| | measured | 95 % interval |", "|---|---:|---:|")
+        yield from (_row(card["figures"], key) for key in FIGURES if card["figures"].get(key) is not None)
+        yield from (f"| {name} | {value} | |" for name, value in card["more_figures"].items())
+        yield ""
+    for key, title in (("limits", "Limits"), ("not_for", "Not to be used for")):
+        yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
+
+
+def _row(figures: dict[str, Any], key: str) -> str:
+    label, factor, form = FIGURES[key]
+    low, high = (form.format(factor * end).removesuffix(" %") for end in figures["intervals"][key])
+    return f"| {label} | {form.format(factor * figures[key])} | {low} to {high} |"

@@ -1,0 +1,6 @@
+"""Everything that is known of one or more models, side by side, as one page and one JSON file."""
+
+from candid.reports.audit.output import write
+from candid.reports.audit.run import Audit, Request, audit
+
+__all__ = ["Audit", "Request", "audit", "write"]

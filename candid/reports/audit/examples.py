@@ -1,0 +1,146 @@
+"""A few images that are examined one by one: chosen by what the models make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from candid.data.loader import named_batches
+from candid.data.parts import open_images, open_part, thinned
+from candid.data.splits import ShardSplit, Track
+from candid.evaluation.evaluate import Evaluation, prepare, training_of, view_of
+from candid.models.checkpoint import replacing
+from candid.trust.examine import Examination, Examiner, Explainer, Explanation
+
+if TYPE_CHECKING:
+    from candid.reports.audit.run import Request, Subject
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one model says of an image, and why."""
+
+    model: str
+    class_names: tuple[str, ...]
+    examined: Examination
+    explanation: Explanation
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image, why it was chosen, and what the generative models say of it."""
+
+    why: str
+    source: str
+    """The set that it is from."""
+    path: Path
+    true_class: str | None
+    opinions: list[Opinion]
+
+
+def examples(
+    request: Request, subjects: Sequence[Subject], evaluations: Sequence[Evaluation], track: Track
+) -> list[Example]:
+    """At most as many as asked for; none if no model is generative."""
+    generative = [
+        (subject, each) for subject, each in zip(subjects, evaluations, strict=True) if subject.is_generative
+    ]
+    if not generative or not request.examples:
+        return []
+    subject, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
+    chosen, paths = [], []
+    for why, source, index in _chosen(subject, evaluation):
+        path = _file(request, subject, evaluation, source, index, track)
+        if path is not None:
+            chosen.append((why, source, index))
+            paths.append(path)
+        if len(paths) == request.examples:
+            break
+    opinions: list[list[Opinion]] = [[] for _ in chosen]
+    for other, each in generative:
+        names = other.model.class_names
+        examiner, explainer = Examiner(each.model, other.path), Explainer(each.model)
+        for own, found in zip(opinions, examiner.examine(paths), strict=True):
+            if isinstance(found, Examination):
+                own.append(Opinion(other.name, names, found, explainer.explain(found)))
+    return [
+        Example(why, source, path, _true_class(evaluation, source, index), own)
+        for (why, source, index), path, own in zip(chosen, paths, opinions, strict=True)
+    ]
+
+
+def _chosen(subject: Subject, evaluation: Evaluation) -> Iterator[tuple[str, str, int]]:
+    """Why, the set, and the number in it: the first image of each kind."""
+    part, found = evaluation.metrics["part"], evaluation.predictions
+    confidence, predicted = found.posterior.max(1)
+    right = predicted == found.labels
+    own = evaluation.opinions.get(part)
+    kinds = [""] * len(found) if own is None else [verdict.kind for verdict in own.verdicts]
+    used: set[int] = set()
+
+    def first(flags: Tensor) -> Iterator[int]:
+        for index in flags.nonzero()[:, 0].tolist():
+            if index not in used:
+                used.add(index)
+                yield index
+                return
+
+    accepted = torch.tensor([kind in ("accept", "") for kind in kinds])
+    for index in first(accepted & right):
+        why = "accepted, and right" if own else "right"
+        yield f"the first image that {subject.name} classifies as it should: {why}", part, index
+    if not right.all():
+        surest = torch.where(right, -1, confidence).argmax()
+        for index in first(torch.arange(len(right)) == surest):
+            yield f"the surest mistake of {subject.name}", part, index
+    for name in evaluation.opinions:
+        if name != part:
+            yield f"the first image of '{name}'", name, 0
+            break
+    for kind in ("ambiguous", "novel"):
+        for index in first(torch.tensor([each == kind for each in kinds])):
+            yield f"the first image that {subject.name} calls {kind}", part, index
+
+
+def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
+    if source != evaluation.metrics["part"]:
+        return None
+    return evaluation.model.class_names[int(evaluation.predictions.labels[index])]
+
+
+def _file(
+    request: Request, subject: Subject, evaluation: Evaluation, source: str, index: int, track: Track
+) -> Path | None:
+    """The image's own file; of a data set without files, one that is written into the audit's folder.
+
+    None of tar shards, where no image can be looked up.
+    """
+    own = source == evaluation.metrics["part"]
+    seen = evaluation.predictions if own else evaluation.opinions[source].predictions
+    if Path(seen.paths[index]).is_file():
+        return Path(seen.paths[index])
+    view = view_of(subject.model)
+    if own:
+        training = training_of(subject.model)
+        split = open_part(request.data, subject.model.class_names, request.part, training).split
+    else:
+        split = open_images(request.ood[source], view)
+    if isinstance(split, ShardSplit):
+        return None
+    few = thinned(split, request.images)
+    ready = prepare(few, view, source, request.skip_bad, track, lambda text: None)
+    assert not isinstance(ready, ShardSplit)
+    ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), view, 1)
+    path = request.out / "examples" / f"{source}-{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = images[0].permute(1, 2, 0).numpy()
+    with replacing(path) as temporary:
+        Image.fromarray(np.squeeze(pixels, 2) if pixels.shape[2] == 1 else pixels).save(temporary, "PNG")
+    return path

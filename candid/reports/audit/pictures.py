@@ -1,0 +1,267 @@
+"""The pictures of an audit, as parts of its page."""
+
+import base64
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.evaluation.calibration_error import all_bins, top_bins
+from candid.evaluation.compare import read_rows
+from candid.reports import plots
+from candid.reports.audit.grades import CONTROL, listed, percent
+from candid.reports.audit.markup import Picture
+from candid.reports.audit.run import Audit
+from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+
+SCREEN, DRAWN = 96, 140
+"""Dots an inch: of a page, and of what :func:`candid.reports.plots.save` writes."""
+ROOM = 6_500_000
+"""Bytes for all pictures: each takes at most a quarter of what is left, and is reduced until it does."""
+REDUCTIONS = (1, 0.7, 0.5, 0.35, 0.25)
+TEMPERATURES = (0.5, 0.8, 1.0)
+
+
+class Pictures:
+    """Draws what was found into a folder, and gives it back for the page."""
+
+    def __init__(self, found: Audit) -> None:
+        self.found = found
+        self.folder = found.request.out / "figures"
+        self.room = ROOM
+
+    def _picture(self, name: str, figure: Any, alt: str, caption: str, scale: float = 1) -> Picture:
+        path = plots.save(figure, self.folder / f"{name}.png", svg=True)
+        with Image.open(path) as image:
+            width, height = (round(scale * side * SCREEN / DRAWN) for side in image.size)
+        address = embedded(path)
+        for share in REDUCTIONS:
+            if len(address) > self.room / 4:
+                address = min(address, reduced(path, share), key=len)
+        self.room -= len(address)
+        return Picture(address, width, height, alt, caption)
+
+    def trade_off(self) -> Picture | str:
+        """Or why there is none."""
+        subjects = self.found.subjects
+        if len(subjects) < 2:
+            return "One model alone trades nothing."
+        try:
+            rows = read_rows([self.found.request.out / "evaluation" / each.folder for each in subjects])
+        except CandidError as error:
+            return str(error)
+        alt = "; ".join(
+            f"{row['name']}: accuracy {percent(row['accuracy'])}"
+            + ("" if row["bits_per_dim"] is None else f", {row['bits_per_dim']:.2f} bits/dim")
+            for row in rows
+        )
+        return self._picture(
+            "trade_off",
+            plots.trade_off(rows),
+            f"Losses, and accuracy against bits per dimension. {alt}.",
+            "What beta trades: likelihood against classification. Dashed lines are ResNets, which have "
+            "no likelihood.",
+        )
+
+    def calibration(self) -> Picture:
+        """A panel a model."""
+        both, errors = {}, []
+        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+            found = evaluation.predictions
+            both[subject.name] = (
+                all_bins(found.posterior, found.labels),
+                top_bins(found.posterior, found.labels),
+            )
+            errors.append(f"{subject.name} {percent(evaluation.metrics['top1_ece'])}")
+        return self._picture(
+            "calibration",
+            plots.calibration_curves(both),
+            "Share right against confidence. Calibration errors of the most probable class: "
+            f"{listed(errors)}.",
+            "Share of predictions that are right, against how sure the model is of them.",
+        )
+
+    def roc(self) -> Picture | None:
+        """A panel a set, a line a model, and one for the control."""
+        curves: dict[str, dict[str, Any]] = {}
+        areas: dict[str, dict[str, float]] = {}
+        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+            detection, metrics = evaluation.detection, evaluation.metrics
+            if detection is None or not detection.outside:
+                continue
+            test = metrics["verdicts"]["test"]
+            for name, by_test in detection.curves().items():
+                label = f"{subject.name}, {test}"
+                curves.setdefault(name, {})[label] = by_test[test]
+                areas.setdefault(name, {})[label] = metrics["ood"][name][test]["auc"]
+                curves[name][CONTROL] = by_test[CONTROL]
+                areas[name][CONTROL] = metrics["ood"][name][CONTROL]["auc"]
+        if not curves:
+            return None
+        for by_test in (*curves.values(), *areas.values()):
+            by_test[CONTROL] = by_test.pop(CONTROL)  # last
+        text = "; ".join(
+            f"{name}: {listed(f'{label} {percent(area)}' for label, area in by_test.items())}"
+            for name, by_test in areas.items()
+        )
+        return self._picture(
+            "roc",
+            plots.roc_curves(curves, areas),
+            f"ROC curves. Areas under them: {text}.",
+            f"How well the test that verdicts rest on tells each set from the data's images. {CONTROL} "
+            "needs no model.",
+        )
+
+    def zones(self) -> Iterator[Picture]:
+        """Where log-likelihoods of all sets lie, of each generative model."""
+        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+            detection = evaluation.detection
+            if detection is None or not detection.outside or "log_density" not in detection.inside:
+                continue
+            dimensions = math.prod(evaluation.model.image_shape)
+            known = detection.held_out.statistics["log_density"] / dimensions
+            paper: dict[str, Any] = {
+                test.name: test.detector().fit(known) for test in detection.tests if test.kind == "paper"
+            }
+            others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
+            figure = plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
+            means = [f"held-out images {float(known.mean()):.2f}"]
+            means += [f"{name} {float(each.mean()):.2f}" for name, each in others.items()]
+            yield self._picture(
+                f"zones-{subject.folder}",
+                figure,
+                f"Histograms of log-likelihoods by {subject.name}. Means in nats per dimension: "
+                f"{listed(means)}.",
+                f"{subject.name}: log-likelihoods of held-out images and of the other sets, and what "
+                "three tests of the likelihood alone call outliers.",
+            )
+
+    def corrupted(self) -> Picture | None:
+        """One image with all corruptions that were measured."""
+        image = self._image()
+        if image is None or min(image.shape[1:]) < 8:
+            return None
+        rows = {
+            name: torch.cat([corrupt(image[None], name, s, generator(0, i)) for s in SEVERITIES])
+            for i, name in enumerate(CORRUPTIONS)
+            if name in self.found.request.corruptions
+        }
+        return self._picture(
+            "corrupted",
+            plots.corruption_grid(image, rows),
+            f"An image of the data with {len(rows)} corruptions at severities 1 to 5.",
+            "What the corruptions look like, on one image as the model sees it.",
+            scale=0.65,
+        )
+
+    def _image(self) -> torch.Tensor | None:
+        shown = [opinion.examined.image for each in self.found.examples for opinion in each.opinions]
+        if self.found.attacked is not None:
+            shown.append(self.found.attacked.found[0].scene.images[0])
+        return shown[0] if shown else None
+
+    def attacks(self) -> Iterator[Picture]:
+        """The paper's bars, and one image under attack."""
+        assert self.found.attacked is not None
+        found = self.found.attacked.found
+        yield self._picture(
+            "attacks",
+            plots.attack_bars(found),
+            "Bars of the size of perturbations, the detection and the uncertainty, for each model, kappa "
+            "and d; the numbers are in the tables below.",
+            "How large perturbations are, whether log q(x) tells attacked images from their originals, "
+            "and how unsure the model is of the wrong class. d > 0: attacks that fool the detection as "
+            "well.",
+        )
+        yield self._picture(
+            "attacked",
+            plots.attack_examples(found),
+            "One image under all attacks with the class it is taken for, and the amplified differences.",
+            "One image under all attacks, and below each what was changed, amplified.",
+        )
+
+    def explanations(self, name: str) -> Iterator[Picture]:
+        """Of one generative model."""
+        found = self.found.overviews[name]
+        folder = next(each.folder for each in self.found.subjects if each.name == name)
+        closest = found.pairs[0]
+        pair = f"{found.class_names[closest.first]} and {found.class_names[closest.second]}"
+        yield self._picture(
+            f"similarity-{folder}",
+            plots.similarity(found.similarity),
+            f"Matrix of the distances of class means of {name}; the closest are {pair}.",
+            f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
+        )
+        shown = [found.class_names[y] for y in found.sampled]
+        yield self._picture(
+            f"samples-{folder}",
+            plots.samples(found.samples, shown, TEMPERATURES),
+            f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
+            f"{name}: images drawn from the model itself. What it has learned of a class, and what it has "
+            "not.",
+        )
+        if found.interpolations:
+            yield self._picture(
+                f"interpolation-{folder}",
+                plots.interpolation(found.interpolations, found.class_names),
+                f"Images on the straight line in the latent space of {name} between pairs of images.",
+                f"{name}: from one image to another, in a straight line through latent space.",
+            )
+
+    def receptive_fields(self) -> Picture | None:
+        """Of all models."""
+        if not self.found.fields:
+            return None
+        widths = []
+        for name, field in self.found.fields.items():
+            width = field.width_at_half_maximum
+            widths.append(f"{name} {'more than the image' if width is None else f'{width:.1f} pixels'}")
+        return self._picture(
+            "receptive_fields",
+            plots.receptive_fields(self.found.fields),
+            f"Sensitivity of features to pixels by distance. Full widths at half maximum: {listed(widths)}.",
+            "Which pixels the features of a position depend on.",
+        )
+
+    def examinations(self) -> Iterator[tuple[str, list[Picture]]]:
+        """For each example image, why it was chosen, and a page of each generative model."""
+        for number, example in enumerate(self.found.examples, 1):
+            true = "" if example.true_class is None else f" Its true class is '{example.true_class}'."
+            pages = []
+            for opinion in example.opinions:
+                folder = next(each.folder for each in self.found.subjects if each.name == opinion.model)
+                drawn = plots.examination(opinion.examined, opinion.explanation, opinion.class_names)
+                pages.append(
+                    self._picture(
+                        f"example-{number}-{folder}",
+                        drawn,
+                        "The image, its posteriors, where it lies between classes, and heatmaps.",
+                        f"{opinion.model}: {opinion.explanation.reading.sentence}",
+                    )
+                )
+            yield f"{example.why[0].upper()}{example.why[1:]}.{true}", pages
+
+
+def embedded(path: Path) -> str:
+    """The figure at ``path`` as an address: the PNG, or the SVG beside it if that is smaller."""
+    png, svg = path.read_bytes(), path.with_suffix(".svg").read_bytes()
+    return _address("png", png) if len(png) <= len(svg) else _address("svg+xml", svg)
+
+
+def reduced(path: Path, scale: float = 1) -> str:
+    """The figure at ``path`` in ``scale`` of the pixels that a screen has, with losses, as an address."""
+    content = io.BytesIO()
+    with Image.open(path) as image:
+        size = [max(1, round(scale * side * SCREEN / DRAWN)) for side in image.size]
+        image.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(content, "JPEG", quality=60)
+    return _address("jpeg", content.getvalue())
+
+
+def _address(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

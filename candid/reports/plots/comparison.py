@@ -1,0 +1,119 @@
+"""Several models side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from candid._support.text import number
+from candid.evaluation.calibration_error import Bins, expected_calibration_error
+from candid.reports.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    STYLE,
+    VERMILION,
+    bin_points,
+    legend,
+    plain,
+    short_path,
+)
+
+
+@rc_context(STYLE)
+def trade_off(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Figure 3 of the paper: what beta trades, as losses and as accuracy against bits/dim.
+
+    ``rows`` are models with ``name``, ``beta``, ``L_X``, ``L_Y``, ``bits_per_dim`` and ``accuracy``. A ResNet
+    has no beta and is a horizontal line; a model of beta 0 does not classify and is a vertical line.
+    """
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _trade_off(left, rows, "L_X", "L_Y", 1)
+    left.set_xlabel("L_X (nats/dim), lower is better")
+    left.set_ylabel("L_Y (nats), lower is better")
+    _trade_off(right, rows, "bits_per_dim", "accuracy", 100)
+    right.set_xlabel("bits/dim, lower is better")
+    right.set_ylabel("top-1 accuracy (%), higher is better")
+    figure.suptitle("each marker is a model, with its β", fontsize=11)
+    return figure
+
+
+def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key: str, scale: float) -> None:
+    resnets = [row for row in rows if row["beta"] is None]
+    flows = [row for row in rows if row["beta"] == 0]
+    models = sorted((row for row in rows if row["beta"]), key=lambda row: row["beta"])
+    xs = [row[x_key] for row in models]
+    ys = [scale * row[y_key] for row in models]
+    axes.plot(xs, ys, color=BLUE, linewidth=1)
+    pill = {"boxstyle": "round,pad=0.45,rounding_size=1", "facecolor": BLUE, "edgecolor": "white"}
+    for order, (row, x, y) in enumerate(zip(models, xs, ys, strict=True), start=3):
+        axes.plot(x, y, "o", markersize=21, color=BLUE, markeredgecolor="white", zorder=order)
+        beta = number(row["beta"])
+        axes.annotate(
+            beta,
+            (x, y),
+            ha="center",
+            va="center",
+            color="white",
+            fontsize=15 if beta == "∞" else 10,
+            zorder=order,
+            bbox=pill if len(beta) > 3 else None,
+        )
+    for row in flows:
+        axes.axvline(row[x_key], color=GREEN, linestyle="--")
+        axes.text(row[x_key], 1.01, "β = 0", color=GREEN, ha="center", transform=axes.get_xaxis_transform())
+    places = ((0.03, "left"), (0.97, "right"), (0.5, "center"))
+    for i, row in enumerate(sorted(resnets, key=lambda row: row[y_key])):
+        at, side = places[i % len(places)]
+        axes.axhline(scale * row[y_key], color=VERMILION, linestyle="--")
+        axes.text(
+            at,
+            scale * row[y_key],
+            plain(short_path(row["name"])),
+            ha=side,
+            va="center",
+            color=VERMILION,
+            transform=axes.get_yaxis_transform(),
+            bbox={"color": "white", "pad": 1},
+        )
+    axes.margins(0.14)
+    axes.grid()
+
+
+@rc_context(STYLE)
+def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
+    """Share right against confidence, a panel a model: of every class's posterior, and of the top class's.
+
+    ``models`` have a title each, and their bins of both kinds. Below the diagonal is overconfidence.
+    """
+    columns = min(4, len(models))
+    rows = math.ceil(len(models) / columns)
+    figure = Figure(figsize=(0.6 + 2.5 * columns, 0.8 + 2.7 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in panels.flat[len(models) :]:
+        axes.set_axis_off()
+    styles: dict[str, dict[str, Any]] = {
+        "posteriors of all classes": {"color": BLUE, "marker": "o", "markersize": 4},
+        "most probable class": {"color": VERMILION, "marker": "s", "markersize": 4},
+    }
+    for axes, (title, both) in zip(panels.flat, models.items(), strict=False):
+        axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+        for bins, style in zip(both, styles.values(), strict=True):
+            bin_points(axes, bins, **style)
+        errors = " and ".join(f"{100 * expected_calibration_error(bins):.2f}" for bins in both)
+        axes.set_title(f"{plain(title)}\nECE {errors} %", fontsize=10)
+        axes.set(xlabel="confidence", ylabel="share right")
+        axes.grid()
+    panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    for axes in panels.flat:
+        axes.label_outer()
+    perfect = Line2D([], [], color=GREY, linestyle="--", label="perfect (below it: overconfident)")
+    legend(figure, [perfect, *(Line2D([], [], label=name, **style) for name, style in styles.items())])
+    return figure

@@ -1,0 +1,212 @@
+"""The ways of attacks through latent space."""
+
+from __future__ import annotations
+
+import math
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt, minimum_filter
+
+from candid._support.errors import CandidError
+from candid.reports.plots.style import (
+    BLACK,
+    COLOURS,
+    GREY,
+    SMALL,
+    STYLE,
+    label,
+    picture_of,
+    plain,
+    round_down,
+)
+
+if TYPE_CHECKING:
+    from candid.robustness.attacks.trajectories import Trajectories
+
+Values = NDArray[np.float64]
+Style = dict[str, Any]
+MARKERS = "os^DvP"
+MOST_PATHS, MOST_CLASSES, MOST_LINES, GRID = len(MARKERS), 30, 10, 400
+HEIGHT, PICTURE = 5.4, 1.35  # of the plane and of an image, inches
+LONGEST, SHORTEST = 24, 10  # letters of a name, and where there is less room
+SHADE = "#ececec"
+
+
+@rc_context(STYLE)
+def trajectories(found: Trajectories, title: str = "") -> Figure:
+    """The paths in the plane, dotted until the model is fooled, and below what became of the images.
+
+    Black lines are where the model decides between two classes, dashed ones where the target is ahead by
+    kappa. In a plane that is not exact there are none: the model decides by what lies outside it, too.
+    Of more than ten classes, those without room for it in their cell have no name.
+    """
+    if len(found.paths) > MOST_PATHS:
+        raise CandidError(f"{len(found.paths)} paths can't be told apart: draw at most {MOST_PATHS}.")
+    if len(found.classes) > MOST_CLASSES:
+        raise CandidError(f"{len(found.classes)} classes can't be told apart: draw at most {MOST_CLASSES}.")
+    (left, right), (bottom, top) = _reach(found)
+    width = HEIGHT * (right - left) / (top - bottom)
+    size = width + 4, HEIGHT + 0.9 + 3 * (PICTURE + 0.3)
+    figure = Figure(figsize=size, layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[HEIGHT + 0.9, size[1] - HEIGHT - 0.9])
+    upper, lower = parts
+    axes: Axes = upper.subplots()
+    x, y = np.linspace(left, right, GRID), np.linspace(bottom, top, GRID)
+    handles = [*_draw_paths(axes, found), *_draw_cells(axes, found, x, y)]
+    axes.set(
+        xlim=(left, right),
+        ylim=(bottom, top),
+        xlabel="first axis of the plane (standard deviations)",
+        ylabel="second axis (standard deviations)",
+    )
+    axes.set_aspect("equal")
+    _draw_names(axes, found, x, y)
+    upper.legend(handles=handles, loc="outside right upper", alignment="left")
+    if not found.exact:
+        said = f"nearest plane to the means of {len(found.classes)} of {len(found.class_names)} classes"
+        axes.set_title(f"{said}: a projection, without decision boundaries", fontsize=SMALL)
+    figure.suptitle(plain(fill(title, 80)))
+    _draw_images(lower, found, size[0])
+    return figure
+
+
+def _reach(found: Trajectories) -> Values:
+    """Left and right, bottom and top: all points and means with room around them, not too narrow."""
+    shown = torch.cat([found.plane.means, *(path.points for path in found.paths)]).numpy()
+    ends = np.stack((shown.min(0), shown.max(0)))
+    room = 0.08 * (ends[1] - ends[0]).max() + 0.1
+    size = ends[1] - ends[0] + 2 * room
+    missing = np.maximum(size, [0.95, 0.7] * size[::-1]) - size
+    return (ends + np.stack((-missing / 2 - room, missing / 2 + room))).T
+
+
+def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[Artist]:
+    """Means and, in an exact plane, boundaries and the target's region; returns what the legend says."""
+    target = found.classes.index(found.target)
+    handles: list[Artist] = []
+    if found.exact:
+        logits = _logits(found, x, y)
+        ahead = [own - np.delete(logits, i, -1).max(-1) for i, own in enumerate(np.moveaxis(logits, -1, 0))]
+        drawn: list[tuple[str, Any, float, list[Values]]] = [("decision boundary", "-", 0.0, ahead)]
+        if 0 < found.kappa < math.inf:
+            drawn.append((f"ahead by κ = {found.kappa:g}", "--", found.kappa, [ahead[target]]))
+        for said, dashes, level, leads in drawn:
+            handles.append(Line2D([], [], color=BLACK, linewidth=1.2, linestyle=dashes, label=said))
+            for lead in leads:
+                if lead.min() < level < lead.max():
+                    axes.contour(x, y, lead, [level], colors=BLACK, linewidths=1.2, linestyles=dashes)
+        if ahead[target].max() > 0:
+            axes.contourf(x, y, ahead[target], [0, ahead[target].max()], colors=[SHADE], zorder=0)
+        handles.append(Patch(color=SHADE, label="decided for the target"))
+    others = [i for i in range(len(found.classes)) if i != target]
+    for members, size, said in ((others, 4.5, "mean of a class"), ([target], 11, "mean of the target")):
+        style: Style = {"marker": "o", "color": BLACK, "linestyle": "", "markersize": size}
+        axes.plot(*found.plane.means[members].T.numpy(), markeredgecolor="white", zorder=5, **style)
+        handles.append(Line2D([], [], label=said, **style))
+    return handles
+
+
+def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
+    """Dotted before and solid after the model is fooled, open markers at the start, filled at the end."""
+    handles: list[Artist] = []
+    for i, path in enumerate(found.paths):
+        style: Style = {"color": COLOURS[i], "linewidth": 2, "zorder": 4}
+        points, first = path.points.numpy(), path.first
+        axes.plot(*points[: first + 1].T, linestyle=":", **style)
+        axes.plot(*points[first:].T, linestyle="-", **style | {"linewidth": 1.2})
+        marker: Style = {"marker": MARKERS[i], "markersize": 8, "linestyle": "", "zorder": 6}
+        axes.plot(*points[0], markerfacecolor="white", markeredgecolor=COLOURS[i], **marker)
+        axes.plot(*points[-1], color=COLOURS[i], markeredgecolor=BLACK, **marker)
+        said = f"{i + 1}: {label(found.class_names[path.label], LONGEST)}"
+        handles.append(Line2D([], [], color=COLOURS[i], marker=MARKERS[i], linewidth=2, label=said))
+    enough = "fooled" if found.kappa in (0, math.inf) else f"ahead by κ = {found.kappa:g}"
+    handles += [
+        Line2D([], [], linestyle=":", label=f"until first {enough}", color=GREY, linewidth=2),
+        Line2D([], [], linestyle="-", label="after that", color=GREY, linewidth=1.2),
+        Line2D([], [], linestyle="", marker="o", markerfacecolor="white", color=GREY, label="original"),
+        Line2D([], [], linestyle="", marker="o", markeredgecolor=BLACK, color=GREY, label="best attack"),
+    ]
+    return handles
+
+
+def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
+    """Of each class, off the paths: in its cell if it is exact; else, of a few, beside, with a line to it."""
+    cells = _logits(found, x, y).argmax(-1)
+    free = np.ones(cells.shape, bool)
+    for points in (*found.plane.means[:, None], *(path.points for path in found.paths)):
+        free[_on_grid(points.numpy(), x, y)] = False
+    inch = GRID / HEIGHT, GRID * (y[-1] - y[0]) / (x[-1] - x[0]) / HEIGHT  # grid points, down and along
+    sizes = np.bincount(cells.ravel(), minlength=len(found.classes))
+    sizes[found.classes.index(found.target)] = -1  # has the first choice
+    for i in sizes.argsort():
+        cell, aim = cells == i, found.plane.means[i].numpy()
+        wish = aim + (not found.exact) * 0.06 * (y[-1] - y[0]) * aim / max(1e-9, np.hypot(*aim))  # outwards
+        for inside, length in ((True, LONGEST), (True, SHORTEST), (False, LONGEST)):
+            if inside > found.exact or (not inside and len(found.classes) > MOST_LINES):
+                continue
+            if inside < found.exact and cell.any():  # the means may be too close together to point at
+                row, column = np.unravel_index(distance_transform_edt(cell).argmax(), cell.shape)
+                wish = aim = np.array([x[column], y[row]])
+            text = fill(label(found.plane.class_names[i], length), 14)
+            lines = text.split("\n")
+            high, wide = 0.17 * len(lines) + 0.12, 0.085 * max(map(len, lines)) + 0.12  # inches
+            box = math.ceil(high * inch[0]), math.ceil(wide * inch[1])
+            fits = minimum_filter(free & cell if inside else free, box, mode="constant", cval=False)
+            if not fits.any():
+                continue
+            away = np.where(fits, np.hypot(x - wish[0], y[:, None] - wish[1]), math.inf)
+            row, column = np.unravel_index(away.argmin(), away.shape)
+            place = x[column], y[row]
+            if not inside:
+                axes.plot(*zip(aim, place, strict=True), color=GREY, linewidth=0.7, zorder=3)
+                free[_on_grid(np.stack((aim, place)), x, y)] = False
+            patch: Style = {"color": "white", "alpha": 0.8, "pad": 1, "linewidth": 0}
+            axes.text(*place, text, ha="center", va="center", size=10, zorder=7, bbox=patch)
+            down, along = max(0, row - box[0] // 2), max(0, column - box[1] // 2)
+            free[down : row + box[0] // 2 + 1, along : column + box[1] // 2 + 1] = False
+            break
+
+
+def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
+    """Original, attacked image and difference of each path, in a frame of its colour; ``width`` in inches."""
+    longest = min(LONGEST, int(12 * width / len(found.paths)) - 8)  # letters that fit above an image
+    changes = [(path.attacked.double() - path.original.double()).abs() for path in found.paths]
+    factor = round_down(1 / max(1e-9, max(float(change.quantile(0.999)) for change in changes)))
+    rows: Any = figure.subplots(3, len(found.paths), squeeze=False)
+    for i, (path, change) in enumerate(zip(found.paths, changes, strict=True)):
+        name, seen = (label(found.class_names[y], longest) for y in (path.label, path.predicted))
+        titles = (
+            f"{i + 1}: {name}" + ("" if path.label == path.predicted else f"\nseen as {seen}"),
+            f"p(target) = {100 * path.posterior:.3g} %" + ("" if path.fooled.any() else "\nnot enough"),
+            f"L2 = {path.distance:.3g}",
+        )
+        images = (path.original, path.attacked, (factor * change).clamp(max=1))
+        for axes, image, title in zip(rows[:, i], images, titles, strict=True):
+            picture_of(axes, (255 * image).round().byte(), title)
+            axes.spines[:].set(visible=True, color=COLOURS[i], linewidth=2.5)
+    for axes, said in zip(rows[:, 0], ("original", "attacked", f"difference × {factor:g}"), strict=True):
+        axes.set_ylabel(said)
+
+
+def _logits(found: Trajectories, x: Values, y: Values) -> Values:
+    """Of the classes in the plane, (len(y), len(x), M)."""
+    grid = torch.from_numpy(np.stack(np.meshgrid(x, y), -1))
+    return found.plane.logits(grid).numpy()
+
+
+def _on_grid(points: Values, x: Values, y: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the grid's points that a path goes through."""
+    steps = np.linspace(0, len(points) - 1, 20 * GRID)
+    way = [np.interp(steps, np.arange(len(points)), axis) for axis in points.T]
+    column, row = (np.interp(way[i], ticks, np.arange(GRID)).round() for i, ticks in enumerate((x, y)))
+    return row.astype(np.int64), column.astype(np.int64)

@@ -1,0 +1,165 @@
+"""What attacks on a model come to, in numbers."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from candid.evaluation.roc import area_under_curve
+from candid.inference.predictions import Predictions
+from candid.robustness.attacks.attack import Attack
+from candid.trust.detectors import OneTailed, TwoTailed
+from candid.trust.held_out import HeldOut
+
+VISIBLE = 4 / 255
+"""The root mean square of a perturbation from which it can be seen, roughly: 36 dB below white."""
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Areas under the ROC curve of telling attacked images from their originals, by log q(x) alone."""
+
+    one_tailed: float
+    two_tailed: float
+
+
+@dataclass(frozen=True)
+class AttackFigures:
+    """One attack on one model. Means are over the images that it fooled; shares, not percentages."""
+
+    model: str
+    beta: float | None
+    kappa: float
+    d: float
+    images: int
+    misclassified: int
+    """Before the attack, as whatever class."""
+    already: int
+    """Before the attack, as the attack wants: not attacked, not in any figure below."""
+    success: float | None
+    """Share of the attacked images that were fooled; None if there were none."""
+    rounded_success: float | None
+    """Share of the attacked images that were fooled and still fool the model when rounded to 8 bits."""
+    steps: float
+    """Gradient steps, mean over all images."""
+    most_steps: int
+    """Of an image."""
+    l2_mean: float | None = None
+    l2_median: float | None = None
+    """Of all attacked images; infinite if half of them were not fooled."""
+    per_pixel: float | None = None
+    """Mean of the root mean square."""
+    confidence: float | None = None
+    """Posterior of the wrong class."""
+    entropy_before: float | None = None
+    entropy_after: float | None = None
+    """In nats."""
+    contrast: float | None = None
+    """Mean standard deviation of an image's pixels, relative to the originals'."""
+    bits_before: float | None = None
+    bits_after: float | None = None
+    """Per dimension."""
+    detection: Detected | None = None
+    adaptive_one_tailed: float | None = None
+    adaptive_two_tailed: float | None = None
+    """The lowest areas among the attacks with this kappa that fool the detection, too."""
+    adaptive_success: float | None = None
+    """That of the attack with the lowest two-tailed area."""
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: infinities are strings, and so is beta."""
+        values = asdict(self) | {"beta": None if self.beta is None else str(self.beta)}
+        return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+
+
+def figures_of(
+    name: str,
+    beta: float | None,
+    setting: tuple[float, float],
+    attack: Attack,
+    originals: Tensor,
+    clean: Predictions,
+    held_out: HeldOut | None,
+    targets: Tensor | None,
+) -> AttackFigures:
+    """Of an ``attack`` with kappa and d of ``setting`` on the 8-bit ``originals``."""
+    attacked = ~attack.already
+    fooled = attack.success & attacked
+    found = AttackFigures(
+        name,
+        beta,
+        *setting,
+        len(attack),
+        int((clean.logits.argmax(1) != clean.labels).sum()),
+        int(attack.already.sum()),
+        _mean(attack.success[attacked]),
+        _mean((attack.success & attack.rounded_success)[attacked]),
+        float(attack.steps.double().mean()),
+        int(attack.steps.max()),
+    )
+    if not fooled.any():
+        return found
+    wrong = attack.posterior.argmax(1) if targets is None else targets
+    distances = torch.where(attack.success, attack.distance, math.inf)[attacked].tolist()
+    found = replace(
+        found,
+        l2_mean=_mean(attack.distance[fooled]),
+        l2_median=median(distances),
+        per_pixel=_mean(attack.per_pixel[fooled]),
+        confidence=_mean(attack.posterior.gather(1, wrong[:, None])[fooled]),
+        entropy_before=_mean(_entropy(clean.posterior[fooled])),
+        entropy_after=_mean(_entropy(attack.posterior[fooled])),
+        contrast=_contrast(attack.images[fooled]) / max(1e-9, _contrast(originals[fooled] / 255)),
+    )
+    if attack.log_density is None or clean.log_density is None:
+        return found
+    bits = -1 / (math.log(2) * originals[0].numel())
+    found = replace(
+        found,
+        bits_before=bits * float(clean.log_density[fooled].mean()),
+        bits_after=bits * float(attack.log_density[fooled].mean()),
+    )
+    if held_out is None:
+        return found
+    before, after, known = clean.log_density, attack.log_density, held_out.statistics["log_density"]
+    areas = [
+        area_under_curve(test.score(before[fooled]), test.score(after[fooled]))
+        for test in (OneTailed().fit(known), TwoTailed().fit(known))
+    ]
+    return replace(found, detection=Detected(*areas))
+
+
+def without_lone_detection(figures: Sequence[AttackFigures]) -> Iterable[AttackFigures]:
+    """Each with the attack that fools the detection, too, beside it; without a detection if there is none."""
+    for each in figures:
+        adaptive = [
+            (other.detection, other.success)
+            for other in figures
+            if other.d > 0 and other.kappa == each.kappa and other.detection is not None
+        ]
+        if not adaptive:
+            yield replace(each, detection=None)
+            continue
+        strongest, success = min(adaptive, key=lambda other: other[0].two_tailed)
+        yield replace(
+            each,
+            adaptive_one_tailed=min(detection.one_tailed for detection, _ in adaptive),
+            adaptive_two_tailed=strongest.two_tailed,
+            adaptive_success=success,
+        )
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if len(values) else None
+
+
+def _entropy(posterior: Tensor) -> Tensor:
+    return torch.special.entr(posterior).sum(1)
+
+
+def _contrast(images: Tensor) -> float:
+    return float(images.double().flatten(1).std(1).mean())

@@ -1,0 +1,126 @@
+"""From an image that fools a model towards the nearest one that does."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from candid.robustness.attacks.search import Objective, Search, dot, lengths, squares, wide
+
+APPROACH = 60
+"""Steps of the search that starts at the original."""
+GROWTH = 0.05
+"""The share by which its radius changes at a step."""
+EARLY = (0.01, 0.1)
+"""Shares of d that come before it."""
+WORTH = 1e-3
+"""The share by which tightening has to lower the loss to go on."""
+
+
+def tightening(
+    search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int
+) -> Iterator[int]:
+    """Lowers the loss of those ``numbers`` that can reach kappa; yields them when they are done.
+
+    A large d makes a narrow valley, in which steps are short: the loss is minimised with a smaller d first.
+    """
+    known = search.images[numbers]
+    start = _approached(search, numbers, objective, min(APPROACH, steps))
+    reached = search.reached[numbers]
+    own = numbers[reached]
+    for share in EARLY if objective.d > 0 else ():
+        stage = objective._replace(d=share * objective.d)
+        search.judge_again(numbers, stage)
+        _tighten(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
+        start = search.images[numbers]
+    if objective.d > 0:
+        search.judge_again(numbers, objective)
+        search.offer(numbers, known, objective)
+    _tighten(search, own, start[reached], objective, steps, patience)
+    yield from numbers.tolist()
+
+
+def _tighten(
+    search: Search, numbers: Tensor, moved: Tensor, objective: Objective, steps: int, patience: int
+) -> None:
+    """Lowers the loss of the images ``numbers``, from ``moved``.
+
+    With F the loss without its decision term, a step goes down F and then to the nearest image in [0, 1]
+    where the margin, linear around the present one, is kappa. With ``d`` = 0 a full step down ends at the
+    original. Where kappa is missed, steps get shorter; halfway through the patience, it starts again from the
+    best image.
+    """
+    kappa, c, d, median = objective
+    x = search.x[numbers]
+    share, waited = x.new_ones(len(x)), torch.zeros_like(numbers)
+    for _ in range(steps if len(numbers) else 0):
+        moved.requires_grad_()
+        look = search.look(moved, numbers, density=d > 0)
+        (rise,) = torch.autograd.grad(look.margin.sum(), moved, retain_graph=d > 0)
+        margin, down = look.margin.detach(), moved.detach() - x
+        loss = objective.loss(down, look).detach()
+        if look.log_density is not None:
+            missing = median - look.log_density / x[0].numel()
+            (slope,) = torch.autograd.grad(missing.sum(), moved)
+            down = (down + wide(d * missing.detach().to(x)) * slope) / wide(1 + d * squares(slope))
+        moved = moved.detach()
+        enough = search.loss[numbers] - WORTH * (search.loss[numbers] + c * kappa)
+        better = search.keep(numbers, moved, look, loss, kappa)
+        waited = torch.where(better & (loss < enough), 0, waited + 1)
+        share = torch.where(margin >= kappa, (1.5 * share).clamp(max=1), share / 2)
+        rounding = 4 * torch.finfo(x.dtype).eps * look.logits.detach().abs().amax(1)
+        moved = _projected(moved - wide(share) * down, moved, rise, 1.01 * kappa + rounding - margin)
+        again = waited == (patience + 1) // 2
+        moved = torch.where(wide(again), search.images[numbers], moved)
+        share = torch.where(again, 0.3, share)
+        left = waited < patience
+        if not left.all():
+            x, moved, share, waited, numbers = (each[left] for each in (x, moved, share, waited, numbers))
+        if not len(numbers):
+            return
+
+
+def _approached(search: Search, numbers: Tensor, objective: Objective, steps: int) -> Tensor:
+    """The nearest images that reach kappa on a sphere around the originals; the best known where none does.
+
+    A step goes along the margin's gradient and back to the sphere, whose radius is at first where kappa would
+    be if the margin were linear; it shrinks while kappa is reached and grows while it is not (Rony et al.,
+    2019).
+    """
+    x, kappa = search.x[numbers], objective.kappa
+    change, nearest = torch.zeros_like(x), search.images[numbers]
+    radius = shortest = x.new_full((len(x),), math.inf)
+    for step in range(steps):
+        moved = (x + change).requires_grad_()
+        look = search.look(moved, numbers, density=objective.d > 0)
+        (rise,) = torch.autograd.grad(look.margin.sum(), moved)
+        margin, moved = look.margin.detach(), moved.detach()
+        search.keep(numbers, moved, look, objective.loss(change, look).detach(), kappa)
+        distance = squares(change).sqrt()
+        nearer = (margin >= kappa) & (distance < shortest)
+        nearest = torch.where(wide(nearer), moved, nearest)
+        shortest = torch.where(nearer, distance, shortest)
+        if step == 0:
+            radius = (kappa - margin).abs().clamp(min=1e-4) / lengths(rise).flatten()
+        else:
+            radius = radius * torch.where(margin >= kappa, 1 - GROWTH, 1 + GROWTH)
+        pace = 0.5 * (1 + math.cos(math.pi * step / steps))
+        change = change + wide(max(pace, 0.01) * radius) * rise / lengths(rise)
+        change = (x + change * wide(radius) / lengths(change)).clamp(0, 1) - x
+    return nearest
+
+
+def _projected(goal: Tensor, x: Tensor, rise: Tensor, wanted: Tensor) -> Tensor:
+    """The image in [0, 1] nearest to ``goal`` with ``rise . (image - x) >= wanted``, if there is one.
+
+    It is ``goal + lambda rise``, clipped, with lambda from what would do without clipping to 2^20 of it.
+    """
+    missing = (wanted - dot(rise, goal - x)).clamp(min=0)
+    least = missing / squares(rise).clamp(min=torch.finfo(x.dtype).tiny)
+    low, high = torch.zeros_like(wanted), torch.full_like(wanted, 20)
+    for _ in range(20):
+        middle = (low + high) / 2
+        enough = dot(rise, (goal + wide(least * 2**middle) * rise).clamp(0, 1) - x) >= wanted
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return (goal + wide(least * 2**high) * rise).clamp(0, 1)

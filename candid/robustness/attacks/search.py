@@ -1,0 +1,234 @@
+"""Images under attack: what a model says of their versions, and the best one of each."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from candid._support.errors import CandidError, NonFiniteError
+from candid.models.flow.classifier import GenerativeClassifier
+
+NUMBERS_A_BATCH = 4 * 3 * 224 * 224
+"""Of the images that are attacked at once."""
+
+
+class Attackable(Protocol):
+    """What can be attacked: images in [0, 1] in, logits (B, M) out, differentiable."""
+
+    image_shape: tuple[int, int, int]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, M)."""
+        ...
+
+
+class Look(NamedTuple):
+    """What the model says of B images."""
+
+    logits: Tensor
+    margin: Tensor
+    log_density: Tensor | None
+    z: Tensor | None
+
+
+class Objective(NamedTuple):
+    """What a perturbation is to minimise."""
+
+    kappa: float
+    c: float
+    d: float
+    median: float
+    """Of log q(x) / D over training images, in nats per dimension."""
+
+    def loss(self, change: Tensor, look: Look) -> Tensor:
+        """``|change|^2 + c max(-margin, -kappa) + d (median - log q / D)^2``, (B,) in float64."""
+        loss = squares(change).double() + self.c * (-look.margin).clamp(min=-self.kappa).double()
+        if look.log_density is None:
+            return loss
+        return loss + self.d * (self.median - look.log_density / change[0].numel()).square()
+
+
+class Search:
+    """N images under attack, and the best that was found of each.
+
+    Args:
+        model: its evaluation mode is attacked.
+        images: (N, C, H, W), 8-bit or floats in [0, 1].
+        targets: the class that each image shall be taken for, (N,); None for any but the label.
+        labels: the true classes, (N,).
+        keep_path: whether to remember all versions' margins and distances.
+        keep_latents: whether to remember their latents, too.
+    """
+
+    def __init__(
+        self,
+        model: Attackable,
+        images: Tensor,
+        targets: Tensor | Sequence[int] | None,
+        labels: Tensor | Sequence[int] | None,
+        keep_path: bool,
+        keep_latents: bool,
+    ) -> None:
+        self.model = _prepared(model)
+        if keep_latents and not isinstance(self.model, GenerativeClassifier):
+            raise CandidError("A ResNet has no latents to keep: give a generative model, or don't keep them.")
+        self.x = _checked_images(self.model, images)
+        with torch.no_grad():
+            classes = self.model.logits(self.x[:1]).shape[1]
+        self.targeted = targets is not None
+        self.classes = self._checked_classes(targets, labels, classes)
+        n, device = len(self.x), self.x.device
+        self.images = self.x.clone()
+        self.logits = self.x.new_zeros(n, classes)
+        self.margin, self.loss = self.x.new_zeros(n), torch.full((n,), math.inf, device=device).double()
+        self.reached, self.already = torch.zeros(2, n, device=device, dtype=torch.bool)
+        self.steps = torch.full((n,), -1, device=device)
+        self.keep_path, self.keep_latents = keep_path, keep_latents
+        self.path: list[tuple[Tensor, ...]] = []
+
+    def _checked_classes(
+        self,
+        targets: Tensor | Sequence[int] | None,
+        labels: Tensor | Sequence[int] | None,
+        classes: int,
+    ) -> Tensor:
+        """Whose logits are to rise, or, untargeted, to fall, (N,)."""
+        if targets is None and labels is None:
+            raise CandidError("An attack needs a target for each image, or labels to lead away from.")
+        if classes < 2:
+            raise CandidError("A model of one class can't be fooled: attack one with two classes or more.")
+        wanted, true = (
+            None if given is None else _checked_numbers(given, name, len(self.x), classes).to(self.x.device)
+            for name, given in (("targets", targets), ("labels", labels))
+        )
+        if wanted is not None and true is not None and len(same := (wanted == true).nonzero()):
+            i = int(same[0])
+            raise CandidError(f"The target of image {i} is its label, {int(true[i])}: choose another class.")
+        chosen = true if wanted is None else wanted
+        assert chosen is not None
+        return chosen
+
+    def batches(self, batch: int | None) -> Iterator[Tensor]:
+        """The numbers of the images that are attacked at once."""
+        if batch is not None and batch < 1:
+            raise CandidError(f"'batch' must be at least 1, not {batch}.")
+        size = batch or max(1, NUMBERS_A_BATCH // self.x[0].numel())
+        return iter(torch.arange(len(self.x), device=self.x.device).split(size))
+
+    def look(self, x: Tensor, numbers: Tensor, density: bool = False) -> Look:
+        """At ``x``, versions of the images ``numbers``."""
+        log_density = z = None
+        if isinstance(self.model, GenerativeClassifier):
+            outputs = self.model(x)
+            logits, z = outputs.logits, outputs.z
+            log_density = self.model.log_density_of(outputs) if density else None
+        else:
+            logits = self.model.logits(x)
+        own = self.classes[numbers][:, None]
+        others = logits.scatter(1, own, -math.inf).amax(1)
+        margin = logits.gather(1, own).squeeze(1) - others
+        return Look(logits, margin if self.targeted else -margin, log_density, z)
+
+    @torch.no_grad()
+    def keep(self, numbers: Tensor, x: Tensor, look: Look, loss: Tensor, kappa: float) -> Tensor:
+        """Keeps what is better than before; returns where it is, (B,)."""
+        if not torch.isfinite(loss).all():
+            raise NonFiniteError("The model's logits are not finite: look at its weights.")
+        reached = look.margin > 0 if math.isinf(kappa) else look.margin >= kappa
+        known = self.reached[numbers]
+        better = (reached & ~known) | ((reached == known) & (loss < self.loss[numbers]))
+        where = numbers[better]
+        self.images[where], self.logits[where] = x[better], look.logits[better]
+        self.margin[where], self.loss[where] = look.margin[better], loss[better]
+        self.reached[where] = reached[better]
+        self.steps[numbers] += 1
+        if self.keep_path:
+            distances = (x - self.x[numbers]).double().flatten(1).norm(dim=1)
+            seen = (numbers, look.margin, distances, look.z if self.keep_latents else None)
+            self.path.append(tuple(each.detach().cpu() for each in seen if each is not None))
+        return better
+
+    @torch.no_grad()
+    def judge_again(self, numbers: Tensor, objective: Objective) -> None:
+        """Give what is kept of the images ``numbers`` its loss under another ``objective``."""
+        kept = self.images[numbers]
+        look = self.look(kept, numbers, density=objective.d > 0)
+        self.loss[numbers] = objective.loss(kept - self.x[numbers], look)
+
+    @torch.no_grad()
+    def offer(self, numbers: Tensor, x: Tensor, objective: Objective) -> None:
+        """Keep ``x`` of the images ``numbers`` where it is better."""
+        look = self.look(x, numbers, density=objective.d > 0)
+        self.keep(numbers, x, look, objective.loss(x - self.x[numbers], look), objective.kappa)
+
+
+def wide(per_image: Tensor) -> Tensor:
+    """(B,) as (B, 1, 1, 1)."""
+    return per_image[:, None, None, None]
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The product of each image of ``a`` with that of ``b``, (B,)."""
+    return (a * b).flatten(1).sum(1)
+
+
+def squares(x: Tensor) -> Tensor:
+    """The squared L2 norm of each image, (B,)."""
+    return x.square().flatten(1).sum(1)
+
+
+def lengths(x: Tensor) -> Tensor:
+    """L2 norm of each image, never zero, (B, 1, 1, 1)."""
+    return wide(x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny))
+
+
+def _prepared(model: Attackable) -> Attackable:
+    """In evaluation mode, without gradients of its weights."""
+    if isinstance(model, GenerativeClassifier):
+        return model.frozen()
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).eval().requires_grad_(False)
+    return model
+
+
+def _checked_images(model: Attackable, images: Tensor) -> Tensor:
+    """Floats in [0, 1] of the type and on the device of the model, (N, C, H, W)."""
+    if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        given = getattr(images, "dtype", type(images).__name__)
+        raise CandidError(f"Images must be 8-bit or floats in [0, 1], not {given}: convert them first.")
+    if images.dim() != 4 or tuple(images.shape[1:]) != tuple(model.image_shape) or not len(images):
+        expected, shape = (" x ".join(map(str, s)) for s in (model.image_shape, images.shape))
+        raise CandidError(
+            f"The attack needs a batch of {expected} images (channels x height x width), "
+            f"not a tensor of {shape or 'no dimensions'}: resize or crop them first."
+        )
+    pixels = images.to(*_place(model, images))
+    pixels = pixels / 255 if images.dtype == torch.uint8 else pixels
+    bad = (~((pixels >= 0) & (pixels <= 1))).flatten(1).any(1).nonzero()
+    if len(bad):
+        raise CandidError(
+            f"Image {int(bad[0])} has pixels outside [0, 1], or NaN: divide 8-bit ones by 255, or remove it."
+        )
+    return pixels
+
+
+def _place(model: Attackable, images: Tensor) -> tuple[torch.device, torch.dtype]:
+    """Where the model is, and the type of its numbers."""
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else (images,)
+    known = [(each.device, each.dtype) for each in tensors if each.is_floating_point()]
+    return known[0] if known else (images.device, torch.get_default_dtype())
+
+
+def _checked_numbers(given: Tensor | Sequence[int], name: str, n: int, classes: int) -> Tensor:
+    numbers = torch.as_tensor(given)
+    if numbers.shape != (n,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise CandidError(
+            f"{n} images need {n} class numbers as {name}, not {numbers.dtype} of {tuple(numbers.shape)}."
+        )
+    unknown = numbers[(numbers < 0) | (numbers >= classes)]
+    if len(unknown):
+        raise CandidError(f"Classes go from 0 to {classes - 1}: {int(unknown[0])} in {name} is none of them.")
+    return numbers.long()

@@ -1,0 +1,284 @@
+"""How models take corrupted images: errors, entropies and detection over all corruptions and severities."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from candid._support.distributed import launch
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.randomness import generator
+from candid._support.text import short_names
+from candid.data.parts import Part, open_part, thinned
+from candid.data.splits import Split, Track, View, untracked
+from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
+from candid.evaluation.roc import area_under_curve
+from candid.evaluation.study import Detection, unseen
+from candid.inference.predictions import Model, Predictions, image_keys
+from candid.inference.runner import Change, Passes
+from candid.models import checkpoint
+from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+from candid.trust.held_out import HeldOut
+from candid.trust.scores import Statistics, default_test, statistics_of
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Errors that corruption errors are relative to, as shares: means over the five severities."""
+
+    name: str
+    clean: float
+    errors: Mapping[str, float]
+
+
+ALEXNET = Reference(
+    "AlexNet",
+    0.435,
+    dict(
+        zip(
+            CORRUPTIONS,
+            (0.886, 0.894, 0.923, 0.820, 0.826, 0.786, 0.798, 0.867, 0.827, 0.819, 0.565, 0.853, 0.646, 0.718,
+             0.607),
+            strict=True,
+        )
+    ),
+)  # fmt: skip
+"""As published with ImageNet-C."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to corrupt, and how."""
+
+    models: tuple[Path, ...]
+    data: str
+    out: Path
+    """Passes are kept in its folder ``predictions``: a sweep that was stopped goes on where it was."""
+    part: Part | None = None
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
+    severities: tuple[int, ...] = SEVERITIES
+    corrupted: Path | None = None
+    """A folder with corrupted images, <corruption>/<severity>/<class>/..., instead of making them."""
+    baseline: Path | None = None
+    """The model whose errors corruption errors are relative to; of 1000 classes AlexNet's, if None."""
+    images: int | None = None
+    seed: int = 0
+    skip_bad: bool = False
+    devices: int | None = None
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in self.corruptions:
+            if name not in CORRUPTIONS:
+                raise CandidError(f"Unknown corruption '{name}': {did_you_mean(name, CORRUPTIONS)}")
+        for severity in self.severities:
+            if severity not in SEVERITIES:
+                raise CandidError(f"Severity {severity} does not exist: choose 1, 2, 3, 4 or 5.")
+        if not self.models or not self.corruptions or not self.severities:
+            raise CandidError("A sweep needs at least one model, one corruption and one severity.")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What became of one model."""
+
+    name: str
+    beta: float | None
+    clean_error: float
+    clean_entropy: float
+    """Mean of the posterior's, in nats."""
+    errors: dict[str, list[float]]
+    """By corruption, one for each severity, as shares."""
+    entropies: dict[str, list[float]]
+    """In nats."""
+    auc: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of telling corrupted images from clean ones, by test and corruption; of a calibrated model only."""
+    test: str | None = None
+    """The one that verdicts rest on."""
+    images: int = 0
+    """Of each corruption and severity."""
+    severities: tuple[int, ...] = SEVERITIES
+
+    @property
+    def mean_errors(self) -> dict[str, float]:
+        """By corruption, over the severities."""
+        return {name: _mean(each) for name, each in self.errors.items()}
+
+    @property
+    def mean_error(self) -> float:
+        """Over all corruptions and severities."""
+        return _mean(self.mean_errors.values())
+
+    @property
+    def loss(self) -> float:
+        """What corruptions make wrong in addition, as a share."""
+        return self.mean_error - self.clean_error
+
+    @property
+    def entropy_increase(self) -> float:
+        """Mean over all corruptions and severities, in nats."""
+        return _mean(_mean(each) for each in self.entropies.values()) - self.clean_entropy
+
+    def as_reference(self) -> Reference:
+        """For the corruption errors of other models."""
+        return Reference(self.name, self.clean_error, self.mean_errors)
+
+    def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
+        """``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors."""
+        return {name: _ratio(own, reference.errors[name]) for name, own in self.mean_errors.items()}
+
+    def relative_errors(self, reference: Reference) -> dict[str, float | None]:
+        """``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
+        return {
+            name: _ratio(own - self.clean_error, reference.errors[name] - reference.clean)
+            for name, own in self.mean_errors.items()
+        }
+
+    def record(self, reference: Reference | None) -> dict[str, Any]:
+        """As JSON; percentages are shares here."""
+        found: dict[str, Any] = {
+            "model": self.name,
+            "beta": None if self.beta is None else str(self.beta),
+            "images": self.images,
+            "severities": list(self.severities),
+            "clean_error": self.clean_error,
+            "entropy_increase_nats": self.entropy_increase,
+            "errors": self.errors,
+            "auc": self.auc,
+            "mean_auc": {test: _mean(values.values()) for test, values in self.auc.items()},
+        }
+        if reference is not None:
+            own, relative = self.corruption_errors(reference), self.relative_errors(reference)
+            found |= {
+                "reference": reference.name,
+                "ce": own,
+                "mce": _mean_if_known(own.values()),
+                "relative_mce": _mean_if_known(relative.values()),
+            }
+        return found
+
+
+def sweep(
+    request: Request, track: Track = untracked, say: Say = lambda text: None
+) -> tuple[list[Sweep], Reference | None] | None:
+    """Every model on every corruption; None in all processes but the first."""
+    fabric = launch(request.devices)
+    if not fabric.is_global_zero:
+        track, say = untracked, lambda text: None
+    paths = list(dict.fromkeys((*request.models, *([request.baseline] if request.baseline else []))))
+    found: dict[Path, Sweep] = {}
+    classes = 0
+    for path, name in zip(paths, short_names(paths), strict=True):
+        model = checkpoint.load_any(path)
+        classes = model.config.classes
+        passes = Passes(model, fabric, request.out / "predictions", request.workers, track, say)
+        swept = _swept(request, passes, name, track, say)
+        if swept is not None:
+            found[path] = swept
+    if not fabric.is_global_zero:
+        return None
+    if request.baseline is not None:
+        reference: Reference | None = found[request.baseline].as_reference()
+    elif classes == 1000 and request.severities == SEVERITIES:
+        reference = ALEXNET
+    else:
+        reference = None
+        say("no mCE: name the model that it is relative to with --baseline")
+    return [found[path] for path in dict.fromkeys(request.models)], reference
+
+
+def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) -> Sweep | None:
+    model = passes.model
+    held_out = HeldOut.of(model)
+    view = view_of(model)
+    gaussian = None if held_out is None else held_out.gaussian
+    clean_split = _split(request.data, request.part, request, model, view, track, say)
+    clean = passes.predictions(clean_split, view, f"{name}, clean", gaussian)
+    detection = None
+    if clean is not None and held_out is not None:
+        detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
+    errors: dict[str, list[float]] = {}
+    entropies: dict[str, list[float]] = {}
+    auc: dict[str, dict[str, float]] = {}
+    images: list[int] = []
+    for corruption in request.corruptions:
+        statistics: list[Statistics] = []
+        for severity in request.severities:
+            split = clean_split
+            change: Change | None = _change(corruption, severity, request.seed)
+            if request.corrupted is not None:
+                folder = request.corrupted / corruption / str(severity)
+                split, change = _split(str(folder), "all", request, model, view, track, say), None
+            title = f"{name}, {corruption} {severity}"
+            predictions = passes.predictions(split, view, title, gaussian, change)
+            if predictions is not None:
+                errors.setdefault(corruption, []).append(_error(predictions))
+                entropies.setdefault(corruption, []).append(_entropy(predictions))
+                statistics.append(statistics_of(predictions))
+                images.append(len(predictions))
+        if detection is not None:
+            together = {key: torch.cat([each[key] for each in statistics]) for key in statistics[0]}
+            for test, scores in detection.scores(together).items():
+                area = area_under_curve(detection.scores_inside[test], scores)
+                auc.setdefault(test, {})[corruption] = area
+    if clean is None:
+        return None
+    return Sweep(
+        name,
+        beta_of(model),
+        _error(clean),
+        _entropy(clean),
+        errors,
+        entropies,
+        auc,
+        None if held_out is None else default_test(held_out.statistics).name,
+        min(images),
+        request.severities,
+    )
+
+
+def _split(
+    spec: str, part: Part | None, request: Request, model: Model, view: View, track: Track, say: Say
+) -> Split:
+    chosen = open_part(spec, model.class_names, part, training_of(model))
+    return prepare(thinned(chosen.split, request.images), view, spec, request.skip_bad, track, say)
+
+
+def _change(corruption: str, severity: int, seed: int) -> Change:
+    """The corruption; its randomness is a function of the seed and of the batch's pixels."""
+    return Change(f"{corruption} {severity} {seed}", partial(_apply, corruption, severity, seed))
+
+
+def _apply(corruption: str, severity: int, seed: int, images: Tensor) -> Tensor:
+    number = list(CORRUPTIONS).index(corruption)
+    pixels = int(image_keys(images).sum()) % 2**63
+    return corrupt(images, corruption, severity, generator(seed, number, severity, pixels))
+
+
+def _error(predictions: Predictions) -> float:
+    return float((predictions.logits.argmax(1) != predictions.labels).double().mean())
+
+
+def _entropy(predictions: Predictions) -> float:
+    return float(torch.special.entr(predictions.posterior).sum(1).mean())
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed)
+
+
+def _mean_if_known(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if None in known else _mean(value for value in known if value is not None)
+
+
+def _ratio(value: float, of: float) -> float | None:
+    return value / of if of > 0 else None

@@ -1,0 +1,145 @@
+"""Weather; images (B, C, H, W) are floats in levels of 0 to 255, lengths are pixels."""
+
+import math
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from candid._support.randomness import generator
+from candid.robustness.corruptions.filters import enlarged, streaked
+from candid.robustness.corruptions.noise import Generators, normal, uniform
+
+WINDOWS = (  # mean colours, and deviations of the brightness, of frost on windows
+    ((78.0, 149.0, 166.0), 18.0),
+    ((201.0, 205.0, 214.0), 22.0),
+    ((201.0, 205.0, 214.0), 22.0),
+    ((138.0, 153.0, 165.0), 29.0),
+    ((112.0, 123.0, 135.0), 43.0),
+    ((71.0, 95.0, 105.0), 41.0),
+)
+TEXTURE = 256
+
+
+def snow(
+    images: Tensor,
+    generators: Generators,
+    mean: float,
+    deviation: float,
+    flake: float,
+    threshold: float,
+    radius: float,
+    sigma: float,
+    kept: float,
+) -> Tensor:
+    """Flakes blown downwards, and from below, over a whitened image.
+
+    The flakes are normal numbers enlarged ``flake`` times, those below ``threshold`` removed; ``kept`` is
+    the share of the image that isn't whitened.
+    """
+    height, width = images.shape[2:]
+    flake = max(1.0, flake)
+    small = normal(generators, 1, math.ceil(height / flake), math.ceil(width / flake), device=images.device)
+    layer = enlarged(mean + deviation * small, flake, height, width)
+    layer = torch.where(layer < threshold, 0.0, layer.clamp(0, 1))
+    angles = -(0.25 + 0.5 * uniform(generators)) * math.pi
+    layer = 255 * streaked(layer, angles, radius, sigma)
+    white = images.maximum(1.5 * _brightness(images) + 127.5)
+    return kept * images + (1 - kept) * white + layer + layer.flip(2, 3)
+
+
+def _brightness(images: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.split(1, dim=1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def fog(images: Tensor, generators: Generators, density: float, decay: float) -> Tensor:
+    """A cloud c of 0 to 255 ``density`` before x: (x + c) m / (m + 255 density), with m the maximum of x."""
+    height, width = images.shape[2:]
+    size = 1 << (max(height, width) - 1).bit_length()
+    cloud = plasma(generators, size, decay)[:, None, :height, :width].to(images.device)
+    highest = images.amax((1, 2, 3), keepdim=True)
+    return (images + 255 * density * cloud) * (highest / (highest + 255 * density))
+
+
+def plasma(generators: Generators, size: int, decay: float) -> Tensor:
+    """A cloud by the diamond-square algorithm, from 0 to 1, (B, size, size); ``size`` is a power of 2.
+
+    Each halving of the grid divides the roughness by ``decay`` squared. Opposite sides fit together.
+    """
+    noise = 2 * uniform(generators, size, size) - 1
+    heights = torch.zeros_like(noise)
+    step, rough = size, 1.0
+    while step > 1:
+        half = step // 2
+        corners = heights[:, ::step, ::step]
+        across = corners + corners.roll(-1, 2)
+        middles = (across + across.roll(-1, 1)) / 4 + rough * noise[:, half::step, half::step]
+        heights[:, half::step, half::step] = middles
+        above_below = across + middles + middles.roll(1, 1)
+        heights[:, ::step, half::step] = above_below / 4 + rough * noise[:, ::step, half::step]
+        beside = corners + corners.roll(-1, 1) + middles + middles.roll(1, 2)
+        heights[:, half::step, ::step] = beside / 4 + rough * noise[:, half::step, ::step]
+        step, rough = half, rough / decay**2
+    heights -= heights.amin((1, 2), keepdim=True)
+    return heights / heights.amax((1, 2), keepdim=True)
+
+
+def frost(images: Tensor, generators: Generators, kept: float, strength: float, scale: float) -> Tensor:
+    """A part of a frosted window, enlarged ``scale`` times, before x: kept x + strength window."""
+    windows = frosted_windows(max(2, round(TEXTURE * scale))).to(images.device)
+    if images.shape[1] == 1:
+        windows = _brightness(windows)
+    size = windows.shape[2]
+    which, top, left = uniform(generators, 3).T
+    rows = ((top * size).long()[:, None] + torch.arange(images.shape[2])) % size  # (B, H)
+    columns = ((left * size).long()[:, None] + torch.arange(images.shape[3])) % size
+    chosen = (which * len(windows)).long()
+    part = windows[chosen[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return kept * images + strength * part
+
+
+@cache
+def frosted_windows(size: int) -> Tensor:
+    """Six drawn windows with ice crystals, (6, 3, size, size), in levels of 0 to 255; opposite sides fit.
+
+    >>> frosted_windows(64).shape
+    torch.Size([6, 3, 64, 64])
+    """
+    if size != TEXTURE:
+        return F.interpolate(frosted_windows(TEXTURE), size=(size, size), mode="bilinear", antialias=True)
+    ice = torch.zeros(len(WINDOWS), TEXTURE, TEXTURE)
+    for octave, crystals in enumerate((24, 60, 100)):
+        ice += _crystals(crystals, octave) / 2**octave
+    clouds = plasma([generator(8, i) for i in range(len(WINDOWS))], TEXTURE, 1.6)
+    ice = 0.75 * _standardised(ice) + 0.65 * _standardised(clouds)
+    colours = torch.tensor([colour for colour, _ in WINDOWS])[:, :, None, None]
+    deviations = torch.tensor([deviation for _, deviation in WINDOWS])[:, None, None]
+    return (colours + (deviations * _standardised(ice))[:, None]).clamp(0, 255)
+
+
+def _crystals(number: int, octave: int) -> Tensor:
+    """Feathers of ice from random points in random directions; at each pixel the nearest one is seen."""
+    seeds = torch.rand(number, 3, len(WINDOWS), 1, 1, generator=generator(9, octave))
+    at = torch.arange(TEXTURE) / TEXTURE
+    nearest = torch.full((len(WINDOWS), TEXTURE, TEXTURE), math.inf)
+    spine, side = torch.zeros_like(nearest), torch.zeros_like(nearest)
+    for y, x, turn in seeds:
+        down, right = (at[:, None] - y + 0.5) % 1 - 0.5, (at - x + 0.5) % 1 - 0.5
+        cos, sin = torch.cos(2 * math.pi * turn), torch.sin(2 * math.pi * turn)
+        along, beside = cos * right + sin * down, (cos * down - sin * right).abs_()
+        distance = along.abs().add_(beside, alpha=2.5)
+        closer = distance < nearest
+        spine, side = torch.where(closer, along, spine), torch.where(closer, beside, side)
+        nearest = torch.where(closer, distance, nearest)
+    rib = 0.04 / 2**octave  # from one barb of a feather to the next, as a share of the window
+    barbs = torch.cos(2 * math.pi * (spine - side) / rib) * torch.exp(-side / (2 * rib))
+    return barbs + 2 * torch.exp(-12 * side / rib) - 6 * nearest
+
+
+def _standardised(fields: Tensor) -> Tensor:
+    centred = fields - fields.mean((1, 2), keepdim=True)
+    return centred / centred.std((1, 2), keepdim=True)

@@ -1,0 +1,1 @@
+"""Verdicts: scores, detectors, held-out images, examinations."""

@@ -1,0 +1,386 @@
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest
+from torch import Tensor
+from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
+
+from candid._support.errors import CandidError
+from candid._support.randomness import generator as generator_of
+from candid.evaluation import calibration_error as calibration
+from candid.evaluation.calibration_error import (
+    Bins,
+    Interval,
+    all_bins,
+    calibration_figures,
+    expected_calibration_error,
+    fit_temperature,
+    maximum_calibration_error,
+    mean_interval,
+    overconfidence_error,
+    share_interval,
+    top_bins,
+)
+from candid.inference.metrics import cross_entropy
+
+Predictions = tuple[Tensor, Tensor, int]
+
+
+def predictions_of(confidences: list[float], right: list[bool], classes: int) -> tuple[Tensor, Tensor]:
+    """Posterior and labels with these confidences of the most probable class, which is class 0."""
+    highest = torch.tensor(confidences, dtype=torch.float64)[:, None]
+    rest = ((1 - highest) / (classes - 1)).expand(-1, classes - 1)
+    return torch.cat((highest, rest), 1), torch.tensor([0 if r else 1 for r in right])
+
+
+def flat(posterior: Tensor, labels: Tensor, top: bool) -> tuple[Tensor, Tensor]:
+    """Confidence of every prediction, and whether it is right."""
+    if top:
+        confidence, predicted = posterior.max(1)
+        return confidence, (predicted == labels).long()
+    return posterior.flatten(), (labels[:, None] == torch.arange(posterior.shape[1])).flatten().long()
+
+
+def plain_bins(confidence: Tensor, right: Tensor, bins: int) -> list[tuple[int, float, float]]:
+    """Count, mean confidence and share right of each bin."""
+    table = []
+    for k in range(bins):
+        inside = (confidence >= k / bins) & ((confidence < (k + 1) / bins) | (k == bins - 1))
+        c, r = confidence[inside].tolist(), right[inside].tolist()
+        table.append((len(c), math.fsum(c) / len(c), sum(r) / len(r)) if c else (0, 0.0, 0.0))
+    return table
+
+
+@st.composite
+def predictions(draw: st.DrawFn, any_bins: bool = True) -> Predictions:
+    """Posteriors of 2 to 5 classes, many of them 0, 1, on an edge or just below; labels; bins."""
+    classes = draw(st.integers(2, 5))
+    bins = draw(st.integers(1, 40) if any_bins else st.sampled_from([1, 2, 4, 8, 16]))
+    edges = [k / bins for k in range(1, bins + 1) if k / bins > 1 / classes]
+    below = [math.nextafter(edge, 0) for edge in edges if math.nextafter(edge, 0) > 1 / classes]
+    usual = st.floats(1 / classes, 1, exclude_min=True)
+    confidence = st.sampled_from([1.0, *edges, *below]) | usual
+    confidences = draw(st.lists(confidence, min_size=1, max_size=12))
+    right = draw(st.lists(st.booleans(), min_size=len(confidences), max_size=len(confidences)))
+    return *predictions_of(confidences, right, classes), bins
+
+
+@settings(deadline=None, max_examples=60)
+@given(predictions())
+@example((*predictions_of([1.0], [True], 2), 15))
+@example((*predictions_of([1.0], [False], 2), 15))
+@example((*predictions_of([14 / 25, 0.57], [True, False], 2), 25))
+@example((*predictions_of([math.nextafter(11 / 15, 0), 0.75, 11 / 15], [True, True, False], 3), 15))
+@example((torch.ones(3, 1), torch.zeros(3, dtype=torch.long), 15))
+def test_bins_and_their_errors_are_the_plain_loops(drawn: Predictions) -> None:
+    posterior, labels, n = drawn
+    for function, top in ((all_bins, False), (top_bins, True)):
+        found = function(posterior, labels, n)
+        table = plain_bins(*flat(posterior, labels, top), n)
+        truth = torch.tensor(table, dtype=torch.float64)
+        torch.testing.assert_close(torch.stack([c.double() for c in found], 1), truth, rtol=0, atol=1e-12)
+        total = sum(count for count, _, _ in table)
+        expected = math.fsum(count * abs(c - r) for count, c, r in table) / total
+        assert expected_calibration_error(found) == pytest.approx(expected, abs=1e-12)
+        assert maximum_calibration_error(found) == pytest.approx(
+            max(abs(c - r) for _, c, r in table), abs=1e-12
+        )
+
+
+@settings(deadline=None, max_examples=60)
+@given(predictions(any_bins=False))
+@example((*predictions_of([0.6, 0.6], [True, False], 2), 16))
+@example((*predictions_of([0.51], [False], 2), 1))
+def test_binned_errors_are_torchmetrics_where_no_confidence_is_1(drawn: Predictions) -> None:
+    """Its edges are k/n to the last bit only for powers of two."""
+    posterior, labels, n = drawn
+    sure = posterior.amax(1) == 1
+    posterior, labels = posterior[~sure], labels[~sure]
+    if not len(labels):
+        return
+    for function, top in ((all_bins, False), (top_bins, True)):
+        bins = function(posterior, labels, n)
+        confidence, right = flat(posterior, labels, top)
+        l1 = binary_calibration_error(confidence, right, n_bins=n, norm="l1").item()
+        largest = binary_calibration_error(confidence, right, n_bins=n, norm="max").item()
+        assert expected_calibration_error(bins) == pytest.approx(l1, abs=1e-9)
+        assert maximum_calibration_error(bins) == pytest.approx(largest, abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_top_errors_are_torchmetrics_of_many_classes(classes: int, generator: torch.Generator) -> None:
+    """Which rounds the confidences to float32, so that the agreement is no better."""
+    posterior = torch.randn(500, classes, generator=generator, dtype=torch.float64).mul(2).softmax(1)
+    labels = torch.randint(classes, (500,), generator=generator)
+    bins = top_bins(posterior, labels)
+    l1 = multiclass_calibration_error(posterior, labels, classes, norm="l1").item()
+    largest = multiclass_calibration_error(posterior, labels, classes, norm="max").item()
+    assert expected_calibration_error(bins) == pytest.approx(l1, abs=1e-6)
+    assert maximum_calibration_error(bins) == pytest.approx(largest, abs=1e-6)
+
+
+def test_a_confidence_of_1_is_in_the_last_bin() -> None:
+    """Of two bins; torchmetrics has a third one for 1 alone, which takes the mean of 1 and 1/4."""
+    posterior, labels = predictions_of([1.0, 0.75], [False, True], 2)
+    bins = top_bins(posterior, labels, bins=2)
+    assert bins.count.tolist() == [0, 2]
+    assert expected_calibration_error(bins) == (1 + 0.75) / 2 - 1 / 2
+    assert binary_calibration_error(*flat(posterior, labels, top=True), n_bins=2).item() == (1 + 1 / 4) / 2
+
+
+def test_no_confidence_falls_out_of_the_bins() -> None:
+    above_one = torch.tensor([[1 + 1e-7, 0.0]])  # as rounding makes it
+    assert expected_calibration_error(top_bins(above_one, torch.tensor([1]))) == pytest.approx(1)
+
+
+def test_memory_layout_does_not_matter(generator: torch.Generator) -> None:
+    by_class = torch.randn(5, 40, generator=generator, dtype=torch.float64).softmax(0)
+    labels = torch.randint(5, (80,), generator=generator)[::2]
+    truth = calibration_figures(by_class.T.contiguous(), labels.contiguous(), resamples=5)
+    torch.set_warn_always(True)  # a warning that torch has given once would not be seen here
+    try:
+        assert calibration_figures(by_class.T, labels, resamples=5) == truth
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_standard_errors_by_hand() -> None:
+    bins = Bins(torch.tensor([0, 4, 20]), torch.zeros(3), torch.tensor([0, 0, 0.45], dtype=torch.float64))
+    assert bins.errors.tolist() == pytest.approx([0, 1 / 4, 3 / 20], rel=1e-12)
+
+
+def test_overconfidence_by_hand() -> None:
+    posterior, labels = predictions_of(
+        [1.0, 0.998, 0.9971, 0.997, 0.9969], [True, False, True, True, False], 3
+    )
+    assert overconfidence_error(posterior, labels) == pytest.approx((1 / 4) / 0.003, rel=1e-12)
+    assert overconfidence_error(posterior[4:], labels[4:]) is None
+
+
+def test_overconfidence_counts_every_class() -> None:
+    """At a critical confidence of 1/4 one image has two sure predictions, one of them wrong."""
+    found = overconfidence_error(torch.tensor([[0.7, 0.3, 0.0]]), torch.tensor([1]), critical=0.25)
+    assert found == pytest.approx(0.5 / 0.75)
+
+
+@pytest.mark.parametrize("bins", [1, 15])
+def test_single_precision_and_pieces_change_nothing(
+    bins: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior = torch.randn(101, 7, generator=generator).mul(4).softmax(1)
+    labels = torch.randint(7, (101,), generator=generator)
+    whole = all_bins(posterior.double(), labels, bins), overconfidence_error(posterior.double(), labels)
+    monkeypatch.setattr(calibration, "_AT_ONCE", 20)
+    pieces = all_bins(posterior, labels, bins), overconfidence_error(posterior, labels)
+    assert all(torch.equal(a, b) for a, b in zip(whole[0], pieces[0], strict=True))
+    assert whole[1] == pieces[1]
+
+
+def calibrated(images: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Logits, and labels drawn from their softmax."""
+    logits = 2 * torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("factor", [0.05, 1, 30])
+def test_temperature_is_the_optimum(
+    classes: int, factor: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = calibrated(300, classes, generator)
+    logits = factor * logits - 90_000  # as a flow's
+    monkeypatch.setattr(calibration, "_AT_ONCE", 1000)
+
+    def loss(log_t: float) -> float:
+        return cross_entropy(logits / math.exp(log_t), labels)
+
+    best = minimize_scalar(
+        loss, bounds=(math.log(factor) - 2, math.log(factor) + 2), options={"xatol": 1e-10}
+    )
+    assert fit_temperature(logits, labels) == pytest.approx(math.exp(best.x), rel=1e-6)
+
+
+def test_temperature_undoes_a_scaling(generator: torch.Generator) -> None:
+    logits, labels = calibrated(5000, 5, generator)
+    once = fit_temperature(logits, labels)
+    assert once == pytest.approx(1, abs=0.05)
+    assert fit_temperature(3 * logits, labels) == pytest.approx(3 * once, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "temperature"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], [0, 1], 1e-3),  # all right: the sharper, the better
+        ([[1e6, 0.0], [0.0, 1e6]], [0, 1], 1e-3),
+        ([[1.0, 0.0], [0.0, 1.0]], [1, 0], 1e3),  # all wrong: the flatter, the better
+        ([[1.0, 0.0], [1.0, 0.0]], [0, 1], 1e3),
+        ([[2.0, 2.0], [-7.0, -7.0]], [0, 1], 1),  # makes no difference
+        ([[5.0]], [0], 1),
+    ],
+)
+def test_temperature_has_bounds(logits: list[list[float]], labels: list[int], temperature: float) -> None:
+    assert fit_temperature(torch.tensor(logits), torch.tensor(labels)) == temperature
+
+
+def overconfident(images: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two classes; the share right is 0.3 below the confidence, everywhere."""
+    confidence = 0.8 + 0.2 * torch.rand(images, generator=generator, dtype=torch.float64)
+    right = torch.rand(images, generator=generator, dtype=torch.float64) < confidence - 0.3
+    return torch.stack((confidence, 1 - confidence), 1), (~right).long()
+
+
+def test_intervals_are_the_plain_loops_over_resamples(generator: torch.Generator) -> None:
+    posterior, labels = overconfident(60, generator)
+    posterior[::7] = torch.tensor([0.9995, 0.0005], dtype=torch.float64)
+    rows: dict[str, list[float]] = {"ece": [], "mce": [], "top1_ece": []}
+    random = generator_of(5)
+    for _ in range(50):
+        drawn = torch.randint(60, (60,), generator=random)
+        p, y = posterior[drawn], labels[drawn]
+        rows["ece"].append(expected_calibration_error(all_bins(p, y, 10)))
+        rows["mce"].append(maximum_calibration_error(all_bins(p, y, 10)))
+        rows["top1_ece"].append(expected_calibration_error(top_bins(p, y, 10)))
+    found = calibration_figures(posterior, labels, bins=10, resamples=50, seed=5)
+    values = {
+        "ece": expected_calibration_error(all_bins(posterior, labels, 10)),
+        "mce": maximum_calibration_error(all_bins(posterior, labels, 10)),
+        "top1_ece": expected_calibration_error(top_bins(posterior, labels, 10)),
+    }
+    for name, column in rows.items():
+        low, high = np.quantile(column, [0.025, 0.975])
+        assert found[name] == pytest.approx((values[name], low, high), abs=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(predictions())
+def test_intervals_hold_the_value(drawn: Predictions) -> None:
+    posterior, labels, bins = drawn
+    found = calibration_figures(posterior, labels, bins, resamples=5)
+    assert (found["oce"] is None) == (overconfidence_error(posterior, labels) is None)
+    for interval in found.values():
+        assert interval is None or 0 <= interval.low <= interval.value <= interval.high
+
+
+@pytest.mark.parametrize(("sure", "wrong"), [(1, 0), (1, 1), (9, 0), (40, 3), (500, 500)])
+def test_the_interval_of_overconfidence_is_the_exact_binomial_one(sure: int, wrong: int) -> None:
+    right = [i >= wrong for i in range(sure)]
+    posterior, labels = predictions_of([1.0] * sure + [0.6], [*right, False], 2)
+    truth = binomtest(wrong, sure).proportion_ci(0.95, "exact")
+    found = calibration_figures(posterior, labels)["oce"]
+    assert found == pytest.approx([p / 0.003 for p in (wrong / sure, truth.low, truth.high)], rel=1e-9)
+
+
+@given(st.integers(1, 60), st.data())
+def test_the_interval_of_a_share_is_the_exact_binomial_one(n: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, n))
+    found = share_interval(torch.arange(n) < hits)
+    right = binomtest(hits, n).proportion_ci(0.95, method="exact")
+    assert found == pytest.approx((hits / n, right.low, right.high))
+
+
+def test_intervals_are_reproducible_and_come_in_pieces(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, labels = overconfident(50, generator)
+
+    def figures(seed: int) -> list[Interval | None]:
+        means = mean_interval(posterior[:, 0], resamples=40, seed=seed)
+        return [*calibration_figures(posterior, labels, resamples=40, seed=seed).values(), means]
+
+    first = figures(seed=0)
+    assert figures(seed=0) == first
+    assert figures(seed=1) != first
+    for at_once in (1, 100):
+        monkeypatch.setattr(calibration, "_AT_ONCE", at_once)
+        for a, b in zip(figures(seed=0), first, strict=True):
+            assert a == pytest.approx(b, abs=1e-12)
+
+
+def covers(interval: Interval | None, truth: float) -> bool:
+    return interval is not None and interval.low <= truth <= interval.high
+
+
+def test_intervals_of_a_mean_cover_the_truth(generator: torch.Generator) -> None:
+    """Accuracy and cross-entropy of a calibrated model of two classes, sure to 80 %."""
+    truth = -0.8 * math.log(0.8) - 0.2 * math.log(0.2)
+    hits = []
+    for seed in range(200):
+        right = torch.rand(200, generator=generator) < 0.8
+        accuracies = mean_interval(right, resamples=200, seed=seed)
+        losses = mean_interval(torch.where(right, -math.log(0.8), -math.log(0.2)), resamples=200, seed=seed)
+        hits.append((covers(accuracies, 0.8), covers(losses, truth)))
+    assert all(0.90 <= share <= 0.98 for share in np.mean(hits, axis=0))
+
+
+def test_intervals_of_calibration_errors_cover_the_truth(generator: torch.Generator) -> None:
+    """Of predictions that are all too sure by 0.3; of sure ones, 4 times as many are wrong as may be."""
+    hits = []
+    for seed in range(100):
+        posterior, labels = overconfident(500, generator)
+        sure, wrong = (
+            torch.tensor([[0.9975, 0.0025]]).expand(1000, 2),
+            torch.rand(1000, generator=generator) < 0.012,
+        )
+        errors = calibration_figures(posterior, labels, bins=5, resamples=200, seed=seed)
+        sures = calibration_figures(sure, wrong.long(), resamples=200, seed=seed)
+        hits.append((covers(errors["ece"], 0.3), covers(errors["top1_ece"], 0.3), covers(sures["oce"], 4)))
+    assert all(0.88 <= share <= 1 for share in np.mean(hits, axis=0))
+
+
+def test_a_wider_level_gives_a_wider_interval() -> None:
+    narrow, wide = (mean_interval(torch.arange(9.0), level=level) for level in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.value == 4 < narrow.high < wide.high
+
+
+GOOD = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("function", [all_bins, top_bins, overconfidence_error, calibration_figures])
+@pytest.mark.parametrize(
+    ("posterior", "labels", "message"),
+    [
+        (GOOD[:0], LABELS[:0], "at least one image"),
+        (GOOD[:, :0], LABELS, "at least one image and one class"),
+        (torch.tensor([[math.nan, 0.5], [1.0, 0.0]]), LABELS, "sum to 1"),
+        (torch.tensor([[0.5, 0.5], [1.0, 0.0002]]), LABELS, "sum to 1"),
+        (torch.tensor([[0.5, 0.5], [1.5, -0.5]]), LABELS, "logits.softmax(1)"),
+        (GOOD, torch.tensor([0, 2]), "Label 2 is none of the 2 classes"),
+        (GOOD, torch.tensor([-1, 0]), "Label -1 is none of the 2 classes"),
+        (GOOD, torch.tensor([0.0, 1.0]), "int64"),
+        (GOOD, torch.tensor([0]), "not (2, 2) and (1,)"),
+        (GOOD[0], LABELS, "not (2,) and (2,)"),
+    ],
+)
+def test_bad_predictions_are_refused(
+    function: Callable[[Tensor, Tensor], object], posterior: Tensor, labels: Tensor, message: str
+) -> None:
+    with pytest.raises(CandidError) as caught:
+        function(posterior, labels)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: all_bins(GOOD, LABELS, 0), "At least one bin"),
+        (lambda: overconfidence_error(GOOD, LABELS, 1.0), "below 1"),
+        (lambda: calibration_figures(GOOD, LABELS, resamples=0), "at least one resample"),
+        (lambda: mean_interval(torch.ones(3), level=1.0), "level between 0 and 1"),
+        (lambda: mean_interval(torch.ones(0)), "One value per image"),
+        (lambda: mean_interval(GOOD), "One value per image"),
+        (lambda: mean_interval(torch.tensor([1.0, math.inf])), "NaN or infinite"),
+        (lambda: fit_temperature(torch.tensor([[0.0, math.nan]]), LABELS[:1]), "NaN or infinite"),
+        (lambda: fit_temperature(torch.tensor([[0.0, -math.inf]]), LABELS[:1]), "NaN or infinite"),
+        (lambda: fit_temperature(GOOD, LABELS + 1), "Label 2"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(CandidError, match=message):
+        call()

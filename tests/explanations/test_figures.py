@@ -1,0 +1,116 @@
+"""Figures of images and latents: labelled, nothing cut off, whatever the classes are called."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from candid import GenerativeClassifier
+from candid.explanations.counterfactual import counterfactual, interpolate, samples
+from candid.explanations.decision_space import decision_spaces, in_words
+from candid.explanations.heatmaps import heatmaps
+from candid.reports import plots
+from candid.trust.examine import Examination, Explanation
+from candid.trust.verdict import Verdict
+from tests.explanations.mixtures import decided_classifier
+from tests.reports.test_plots import check_nothing_is_cut_off
+
+LONG = "a class, whose name is much too long, and costs $5 or $\\undefined$"
+NAMES = (LONG, "dog", "\udcff odd")
+
+
+@pytest.fixture(scope="module")
+def model() -> GenerativeClassifier:
+    return decided_classifier()
+
+
+@pytest.fixture(scope="module")
+def image() -> torch.Tensor:
+    return torch.randint(40, 216, (3, 16, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+
+
+def texts(figure: Any) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def check(figure: Figure, tmp_path: Path) -> str:
+    plots.save(figure, tmp_path / "figure.png", svg=True)
+    check_nothing_is_cut_off(figure)
+    return texts(figure)
+
+
+@pytest.mark.parametrize("kind", ["accept", "ambiguous", "novel", None])
+def test_a_page_shows_what_was_found(
+    model: GenerativeClassifier, image: torch.Tensor, kind: Any, tmp_path: Path
+) -> None:
+    outputs = model(image[None] / 255)
+    (space,) = decision_spaces(model, outputs)
+    verdict = None if kind is None else Verdict(kind, space.classes[: {"accept": 1, "novel": 0}.get(kind, 2)])
+    p_value = None if kind is None else 0.003
+    examined = Examination(
+        Path(f"{'long' * 40}.png"),
+        image,
+        space.classes,
+        space.posterior,
+        p_value,
+        p_value,
+        verdict,
+        -9.0,
+        outputs,
+    )
+    y = space.classes[-1]
+    changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
+    reading = in_words(space, NAMES, p_value, verdict)
+    explanation = Explanation(heatmaps(model, outputs), space, reading, changed)
+    shown = check(plots.examination(examined, explanation, NAMES), tmp_path)
+    for word in (
+        "posterior (%)",
+        "σ",
+        "saliency",
+        "nats",
+        "this image",
+        "dog",
+        f"{100 * space.posterior[0]:.0f} %",
+    ):
+        assert word in shown, word
+    assert ("p = 0.003" in shown) == (kind is not None)
+    assert ("moved towards" in shown) == (changed is not None)
+
+
+def test_single_figures_are_labelled(
+    model: GenerativeClassifier, image: torch.Tensor, tmp_path: Path
+) -> None:
+    outputs = model(image[None] / 255)
+    (space,) = decision_spaces(model, outputs)
+    maps = heatmaps(model, outputs, top=2)
+    assert "saliency" in check(plots.heatmaps(image, maps, NAMES), tmp_path)
+    reading = in_words(space, NAMES)
+    shown = check(plots.decision_space(space, NAMES, reading), tmp_path)
+    assert "distance from it (σ)" in shown and reading.sentence.split()[0] in shown
+    found = counterfactual(model, image, space.classes[-1], 0.4)
+    shown = check(plots.counterfactual(found, NAMES), tmp_path)
+    assert "grey levels" in shown and "target 40 %" in shown and "original" in shown
+    shown = check(plots.counterfactuals([found, found], NAMES), tmp_path)
+    assert "has 40 %" in shown and shown.count(" %") >= 14
+    between = interpolate(model, image, image.flip(2), steps=4)
+    shown = check(plots.interpolation([between, between], NAMES), tmp_path)
+    assert shown.count("%") >= 8
+    drawn = samples(model, [0, 1, 2], (0.5, 1.0), n=2)
+    shown = check(plots.samples(drawn, NAMES, (0.5, 1.0)), tmp_path)
+    assert "T = 0.5" in shown and "T = 1" in shown
+
+
+def test_the_map_that_is_drawn_is_the_one_that_was_found(
+    model: GenerativeClassifier, image: torch.Tensor
+) -> None:
+    maps = heatmaps(model, model(image[None] / 255), top=2)
+    figure = plots.heatmaps(image, maps, NAMES)
+    drawn = [axes.images[-1].get_array() for axes in figure.axes if len(axes.images) == 2]
+    assert len(drawn) == 3
+    assert torch.as_tensor(drawn[0]).allclose(maps.saliency[0])
+    assert torch.as_tensor(drawn[2]).allclose(maps.posterior[0, 1])
+    scales = [axes.images[-1].get_clim() for axes in figure.axes if len(axes.images) == 2][1:]
+    assert scales[0] == scales[1] and scales[0][0] == -scales[0][1]

@@ -1,0 +1,174 @@
+"""Heatmaps add up: to the log posterior of every class, for any means, priors and sizes."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.fft import idctn
+from torch import Tensor
+
+from candid import ClassifierConfig, FlowConfig, GenerativeClassifier, ResNet, ResNetConfig
+from candid._support.errors import CandidError
+from candid.explanations.heatmaps import Heatmaps, SpatialMixture, heatmaps
+from tests.explanations.mixtures import latents, mixture_model, outputs_for
+from tests.helpers import LargestTensor, small_classifier
+
+
+def all_maps(model: GenerativeClassifier, z: Tensor, **options: Any) -> Heatmaps:
+    return heatmaps(model, outputs_for(model, z), top=model.config.classes, **options)
+
+
+def positions(model: GenerativeClassifier, z: Tensor) -> Tensor:
+    """The inverse cosine transform by scipy, (B, h, w, C)."""
+    flow = model.config.flow
+    h, w = flow.height // flow.downsampling, flow.width // flow.downsampling
+    by_frequency = z.detach().view(len(z), w, h, flow.constant_coefficients).transpose(1, 2)
+    return torch.from_numpy(idctn(by_frequency.numpy(), axes=(1, 2), norm="ortho"))
+
+
+priors_of = st.integers(2, 5).flatmap(
+    lambda classes: st.lists(st.floats(0.01, 1), min_size=classes, max_size=classes)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    weights=priors_of,
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    rank=st.one_of(st.none(), st.integers(1, 3)),
+    planar=st.booleans(),
+    scale=st.floats(0, 40),
+    spread=st.floats(0, 20),
+    contrast=st.one_of(st.just(0.03), st.just(0.0), st.just(math.inf), st.just(1e308), st.floats(0, 10)),
+    seed=st.integers(0, 1000),
+)
+def test_every_map_sums_to_its_log_posterior(
+    weights: list[float],
+    size: tuple[int, int],
+    rank: int | None,
+    planar: bool,
+    scale: float,
+    spread: float,
+    contrast: float,
+    seed: int,
+) -> None:
+    total = math.fsum(weights)
+    model = mixture_model(
+        len(weights),
+        (2 * size[0], 2 * size[1]),
+        None if planar else rank,
+        tuple(weight / total for weight in weights),
+        planar,
+        scale,
+        seed,
+    )
+    z = latents(model, 2, spread, seed)
+    maps = all_maps(model, z, contrast=contrast)
+    expected = model.mixture.logits(z).detach().log_softmax(1).gather(1, maps.classes)
+    assert torch.isfinite(maps.posterior).all() and maps.posterior.shape[2:] == size
+    assert (maps.posterior.sum((2, 3)) - expected).abs().max() < 1e-8
+    assert maps.largest_error.max() < 1e-8
+    assert maps.posterior.sum((2, 3)).exp().sum(1).allclose(torch.ones(2).double())
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": 2}, {"rank": None}, {"planar": True}, {"dct": "released", "size": (6, 6)}]
+)
+@pytest.mark.parametrize("priors", [None, (0.1, 0.2, 0.3, 0.4)])
+def test_maps_are_those_of_the_paper(options: dict[str, Any], priors: tuple[float, ...] | None) -> None:
+    model = mixture_model(priors=priors, **options)
+    z, contrast = latents(model), 0.1
+    maps = all_maps(model, z, contrast=contrast)
+    log_priors = model.mixture.log_priors
+    w, means = positions(model, z), positions(model, model.mixture.means(torch.arange(4)))
+    log_q = -0.5 * (w[:, None] - means[None]).square().sum(4)  # (B, M, h, w)
+    distance = (z[:, None] - model.mixture.means(torch.arange(4)).detach()).square().sum(2)
+    assert log_q.sum((2, 3)).allclose(-0.5 * distance)  # what the saliency's terms sum to
+    saliency = -(log_q + log_priors[:, None, None]).logsumexp(1)
+    evidence = (log_q.sum((2, 3)) + log_priors).logsumexp(1)
+    r = saliency / saliency.amax((1, 2), keepdim=True)
+    shares = (r + contrast) / (r + contrast).sum((1, 2), keepdim=True)
+    even = log_priors[:, None, None] / w[0, :, :, 0].numel()
+    expected = log_q + even - (evidence[:, None, None] * shares)[:, None]
+    for i in range(len(z)):
+        assert maps.posterior[i].allclose(expected[i, maps.classes[i]])
+    assert maps.saliency.allclose(saliency)
+
+
+def test_saliency_of_one_class_sums_to_its_distance() -> None:
+    model = mixture_model(classes=1)
+    z = latents(model)
+    maps = all_maps(model, z)
+    mean = model.mixture.means(torch.arange(1)).detach()
+    assert maps.saliency.sum((1, 2)).allclose(0.5 * (z - mean).square().sum(1))
+
+
+def test_a_contrast_of_zero_leaves_mostly_what_differs_between_classes() -> None:
+    """Where two classes have the same mean everywhere but at one position, their maps differ only there."""
+    model = mixture_model(classes=2, scale=0.0)
+    spatial = SpatialMixture(model)
+    bump = torch.zeros(1, spatial.positions, 4, dtype=torch.float64)
+    bump[0, 4] = 1.0
+    moved, _ = spatial.dct(bump.mT.unflatten(2, spatial.shape))
+    with torch.no_grad():
+        model.mixture.mean[1], model.mixture.prototypes[1] = moved[0, :4], moved[0, 4:]
+    maps = all_maps(model, latents(model), contrast=0.0)
+    difference = (maps.posterior[:, 0] - maps.posterior[:, 1]).flatten(1).abs()
+    elsewhere = [i for i in range(spatial.positions) if i != 4]
+    assert difference[:, 4].min() > 1e-3
+    assert difference[:, elsewhere].max() < 1e-12
+    shared = {
+        contrast: all_maps(model, latents(model), contrast=contrast)
+        .posterior.flatten(2)[:, :, elsewhere]
+        .abs()
+        .max()
+        for contrast in (0.0, 0.03, math.inf)
+    }
+    assert shared[0.0] < 0.6 * shared[0.03] and shared[0.03] < 0.3 * shared[math.inf]
+
+
+def test_at_224_pixels_in_float32_all_sums_are_right_and_the_means_stay_small() -> None:
+    flow = FlowConfig(3, 224, 224, blocks=(1, 1, 1, 1), widths=(1, 1, 1, 1), entry_width=1, pointwise_width=1)
+    priors = torch.rand(200).add(0.1)
+    config = ClassifierConfig(
+        flow, 200, rank=32, priors=tuple((priors.double() / priors.double().sum()).tolist())
+    )
+    model = GenerativeClassifier(config).eval()
+    with torch.no_grad():
+        model.mixture.mean.mul_(30)
+        model.mixture.prototypes.mul_(30)
+    assert model.mixture.pairwise_distances().max() > 20
+    outputs = outputs_for(model, latents(model, 2))
+    with LargestTensor() as largest:
+        maps = heatmaps(model, outputs)
+    assert maps.posterior.shape == (2, 3, 7, 7)
+    assert maps.largest_error.max() < 1e-3
+    assert (maps.posterior.sum((2, 3)) - maps.log_posterior).abs().max() < 1e-3
+    assert largest.numel <= 33 * model.dimensions
+
+
+def test_a_real_image_with_chosen_classes_and_the_frozen_network() -> None:
+    model = small_classifier().double()
+    outputs = model(torch.rand(2, 3, 16, 16))
+    chosen = torch.tensor([[2], [0]])
+    maps = heatmaps(model, outputs, chosen)
+    assert maps.classes.equal(chosen) and maps.posterior.shape == (2, 1, 2, 2)
+    frozen = heatmaps(model.frozen(), outputs, chosen, spatial=SpatialMixture(model))
+    assert frozen.posterior.allclose(maps.posterior)
+    assert maps.posterior.sum((2, 3)).allclose(outputs.logits.log_softmax(1).gather(1, chosen))
+
+
+def test_mistakes_are_said() -> None:
+    model = mixture_model()
+    outputs = outputs_for(model, latents(model))
+    with pytest.raises(CandidError, match="has 4 classes"):
+        heatmaps(model, outputs, top=5)
+    for contrast in (-0.1, math.nan):
+        with pytest.raises(CandidError, match="zero or positive"):
+            heatmaps(model, outputs, contrast=contrast)
+    resnet = ResNet(ResNetConfig(height=32, width=32, classes=3, blocks=(1,), widths=(4,), stem="3x3"))
+    with pytest.raises(CandidError, match="ResNet has no class means"):
+        SpatialMixture(resnet)  # type: ignore[arg-type]

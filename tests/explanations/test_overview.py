@@ -1,0 +1,127 @@
+"""`candid explain`: everything about a model, with and without real images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import candid
+from candid import GenerativeClassifier, ResNet, ResNetConfig
+from candid._support.errors import CandidError
+from candid.cli.app import app
+from candid.data.datasets import open_dataset
+from candid.data.splits import ArraySplit
+from candid.explanations.overview import Request, overview
+from candid.explanations.plane import planar_model
+from candid.explanations.similarity import expected_uncertainty
+from tests.helpers import randomise
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of digits, one with its means in a plane, and a ResNet; none is trained."""
+    folder = tmp_path_factory.mktemp("models")
+    model = randomise(GenerativeClassifier.from_preset("digits"), strength=0.05).eval()
+    candid.save(model, folder / "own")
+    candid.save(planar_model(model, [3, 1, 7]), folder / "planar")
+    resnet = ResNetConfig(1, 8, 8, 10, blocks=(1, 1), widths=(4, 4), stem="3x3", mean=(0.3,), std=(0.38,))
+    candid.save(ResNet(resnet, seed=0), folder / "resnet")
+    return folder
+
+
+def explain(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["explain", *map(str, arguments)])
+
+
+def test_the_command_draws_everything_and_prints_json(folder: Path, tmp_path: Path) -> None:
+    done = explain(
+        folder / "own", "--data", "digits", "--beside", folder / "resnet", "--group", "round=0,6,8,9",
+        "--images", 2, "--pairs", 4, "--temperatures", "0,1", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert json.loads((tmp_path / "out" / "explanation.json").read_text()) == found
+    drawn = {Path(file).stem for file in found["figures"]}
+    assert drawn == {
+        *("similarity", "similarity_groups", "dct_basis", "mean_spread", "samples"),
+        *("receptive_fields", "interpolation"),
+    }
+    for file in found["figures"]:
+        with Image.open(file) as figure:
+            assert min(figure.size) > 200
+        assert Path(file).with_suffix(".svg").stat().st_size > 1000
+    assert found["receptive_fields"].keys() == {"own", "resnet"}
+    assert len(found["closest_pairs"]) == 4
+    for pair in found["closest_pairs"]:
+        assert pair["expected_uncertainty"] == pytest.approx(float(expected_uncertainty(pair["distance"])))
+        assert 0 < pair["measured_uncertainty"] <= 0.5
+
+
+def test_without_images_there_is_what_the_weights_say(folder: Path, tmp_path: Path) -> None:
+    done = explain(folder / "own", "--classes", "1,7,4", "--order", "given", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "Closest classes" in done.stdout and "receptive" not in done.stdout
+    assert {file.stem for file in tmp_path.glob("*.png")} == {
+        "similarity",
+        "dct_basis",
+        "mean_spread",
+        "samples",
+    }
+
+
+def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
+    request = Request(folder / "own", "digits", classes="1,7,4", order="given", images=2, workers=0, seed=3)
+    found = overview(request)
+    model = candid.load(folder / "own")
+    assert found.similarity.classes == (1, 7, 4) and found.sampled == [1, 4, 7]
+    assert found.samples.shape == (3, 3, 2, 1, 8, 8)
+    test = open_dataset("digits").test
+    assert isinstance(test, ArraySplit)
+    posterior, labels = model.posterior(test.images / 255).detach().double(), test.labels
+    for pair, measured in zip(found.pairs, found.measured, strict=True):
+        own = posterior[(labels == pair.first) | (labels == pair.second)][:, [pair.first, pair.second]]
+        assert measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
+    assert found.fields["own"].projections is None and found.fields["own"].images == 2
+    assert len(found.interpolations) == 3 and found.plane is None
+    estimated = overview(Request(folder / "own", "digits", images=2, projections=8, workers=0))
+    assert estimated.fields["own"].projections == 8 and estimated.fields["own"].standard_error is not None
+
+
+def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
+    found = overview(Request(folder / "planar", "digits", images=2, workers=0))
+    assert found.plane is not None and found.points is not None and found.labels is not None
+    assert len(found.points) == len(found.labels) > 50
+    assert set(found.labels.tolist()) == {0, 1, 2}
+    x = torch.rand(4, 1, 8, 8)
+    model = candid.load(folder / "planar")
+    shown = found.plane.posterior(found.plane.project(model.latent(x)))
+    assert shown.allclose(model.posterior(x).double(), atol=1e-5)
+    assert overview(Request(folder / "planar", workers=0)).points is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet",), "is a ResNet"),
+        (("own", "--beside", "resnet"), "name some with --data"),
+        (("own", "--classes", "3"), "at least two"),
+        (("own", "--classes", "3,12"), "from 0 to 9"),
+        (("own", "--group", "3,4"), "--group takes NAME=CLASSES"),
+        (("own", "--temperatures", "warm"), "--temperatures takes numbers"),
+        (("own", "--pairs", "0"), "at least 1"),
+        (("own", "--data", "digits", "--images", "0"), "at least 1"),
+        (("own", "--data", "digits", "--projections", "2"), "at least 3"),
+        (("own", "--data", "digits", "--projections", "-1"), "from 3 on"),
+    ],
+)
+def test_mistakes_are_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = explain(*arguments)
+    assert isinstance(done.exception, CandidError) and message in str(done.exception)
+    assert not (folder / "explanation").exists()

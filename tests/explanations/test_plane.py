@@ -1,0 +1,306 @@
+"""A few classes in a plane: it says what the model says, and a fitted one is a model like any other."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.contour import QuadContourSet
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from typer.testing import CliRunner
+
+from candid import CandidError, ClassifierConfig, GenerativeClassifier, ResNet, ResNetConfig, load, save
+from candid._support.config import to_dict
+from candid.cli.plane import plane as command
+from candid.data.datasets import open_dataset
+from candid.evaluation.evaluate import Request, evaluate, training_of, view_of
+from candid.explanations.plane import (
+    DecisionPlane,
+    decision_plane,
+    fit_plane,
+    located,
+    planar_model,
+    plane_config,
+)
+from candid.models.checkpoint import load_any
+from candid.models.flow.presets import preset
+from candid.reports.plots.plane import decision_plane as draw
+from tests.helpers import randomise, small_classifier
+from tests.training.runs import MODEL, small_config
+
+PRIORS = (0.05, 0.1, 0.15, 0.2, 0.1, 0.05, 0.05, 0.1, 0.15, 0.05)
+some_classes = st.lists(st.integers(0, 9), min_size=2, max_size=10, unique=True)
+
+
+def digits_model(priors: tuple[float, ...] | None = None, **changes: Any) -> GenerativeClassifier:
+    """Untrained, with means of about a trained one's size, in float64."""
+    model = GenerativeClassifier(preset("digits", **(MODEL | {"priors": priors} | changes)))
+    return randomise(model, strength=0.5).double().eval()
+
+
+MODELS: dict[tuple[float, ...] | None, GenerativeClassifier] = {
+    priors: digits_model(priors) for priors in (None, PRIORS)
+}
+
+
+def flat_plane(means: list[list[float]], priors: list[float] | None = None, **more: Any) -> DecisionPlane:
+    """Of latents with two dimensions."""
+    shares = priors or [1 / len(means)] * len(means)
+    names = more.get("names") or tuple(f"class {i}" for i in range(len(means)))
+    return DecisionPlane(
+        names, torch.zeros(2).double(), torch.eye(2).double(), torch.tensor(means).double(),
+        torch.tensor(shares).double().log(),
+    )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=10)
+@given(classes=some_classes, priors=st.sampled_from([None, PRIORS]), seed=st.integers(0, 99))
+def test_two_coordinates_decide_as_the_model_does(
+    classes: list[int], priors: tuple[float, ...] | None, seed: int
+) -> None:
+    planar = planar_model(MODELS[priors], classes)
+    model = randomise(planar.mixture, seed, strength=2)
+    plane = decision_plane(planar)
+    z = 5 * torch.randn(20, 64, dtype=torch.float64)
+    torch.testing.assert_close(plane.posterior(plane.project(z)), model.posterior(z), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(plane.axes @ plane.axes.T, torch.eye(2).double())
+    distances = torch.cdist(plane.means, plane.means)
+    torch.testing.assert_close(distances, model.pairwise_distances(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(plane.project(model.means(torch.arange(len(classes)))), plane.means)
+    spread = plane.means.square().sum(0)
+    assert spread[0] >= spread[1] - 1e-9
+    assert (plane.means.T @ plane.means)[0, 1].abs() < 1e-9 * (1 + spread[0])
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    classes=st.lists(st.integers(0, 9), min_size=2, max_size=3, unique=True),
+    priors=st.sampled_from([None, PRIORS]),
+)
+def test_two_or_three_means_already_lie_in_a_plane(
+    classes: list[int], priors: tuple[float, ...] | None
+) -> None:
+    """Nothing is lost: the posterior is that of the whole model, given that it is one of these classes."""
+    model = MODELS[priors]
+    x = torch.randint(0, 256, (6, 1, 8, 8)) / 255.0
+    among = model.posterior(x)[:, classes]
+    planar = planar_model(model, classes)
+    torch.testing.assert_close(planar.posterior(x), among / among.sum(1, keepdim=True), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(planar.latent(x), model.latent(x), rtol=0, atol=0)
+    if priors is not None:
+        assert math.fsum(planar.config.priors or ()) == pytest.approx(1)
+
+
+@settings(deadline=None, max_examples=10)
+@given(classes=st.lists(st.integers(0, 9), min_size=4, max_size=10, unique=True))
+def test_no_other_plane_is_nearer_to_the_means(classes: list[int]) -> None:
+    model = MODELS[None]
+    means = model.mixture.means(torch.tensor(classes))
+    moved = planar_model(model, classes).mixture.means(torch.arange(len(classes)))
+    least = torch.linalg.svdvals(means - means.mean(0))[2:].square().sum()
+    torch.testing.assert_close((moved - means).square().sum(), least)
+    assert least > 1e-3
+
+
+def test_the_density_is_that_of_the_mixture_in_the_plane() -> None:
+    plane = flat_plane([[0.0, 1.0], [2.0, -1.0], [-3.0, 0.0]], [0.5, 0.3, 0.2])
+    points = 3 * torch.randn(50, 2, dtype=torch.float64)
+    truth = sum(
+        share * MultivariateNormal(mean, torch.eye(2).double()).log_prob(points).exp()
+        for share, mean in zip((0.5, 0.3, 0.2), plane.means, strict=True)
+    )
+    torch.testing.assert_close(plane.log_density(points).exp(), truth)
+
+
+def test_a_planar_model_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
+    model = digits_model().float()
+    planar = planar_model(model, [3, 8, 0, 5])
+    assert planar.class_names == ("3", "8", "0", "5")
+    assert training_of(planar) == {"only": ["3", "8", "0", "5"]} and model.metadata == {}
+    loaded = load(save(planar, tmp_path))
+    x = torch.rand(4, 1, 8, 8)
+    assert loaded.config == planar.config and loaded.config.planar
+    torch.testing.assert_close(loaded.logits(x), planar.logits(x))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), planar.parameters(), strict=True))
+    torch.testing.assert_close(loaded.frozen().posterior(x), planar.posterior(x))
+    assert loaded.sample([1], n=2).shape == (2, 1, 8, 8)
+    record = json.loads((tmp_path / "model.json").read_text())
+    del record["config"]["planar"]
+    assert ClassifierConfig(**{**record["config"], "flow": planar.config.flow}).planar is False
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([1], "2 to 10 classes, not 1"),
+        ([*range(10), 0], "2 to 10 classes, not 11"),
+        ([1, 2, 1], "Class 1 is chosen twice"),
+        ([1, 10], "from 0 to 9: there is no class 10"),
+        ([-1, 1], "there is no class -1"),
+    ],
+)
+def test_wrong_classes_are_refused(classes: list[int], message: str) -> None:
+    with pytest.raises(CandidError, match=message):
+        planar_model(MODELS[None], classes)
+
+
+def test_what_has_no_plane_says_so() -> None:
+    with pytest.raises(CandidError, match="lie in no plane"):
+        decision_plane(MODELS[None])
+    with pytest.raises(CandidError, match="A ResNet has no class means"):
+        planar_model(ResNet(ResNetConfig.beside(preset("digits"))), [0, 1])
+    with pytest.raises(CandidError, match="frozen model"):
+        planar_model(MODELS[None].frozen(), [0, 1])
+    with pytest.raises(CandidError, match="'planar' means have no 'rank'"):
+        preset("digits", rank=2, planar=True)
+
+
+def test_a_model_is_tuned_as_it_was_trained() -> None:
+    model = planar_model(digits_model(), [1, 2])
+    recorded = small_config(holdout=0.11, split_seed=7, crop="wobble", beta=math.inf, schedule="plateau")
+    record = to_dict(recorded) | {"beta": "inf", "model": MODEL | {"classes": 10, "rank": 3}}
+    model.metadata["training"] = {"config": record}
+    found = plane_config(model, "digits", {"only": ("1", "2"), "epochs": 4, "beta": None})
+    assert (found.holdout, found.split_seed, found.crop, found.beta) == (0.11, 7, "wobble", math.inf)
+    assert (found.schedule, found.epochs, found.only) == ("one-cycle", 4, ("1", "2"))
+    assert found.model == MODEL
+    with pytest.raises(CandidError, match="At beta 0 no class is told from another"):
+        plane_config(model, "digits", {"beta": 0.0})
+
+
+def test_a_model_without_a_record_is_tuned_on_photos() -> None:
+    model = planar_model(small_classifier(), [0, 2])
+    found = plane_config(model, "photos", {})
+    assert (found.data, found.crop, found.schedule) == ("photos", "resized", "one-cycle")
+    assert found.model_config(2).flow == model.config.flow
+    assert found.model_config(2).mean == model.config.mean
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four digits in a plane, tuned for an epoch with the network as it was."""
+    model = GenerativeClassifier(preset("digits", **MODEL), seed=1)
+    model.metadata["training"] = {"config": to_dict(small_config(split_seed=5)) | {"beta": "1.0"}}
+    out = tmp_path_factory.mktemp("planes") / "run"
+    outcome = fit_plane(model, "digits", [7, 1, 0, 4], out, means_only=True, epochs=2, learning_rate=0.05)
+    assert outcome.finished
+    return out
+
+
+def test_a_fitted_plane_classifies_with_an_unchanged_network(fitted: Path) -> None:
+    start, best = load(fitted / "start"), load(fitted / "model" / "best")
+    for (name, old), new in zip(
+        start.flow.state_dict().items(), best.flow.state_dict().values(), strict=True
+    ):
+        assert torch.equal(old, new), name
+    assert best.config.planar and best.class_names == ("7", "1", "0", "4")
+    data = open_dataset("digits", split_seed=5, only=best.class_names)
+    test: Any = data.test
+    x = test.images / 255.0
+    right, before = ((m.predict(x) == test.labels).double().mean().item() for m in (best, start))
+    assert right > max(0.6, before)
+    results = json.loads((fitted / "results.json").read_text())
+    assert results["test"]["accuracy"] == pytest.approx(right)
+    points, labels = located(best, test, view_of(best))
+    plane = decision_plane(best)
+    torch.testing.assert_close(plane.posterior(points), best.posterior(x).double(), atol=1e-4, rtol=0)
+    assert torch.equal(labels, test.labels)
+
+
+def test_a_fitted_plane_is_evaluated_on_its_classes(fitted: Path) -> None:
+    found = evaluate(Request(fitted / "model" / "best", "digits", workers=0))
+    assert found is not None
+    results = json.loads((fitted / "results.json").read_text())
+    assert found.metrics["accuracy"] == pytest.approx(results["test"]["accuracy"])
+    assert found.metrics["images"] == len(open_dataset("digits", split_seed=5, only=tuple("7104")).test or ())
+    assert found.metrics["held_out_images"] > 0 and "verdicts" in found.metrics
+
+
+def test_a_run_is_not_overwritten(fitted: Path) -> None:
+    before = (fitted / "start" / "model.json").read_bytes()
+    with pytest.raises(CandidError, match="already has a run"):
+        fit_plane(load_any(fitted / "start"), "digits", [0, 1], fitted)
+    assert (fitted / "start" / "model.json").read_bytes() == before
+
+
+def run(*arguments: str | Path) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_draws_a_plane(fitted: Path, tmp_path: Path) -> None:
+    done = run(fitted / "model" / "best", "digits", "--out", tmp_path, "--json", "--workers", 0)  # type: ignore[arg-type]
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.stdout)
+    results = json.loads((fitted / "results.json").read_text())
+    assert found["accuracy"] == pytest.approx(results["test"]["accuracy"])
+    assert found["classes"] == ["7", "1", "0", "4"]
+    assert (tmp_path / "decision_plane.png").stat().st_size > 10_000
+    assert (tmp_path / "decision_plane.svg").is_file()
+    flat = save(digits_model(), tmp_path / "flat")
+    refused = run(flat, "digits")
+    assert isinstance(refused.exception, CandidError) and "--classes" in str(refused.exception)
+
+
+def drawn(axes: Axes) -> list[tuple[list[Any], tuple[float, ...]]]:
+    """Places of images, and the colour of their rims."""
+    return [
+        (np.asarray(each.get_offsets()).tolist(), tuple(np.asarray(each.get_edgecolor())[0]))
+        for each in axes.collections
+        if not isinstance(each, QuadContourSet)
+    ]
+
+
+def texts(figure: Figure) -> set[str]:
+    return {text.get_text().replace("\n", " ") for text in figure.axes[0].texts}
+
+
+def test_boundaries_lie_where_two_classes_are_equally_probable() -> None:
+    plane = flat_plane([[-2.0, 0.0], [2.0, 0.0]], [0.9, 0.1])
+    (lines, *_) = (c for c in draw(plane).axes[0].get_children() if isinstance(c, QuadContourSet))
+    boundary = np.concatenate([path.vertices for path in lines.get_paths()])
+    np.testing.assert_allclose(boundary[:, 0], math.log(9) / 4, atol=1e-6)
+
+
+def test_too_many_classes_are_refused() -> None:
+    with pytest.raises(CandidError, match="31 classes in one plane can't be read: draw at most 30"):
+        draw(flat_plane([[float(i), 0.0] for i in range(31)]))
+
+
+def test_images_in_the_cell_of_another_class_have_a_black_rim() -> None:
+    plane = flat_plane([[-2.0, 0.0], [2.0, 0.0]])
+    points = torch.tensor([[-30.0, 1.0], [3.0, 0.0], [4.0, 9.0], [-1.0, 0.0]])
+    axes = draw(plane, points, torch.tensor([0, 0, 1, -1])).axes[0]
+    rims: dict[bool, list[Any]] = {False: [], True: []}
+    for offsets, edge in drawn(axes):
+        rims[edge == (0, 0, 0, 1)] += offsets
+    assert rims[True] == [[3.0, 0.0]]
+    assert sorted(rims[False]) == [[-30.0, 1.0], [-1.0, 0.0], [4.0, 9.0]]
+    assert axes.get_xlim()[0] < -29  # it reaches as far as the images
+
+
+@pytest.mark.parametrize("classes", [2, 10, 16])
+def test_every_class_with_room_has_its_name_in_its_cell(classes: int, generator: torch.Generator) -> None:
+    angles = 2 * math.pi * torch.arange(classes) / classes
+    means = (8 * torch.stack((angles.cos(), angles.sin()), 1)).tolist()
+    names = tuple(f"n{i:02} of a long name, or several" if i % 2 else f"n{i:02}" for i in range(classes))
+    plane = flat_plane(means, names=names)
+    labels: Tensor = torch.randint(classes, (1500,), generator=generator)
+    points = plane.means[labels] + 2 * torch.randn(1500, 2, generator=generator)
+    figure = draw(plane, points, labels, "accuracy 12.3 % on 1,500 images")
+    assert classes > 10 or texts(figure) == set(names)
+    for text in figure.axes[0].texts:
+        x, y = text.get_position()
+        cell = int(plane.logits(torch.tensor([[x, y]])).argmax())
+        assert text.get_text().startswith(names[cell][:3])
+    assert sum(len(places) for places, _ in drawn(figure.axes[0])) == 1000

@@ -1,0 +1,68 @@
+"""Every kind of pass, for test_passes: ``python -m`` it with data, a folder and a number of processes."""
+
+import sys
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from candid._support.distributed import launch
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.data.parts import open_images, open_part
+from candid.data.splits import ArraySplit, Split, View
+from candid.inference.features import FeatureGaussian
+from candid.inference.runner import Passes
+from tests.helpers import small_classifier
+
+VIEW = View(3, 16, 16, "resized")
+GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
+
+
+def array(images: int = 23) -> ArraySplit:
+    pixels = torch.randint(0, 256, (images, 3, 16, 16), generator=generator(0), dtype=torch.uint8)
+    return ArraySplit(pixels, torch.arange(images) % 3)
+
+
+def counted(passes: Passes) -> list[nn.Module]:
+    """Grows by the network's first layer whenever the network is used."""
+    calls: list[nn.Module] = []
+    first = next(layer for layer in passes.fast.modules() if not list(layer.children()))
+    first.register_forward_hook(lambda layer, *_: calls.append(layer))
+    return calls
+
+
+def every_pass(data: Path, out: Path, fabric: Fabric | None = None) -> None:
+    """Results of the first process in ``out``, and what each process knows in ``out / <rank>.pt``."""
+    passes = Passes(small_classifier(), fabric, out)
+    passes.batch = 5
+    calls = counted(passes)
+    files = open_part(str(data / "files"), "abc").split
+    splits: dict[str, Split] = {"array": array(), "files": files, "one": array(1)}
+    for name, split in splits.items():
+        passes.predictions(split, VIEW, name, GAUSSIAN)
+    crops = passes.ten_crops(array(), VIEW, "array")
+    passes.predictions(open_images(str(data / "shards"), VIEW), VIEW, "shards")
+    before = len(calls)
+    kept = passes.predictions(files, VIEW, "files", GAUSSIAN)
+    calls_for_kept = len(calls) - before
+    gaussian = passes.feature_gaussian(array(), VIEW, "features")
+    broken = str(data / "broken")
+    try:
+        passes.predictions(open_part(broken, "abc").split, VIEW, "broken")
+        message = "no error"
+    except CandidError as error:
+        message = str(error)
+    known = {
+        "first": passes.is_first,
+        "has results": [kept is not None, crops is not None],
+        "calls for what was kept": calls_for_kept,
+        "gaussian": vars(gaussian),
+        "message": message,
+    }
+    torch.save(known, out / f"{passes.fabric.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    every_pass(Path(sys.argv[1]), Path(sys.argv[2]), launch(int(sys.argv[3])))

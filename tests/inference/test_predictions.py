@@ -1,0 +1,206 @@
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
+from candid.inference.complexity import code_lengths_by_scale
+from candid.inference.features import FeatureGaussian
+from candid.inference.metrics import bits_per_dimension
+from candid.inference.predictions import Predictions, predict_batches
+from tests.helpers import randomise, small_classifier
+
+Make = Callable[[], GenerativeClassifier | ResNet]
+
+
+def small_resnet() -> ResNet:
+    config = ResNetConfig(3, 16, 16, classes=3, blocks=(1, 1), widths=(4, 8), stem="3x3")
+    return randomise(ResNet(config, seed=0)).eval()
+
+
+def unequal_classifier() -> GenerativeClassifier:
+    """With class priors that matter."""
+    model = small_classifier()
+    model.mixture.log_priors.copy_(torch.tensor([0.2, 0.7, 0.1]).log())
+    return model
+
+
+@pytest.fixture
+def images(generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 256, (11, 3, 16, 16), generator=generator, dtype=torch.uint8)
+
+
+LABELS = torch.arange(11) % 3
+NAMES = tuple(f"image {i}" for i in range(11))
+GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
+both = pytest.mark.parametrize("make", [small_classifier, small_resnet])
+
+
+def batches(images: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:
+    for start, end in pairwise([*range(0, len(images), size), len(images)]):
+        yield images[start:end], LABELS[start:end], NAMES[start:end]
+
+
+def assert_equal(one: Predictions | None, other: Predictions) -> None:
+    assert one is not None
+    for field in fields(Predictions):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        assert a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, Tensor) else a == b, field.name
+
+
+@both
+def test_predictions_do_not_depend_on_the_batch_size(make: Make, images: Tensor) -> None:
+    model = make()
+    whole = predict_batches(model, batches(images, 11))
+    torch.testing.assert_close(whole.logits, model.logits(images / 255), rtol=1e-5, atol=1e-5)
+    for size in (1, 4):
+        parts = predict_batches(model, batches(images, size))
+        for found in (whole, parts):
+            assert torch.equal(found.labels, LABELS) and found.paths == NAMES
+            assert torch.equal(found.complexity, code_lengths_by_scale(images))
+        torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(parts.log_density, whole.log_density, rtol=1e-6, atol=0)
+
+
+def test_densities_are_the_models(images: Tensor) -> None:
+    model = unequal_classifier()
+    found = predict_batches(model, batches(images, 4))
+    assert found.terms is not None and found.log_density is not None and found.log_likelihoods is not None
+    assert found.log_density.dtype == found.log_likelihoods.dtype == torch.float64
+    density = model.log_density(images / 255)
+    for log_density in (found.log_density, found.terms.sum(1)):
+        torch.testing.assert_close(log_density, density, rtol=1e-6, atol=0)
+    truth = model.log_likelihoods(images / 255)
+    torch.testing.assert_close(found.log_likelihoods, truth, rtol=1e-6, atol=0)
+    differences = found.log_likelihoods - found.log_likelihoods[:, :1]
+    torch.testing.assert_close(differences, truth - truth[:, :1], rtol=0, atol=1e-4)
+
+
+@both
+def test_posteriors_are_the_models_and_sum_to_one(make: Make, images: Tensor) -> None:
+    model = make()
+    found = predict_batches(model, batches(images, 4))
+    torch.testing.assert_close(found.posterior.sum(1), torch.ones(11).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.log_posterior.exp(), found.posterior)
+    torch.testing.assert_close(found.posterior.float(), model.posterior(images / 255), rtol=0, atol=1e-5)
+    assert found.log_priors.exp().sum().item() == pytest.approx(1)
+
+
+def test_a_baseline_has_no_density(images: Tensor) -> None:
+    found = predict_batches(small_resnet(), batches(images, 4))
+    assert found.terms is found.log_density is found.log_likelihoods is None
+
+
+def test_features_have_a_distance_once_it_is_known_where_they_lie(images: Tensor) -> None:
+    """To the origin, in the unit of the features, which are the first coefficients of the latent."""
+    model = small_classifier()
+    assert predict_batches(model, batches(images, 4)).distance is None
+    found = predict_batches(model, batches(images, 4), GAUSSIAN).distance
+    features = model.latent(images / 255)[:, :192].detach()
+    torch.testing.assert_close(found, features.double().norm(dim=1), rtol=1e-5, atol=0)
+
+
+@both
+def test_no_images_give_empty_predictions_of_the_same_kind(make: Make, images: Tensor) -> None:
+    model = make()
+    some = predict_batches(model, batches(images, 4))
+    none = predict_batches(model, iter(()))
+    assert len(none) == 0
+    assert_equal(none, some[torch.arange(0)])
+
+
+def test_parts_join_and_split(images: Tensor) -> None:
+    whole = predict_batches(small_classifier(), batches(images, 11), GAUSSIAN)
+    first, rest = whole[torch.arange(4)], whole[torch.arange(4, 11)]
+    assert (len(first), first.paths) == (4, NAMES[:4])
+    assert_equal(Predictions.joined([first, rest]), whole)
+    assert_equal(
+        Predictions.joined([rest, whole[torch.arange(0)], first])[(torch.arange(11) - 4) % 11], whole
+    )
+
+
+ODD_NAMES = ("päth/ü 1.png", "two\nlines\r.png", " ", "", "猫/🐈.png", "no utf-8: \udcff\udc80")
+
+
+@both
+def test_saved_predictions_come_back(make: Make, images: Tensor, tmp_path: Path) -> None:
+    model = make()
+    saved = replace(predict_batches(model, batches(images, 4)), paths=(*ODD_NAMES, *NAMES[:5]))
+    for some in (saved, saved[torch.tensor([3])], saved[torch.arange(0)]):
+        some.save(tmp_path / "new folder" / "found.safetensors")
+        assert_equal(Predictions.load(tmp_path / "new folder" / "found.safetensors"), some)
+    assert len(list((tmp_path / "new folder").iterdir())) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=5))
+def test_any_path_comes_back(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> None:
+    n, file = len(paths), tmp_path_factory.getbasetemp() / "any.safetensors"
+    numbers = torch.arange(n)
+    some = Predictions(
+        tuple(paths), numbers, -numbers, torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None
+    )
+    some.save(file)
+    assert_equal(Predictions.load(file), some)
+
+
+def test_cut_files_are_not_loaded(images: Tensor, tmp_path: Path) -> None:
+    file = tmp_path / "whole"
+    predict_batches(small_classifier(), batches(images, 11), GAUSSIAN).save(file)
+    content = file.read_bytes()
+    for length in [*range(0, len(content), 37), len(content) - 1]:
+        cut = tmp_path / f"cut at {length}"  # loaded tensors may be views of their file
+        cut.write_bytes(content[:length])
+        assert Predictions.load(cut) is None
+
+
+def other_files(whole: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Safetensors that are no predictions."""
+    yield {}
+    yield {"paths": torch.zeros(0)}
+    for name in ("paths", "labels", "logits", "log_priors", "complexity"):
+        yield {key: value for key, value in whole.items() if key != name}
+    yield {**whole, "colour": torch.zeros(2)}
+    for name in ("labels", "logits", "complexity", "terms", "distance"):
+        yield {**whole, name: torch.zeros(())}
+        yield {**whole, name: torch.zeros(3)}
+    yield {**whole, "paths": torch.zeros(3, dtype=torch.uint8)}
+    yield {**whole, "paths": torch.zeros(2, dtype=torch.bfloat16)}
+    yield {**whole, "paths": torch.full((9,), 255, dtype=torch.uint8)}
+
+
+def test_foreign_files_are_not_loaded(tmp_path: Path) -> None:
+    whole = {
+        "paths": torch.tensor(list(b"a\0b\0"), dtype=torch.uint8),
+        "labels": torch.zeros(2, dtype=torch.long),
+        "keys": torch.zeros(2, dtype=torch.long),
+        "logits": torch.zeros(2, 3),
+        "log_priors": torch.zeros(3),
+        "complexity": torch.zeros(2),
+    }
+    save_file(whole, tmp_path / "whole")
+    assert Predictions.load(tmp_path / "whole") is not None
+    for i, tensors in enumerate(other_files(whole)):
+        save_file(tensors, tmp_path / str(i))
+        assert Predictions.load(tmp_path / str(i)) is None, tensors.keys()
+    (tmp_path / "text").write_text("no tensors at all")
+    for path in (tmp_path / "text", tmp_path / "missing", tmp_path):
+        assert Predictions.load(path) is None
+
+
+def test_the_loss_in_bits_is_the_density_in_bits(images: Tensor) -> None:
+    model = small_classifier().double()
+    x = images.double() / 255
+    density = model.log_density(x)
+    torch.testing.assert_close(model.log_density_of(model(x)), density, rtol=0, atol=0)
+    losses = information_bottleneck_loss(model, x, LABELS, beta=1)
+    bits = losses.L_X.item() / math.log(2) + model.bits_offset
+    assert bits == pytest.approx(bits_per_dimension(density, model.dimensions), rel=1e-9)

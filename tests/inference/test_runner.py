@@ -1,0 +1,266 @@
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from candid import GenerativeClassifier, ResNet
+from candid._support.errors import CandidError
+from candid.data.loader import named_batches
+from candid.data.parts import open_images, open_part
+from candid.data.splits import ArraySplit, FileSplit, View, decode_as
+from candid.inference.features import FeatureGaussian, Moments
+from candid.inference.predictions import Predictions, predict_batches
+from candid.inference.runner import Passes
+from tests.data.helpers import write_folder, write_shard
+from tests.helpers import small_classifier
+from tests.inference.pass_in_processes import GAUSSIAN, VIEW, array, counted, every_pass
+from tests.inference.test_predictions import assert_equal, small_resnet
+from tests.training.runs import run
+
+
+def photos(folder: Path) -> FileSplit:
+    if not folder.exists():
+        write_folder(folder, {"a": 3, "b": 4, "c": 2}, width=30)
+    split = open_part(str(folder), "abc").split
+    assert isinstance(split, FileSplit)
+    return split
+
+
+@pytest.mark.parametrize("make", [small_classifier, small_resnet])
+@pytest.mark.parametrize("where", ["memory", "files", "files by workers"])
+def test_a_pass_is_one_over_the_batches(
+    make: Callable[[], GenerativeClassifier | ResNet], where: str, tmp_path: Path
+) -> None:
+    split = array() if where == "memory" else photos(tmp_path / "photos")
+    gaussian = None if make is small_resnet else GAUSSIAN
+    passes = Passes(make(), workers=2 if "workers" in where else 0)
+    passes.batch = 4
+    found = passes.predictions(split, VIEW, "test", gaussian)
+    assert_equal(found, predict_batches(make(), named_batches(split, VIEW, 4), gaussian))
+
+
+def test_progress_is_shown_by_images() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def track(items: Any, *rest: Any) -> Any:
+        seen.append(rest)
+        return items
+
+    passes = Passes(small_classifier(), track=track)
+    passes.batch = 5
+    passes.predictions(array(), VIEW, "test")
+    assert seen == [("test", 5, 5)]
+
+
+def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
+    made = Passes(small_classifier(), folder=tmp_path / "new").predictions(
+        array(), VIEW, "a test/1", GAUSSIAN
+    )
+    again = Passes(small_classifier(), folder=tmp_path / "new")
+    calls = counted(again)
+    assert made is not None
+    assert_equal(again.predictions(array(), VIEW, "a test/1", GAUSSIAN), made)
+    assert_equal(again.predictions(array(), VIEW, "another name", GAUSSIAN), made)
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name.startswith("a-test-1-")
+    assert not calls
+
+
+def test_a_pass_that_cannot_be_kept_is_made_nevertheless(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said: list[str] = []
+    passes = Passes(small_classifier(), folder=tmp_path / "file", say=said.append)
+    made = Passes(small_classifier()).predictions(array(), VIEW, "test")
+    assert made is not None
+    assert_equal(passes.predictions(array(), VIEW, "test"), made)
+    assert len(said) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in said[0]
+
+
+def touched(split: FileSplit) -> FileSplit:
+    path = split.paths[3]
+    path.write_bytes(path.read_bytes() + b"more")
+    return split
+
+
+OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
+    "model": lambda split: {"model": small_classifier(seed=1)},
+    "kind of model": lambda split: {"model": small_resnet()},
+    "pixels": lambda split: {"split": replace(split, images=split.images ^ 1)},
+    "labels": lambda split: {"split": replace(split, labels=split.labels.flip(0))},
+    "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
+    "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
+    "view": lambda split: {"view": View(3, 16, 16)},
+    "no gaussian": lambda split: {"gaussian": None},
+    "gaussian": lambda split: {"gaussian": replace(GAUSSIAN, means=torch.ones(1, 192))},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"split": array(), "view": VIEW, "name": "test", "gaussian": GAUSSIAN}
+    Passes(small_classifier(), folder=tmp_path).predictions(**usual)
+    changes = OTHERS[other](array())
+    model = changes.pop("model", small_classifier())
+    usual["gaussian"] = None if isinstance(model, ResNet) else usual["gaussian"]
+    passes = Passes(model, folder=tmp_path)
+    calls = counted(passes)
+    passes.predictions(**{**usual, **changes})
+    assert calls
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
+    for change in (lambda split: split, touched, lambda split: replace(split, labels=split.labels.flip(0))):
+        Passes(small_classifier(), folder=tmp_path / "kept").predictions(
+            change(photos(tmp_path / "photos")), VIEW, "test"
+        )
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+
+
+@pytest.mark.parametrize("length", [0, 5, 1000, None])
+def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None:
+    made = Passes(small_classifier(), folder=tmp_path).predictions(array(), VIEW, "test")
+    assert made is not None
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole[::-1] if length is None else whole[:length])
+    said: list[str] = []
+    for _ in range(2):
+        passes = Passes(small_classifier(), folder=tmp_path, say=said.append)
+        assert_equal(passes.predictions(array(), VIEW, "test"), made)
+    assert said == [f"'{file}' is cut or damaged: it is made anew."]
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
+
+
+def crops_by_hand(larger: Tensor) -> list[Tensor]:
+    """Of (C, 18, 18)."""
+    corners = [larger[:, t : t + 16, s : s + 16] for t, s in ((0, 0), (0, 2), (2, 0), (2, 2), (1, 1))]
+    return [*corners, *(corner.flip(2) for corner in corners)]
+
+
+def test_ten_crops_are_averaged(tmp_path: Path) -> None:
+    model, files = small_classifier(), photos(tmp_path / "photos")
+    padded = np.pad(array().images.numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
+    decoded = [decode_as(path, View(3, 18, 18), None) for path in files.paths]
+    for split, larger in ((array(), list(torch.from_numpy(padded))), (files, decoded)):
+        crops = [torch.stack(crops_by_hand(image)) for image in larger]
+        truth = torch.stack([model.posterior(each / 255).mean(0) for each in crops])
+        for _ in range(2):  # made and kept
+            found = Passes(model, folder=tmp_path / "kept").ten_crops(split, VIEW, "test")
+            assert found is not None
+            torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [small_classifier, small_resnet])
+def test_the_gaussian_of_features_is_that_of_the_model(
+    make: Callable[[], GenerativeClassifier | ResNet],
+) -> None:
+    model, split = make(), array()
+    passes = Passes(model)
+    passes.batch = 5
+    found = passes.feature_gaussian(split, VIEW, "features")
+    with torch.no_grad():
+        x = split.images / 255
+        features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
+    moments = Moments(3, features.shape[1])
+    moments.add(features, split.labels)
+    torch.testing.assert_close(
+        found.distance(features), moments.gaussian().distance(features), rtol=1e-3, atol=0
+    )
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_vanished_is_named_in_one_sentence(kept: bool, workers: int, tmp_path: Path) -> None:
+    split = photos(tmp_path / "photos")
+    split.paths[5].unlink()
+    passes = Passes(small_classifier(), folder=tmp_path / "kept" if kept else None, workers=workers)
+    with pytest.raises(CandidError, match=r"photos/b/002.png' can't be used: .*No such file") as caught:
+        passes.predictions(split, VIEW, "test")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_folder(folder / "files", {"a": 5, "b": 8, "c": 4}, width=30)
+    write_folder(folder / "broken", {"a": 5, "b": 8, "c": 4})
+    (folder / "broken" / "b" / "003.png").write_bytes(b"")
+    write_shard(folder / "shards" / "train.tar", range(3))
+    write_shard(folder / "shards" / "test-0.tar", range(20, 37))
+    write_shard(folder / "shards" / "test-1.tar", range(8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    every_pass(data, folder)
+    return folder
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_find_the_same_together(data: Path, alone: Path, processes: int, tmp_path: Path) -> None:
+    python = [sys.executable, "-m"]
+    torchrun = [*python, "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", "-m"]
+    command = [*(python if processes == 2 else torchrun), "tests.inference.pass_in_processes"]
+    process = run(data, tmp_path, str(processes), command=command)
+    assert process.returncode == 0, process.stderr
+    kept = sorted(path.name for path in alone.glob("*.safetensors"))
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == kept
+    assert [name.rsplit("-", 1)[0] for name in kept] == [
+        "array",
+        "files",
+        "one",
+        "shards",
+        "ten-crops-of-array",
+    ]
+    for name in kept:
+        if name.startswith("shards"):
+            assert_same_shards(Predictions.load(tmp_path / name), Predictions.load(alone / name))
+        else:
+            assert (tmp_path / name).read_bytes() == (alone / name).read_bytes()
+    truth = torch.load(alone / "0.pt", weights_only=True)
+    gaussian = FeatureGaussian(**truth["gaussian"])
+    for rank in range(processes):
+        known = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        first = rank == 0
+        assert (known["first"], known["has results"]) == (first, [first, first])
+        assert known["calls for what was kept"] == 0
+        assert known["message"] == truth["message"]
+        torch.testing.assert_close(known["gaussian"], vars(gaussian), rtol=1e-3, atol=1e-3)
+    assert "broken/b/003.png' can't be used" in truth["message"]
+
+
+def assert_same_shards(found: Predictions | None, truth: Predictions | None) -> None:
+    """In the order of the names; other processes have other batches, which round otherwise."""
+    assert found is not None and truth is not None
+    assert found.paths == truth.paths == tuple(sorted(truth.paths))
+    assert [path.rsplit("/", 2)[1:] for path in truth.paths] == [
+        *(["test-0.tar", f"{i:05}"] for i in range(20, 37)),
+        *(["test-1.tar", f"{i:05}"] for i in range(8)),
+    ]
+    assert found.labels.tolist() == truth.labels.tolist() == [-1] * 25
+    assert torch.equal(found.complexity, truth.complexity)
+    torch.testing.assert_close(found.logits, truth.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.terms, truth.terms, rtol=1e-5, atol=0)
+
+
+def test_shards_are_seen_as_the_same_images_in_memory(data: Path, alone: Path) -> None:
+    split = open_images(str(data / "shards"), VIEW)
+    (file,) = alone.glob("shards-*")
+    found = Predictions.load(file)
+    assert found is not None
+    rows = {name: row for row, name in enumerate(found.paths)}
+    model = small_classifier()
+    for images, _, names in named_batches(split, VIEW, 6):
+        logits = model.logits(images / 255)
+        torch.testing.assert_close(found.logits[[rows[name] for name in names]], logits, rtol=1e-4, atol=1e-4)

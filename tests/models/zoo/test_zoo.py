@@ -1,0 +1,103 @@
+"""The models that come with the package: whole, small, calibrated, and as their cards say."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_sample_images
+from typer.testing import CliRunner
+
+import candid
+from candid import CandidError, CheckpointError
+from candid.cli.app import app
+from candid.evaluation.evaluate import training_of
+from candid.models import zoo
+from candid.models.zoo.cards import as_markdown
+from candid.trust.held_out import HeldOut
+
+MODELS = zoo.names()
+GENERATIVE = [name for name in MODELS if zoo.card(name)["kind"] == "generative"]
+
+
+def photos() -> torch.Tensor:
+    """Two photos of 32 x 32, cut from scikit-learn's."""
+    images = torch.stack([torch.from_numpy(image.copy()) for image in load_sample_images().images])
+    return images[:, 100:132, 200:232].permute(0, 3, 1, 2) / 255
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bundled_model_loads_by_its_name(name: str) -> None:
+    model = candid.load_any(name)
+    posterior = model.posterior(photos())
+    assert torch.allclose(posterior.sum(1), torch.ones(2))
+    held_out = HeldOut.of(model)
+    assert held_out is not None and len(held_out) == 1000
+    assert Path(training_of(model)["data"]).parts == ("cifar-10-batches-bin",)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_file_is_larger_than_four_megabytes(name: str) -> None:
+    assert all(file.stat().st_size <= 4_000_000 for file in (zoo.FOLDER / name).iterdir())
+
+
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_a_bundled_model_still_inverts_in_double_precision(name: str) -> None:
+    model = candid.load(name).double()
+    x = photos().double()
+    with torch.inference_mode():
+        assert (model.invert(model.latent(x)) - x).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_card_says_what_the_model_is_and_how_it_did(name: str) -> None:
+    card = zoo.card(name)
+    model = candid.load_any(name)
+    assert card["classes"] == list(model.class_names)
+    assert card["parameters"] == sum(p.numel() for p in model.parameters())
+    assert card["bytes"] == sum(file.stat().st_size for file in (zoo.FOLDER / name).glob("*.safetensors"))
+    assert 0 < card["figures"]["accuracy"] < 1
+    assert ("bits_per_dim" in card["figures"]) == (card["kind"] == "generative")
+    assert all(card[part] for part in ("data", "training", "storage", "limits", "not_for", "more_figures"))
+    assert (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8") == as_markdown(card)
+
+
+def test_the_command_lists_models_and_shows_cards() -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["models"], env={"COLUMNS": "120"}).output
+    assert all(name in listed for name in MODELS)
+    cards = json.loads(runner.invoke(app, ["models", "--json"]).stdout)
+    assert [card["name"] for card in cards] == MODELS
+    assert json.loads(runner.invoke(app, ["models", MODELS[0], "--json"]).stdout) == cards[0]
+    shown = runner.invoke(app, ["models", "cifar10-beta1"]).output
+    assert "Not to be used for" in shown and "bits/dim" in shown
+
+
+def test_a_name_that_is_none_gets_a_hint() -> None:
+    with pytest.raises(CandidError, match="did you mean 'cifar10-beta1'"):
+        zoo.card("cifar10-bet1")
+    with pytest.raises(CheckpointError, match="did you mean 'cifar10-beta1'"):
+        candid.load("cifar10-beta-1")
+
+
+def test_a_folder_of_ones_own_comes_before_a_bundled_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(zoo.FOLDER / "cifar10-resnet", "cifar10-beta1")
+    assert isinstance(candid.load_any("cifar10-beta1"), candid.ResNet)
+
+
+def test_a_bundled_model_is_not_calibrated_anew() -> None:
+    done = CliRunner().invoke(app, ["calibrate", "cifar10-beta1", "digits"])
+    assert isinstance(done.exception, CheckpointError) and "comes with candid" in str(done.exception)
+
+
+def test_examine_gives_verdicts_at_once(tmp_path: Path) -> None:
+    from PIL import Image
+
+    noise = torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8)
+    Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
+    done = CliRunner().invoke(app, ["examine", "cifar10-beta1", str(tmp_path / "noise.png"), "--json"])
+    assert json.loads(done.stdout)["verdict"] == "novel"

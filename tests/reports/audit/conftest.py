@@ -1,0 +1,19 @@
+from pathlib import Path
+
+import pytest
+
+import candid
+from candid.training.loop import train
+from tests.training.runs import small_config
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generative model of digits with held-out scores, the same without, and a ResNet."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(small_config(epochs=1, holdout=0.3), folder / "own")
+    train(small_config(epochs=1, holdout=0.3, baseline=True), folder / "resnet")
+    model = candid.load(folder / "own/model/best")
+    model.calibration = {}
+    candid.save(model, folder / "bare")
+    return folder

@@ -1,0 +1,182 @@
+"""The sweep over corruptions: what it measures, keeps and writes."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import candid
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid.cli.app import app
+from candid.data.datasets import open_dataset
+from candid.data.splits import ArraySplit
+from candid.evaluation.roc import area_under_curve
+from candid.inference.predictions import image_keys
+from candid.robustness.corruptions.benchmark import ALEXNET, Reference, Request, Sweep, sweep
+from candid.robustness.corruptions.registry import CORRUPTIONS, corrupt
+from candid.robustness.corruptions.tables import write_tables
+
+CHOSEN = ("gaussian_noise", "contrast")
+
+
+def request(runs: Path, out: Path, **changes: Any) -> Request:
+    own = Request((runs / "own/model/best",), "digits", out, corruptions=CHOSEN, severities=(1, 5), workers=0)
+    return replace(own, **changes)
+
+
+def test_errors_entropies_and_areas_are_those_of_the_corrupted_images(runs: Path, tmp_path: Path) -> None:
+    found = sweep(request(runs, tmp_path))
+    assert found is not None
+    (own,), reference = found
+    assert reference is None and own.name == "own" and own.beta == 1.0
+    model = candid.load(runs / "own/model/best")
+    test = open_dataset("digits", holdout=0.3).test
+    assert isinstance(test, ArraySplit)
+    images, labels = test.images, test.labels
+
+    def posterior(pixels: torch.Tensor) -> torch.Tensor:
+        return model.posterior(pixels / 255).detach().double()
+
+    clean = posterior(images)
+    assert own.clean_error == pytest.approx(float((clean.argmax(1) != labels).double().mean()))
+    for number, name in ((0, "gaussian_noise"), (11, "contrast")):
+        assert list(CORRUPTIONS)[number] == name
+        surprises = []
+        for i, severity in enumerate((1, 5)):
+            parts = [
+                corrupt(
+                    part, name, severity, generator(0, number, severity, int(image_keys(part).sum()) % 2**63)
+                )
+                for part in images.split(250)
+            ]
+            seen = posterior(torch.cat(parts))
+            surprises.append(-model.log_density(torch.cat(parts) / 255).detach())
+            assert own.errors[name][i] == pytest.approx(
+                float((seen.argmax(1) != labels).double().mean()), abs=0.006
+            )
+            entropy = float(torch.special.entr(seen).sum(1).mean())
+            assert own.entropies[name][i] == pytest.approx(entropy, abs=1e-3)
+        # one-tailed: the lower the density, the more outlying; both severities together
+        area = area_under_curve(-model.log_density(images / 255).detach(), torch.cat(surprises))
+        assert own.auc["one-tailed"][name] == pytest.approx(area, abs=1e-3)
+    assert own.errors["gaussian_noise"][1] > own.clean_error
+    assert set(own.auc["joint"]) == set(CHOSEN) and own.test == "joint"
+
+
+def test_a_second_sweep_reads_what_the_first_kept(runs: Path, tmp_path: Path) -> None:
+    first = sweep(request(runs, tmp_path))
+    kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "predictions").iterdir()}
+    assert len(kept) == 5
+    next(iter(kept)).unlink()
+    shown: list[str] = []
+
+    def track(items: Any, title: str, *_: object) -> Any:
+        shown.append(title)
+        return items
+
+    assert sweep(request(runs, tmp_path), track) == first
+    assert len(shown) == 1
+    other = sweep(request(runs, tmp_path, seed=1))
+    assert other is not None and other != first
+
+
+def test_corruption_errors_are_relative_to_a_baseline(runs: Path, tmp_path: Path) -> None:
+    found = sweep(request(runs, tmp_path, baseline=runs / "resnet/model/best"))
+    assert found is not None
+    (own,), reference = found
+    assert reference is not None and reference.name == "resnet"
+    ratio = sum(own.errors["contrast"]) / 2 / reference.errors["contrast"]
+    assert own.corruption_errors(reference)["contrast"] == pytest.approx(ratio)
+    relative = (sum(own.errors["contrast"]) / 2 - own.clean_error) / (
+        reference.errors["contrast"] - reference.clean
+    )
+    assert own.relative_errors(reference)["contrast"] == pytest.approx(relative)
+
+
+def test_alexnet_is_its_own_reference() -> None:
+    errors = {name: [error] * 5 for name, error in ALEXNET.errors.items()}
+    alexnet = Sweep("AlexNet", None, ALEXNET.clean, 1.0, errors, {name: [1.5] * 5 for name in errors})
+    record = alexnet.record(ALEXNET)
+    assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
+    assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
+    perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
+    assert alexnet.record(perfect)["mce"] is None
+
+
+def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> None:
+    test = open_dataset("digits", holdout=0.3).test
+    assert isinstance(test, ArraySplit)
+    for severity in (1, 5):
+        changed = corrupt(test.images[:40], "contrast", severity, generator(0))
+        for i, (image, label) in enumerate(zip(changed, test.labels, strict=False)):
+            place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(place / f"{i}.png")
+    found = sweep(
+        request(runs, tmp_path / "out", part="test", corruptions=("contrast",), corrupted=tmp_path / "made")
+    )
+    assert found is not None
+    own = found[0][0]
+    model = candid.load(runs / "own/model/best")
+    wrong = model.predict(corrupt(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
+    assert own.images == 40 and own.severities == (1, 5)
+    assert own.errors["contrast"][1] == pytest.approx(float(wrong.double().mean()), abs=0.026)
+
+
+def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None:
+    models = (runs / "own/model/best", runs / "resnet/model/best")
+    found = sweep(request(runs, tmp_path, models=models, baseline=models[1]))
+    assert found is not None
+    files = {file.suffix: file.read_text() for file in write_tables(*found, tmp_path)}
+    assert files.keys() == {".json", ".csv", ".md", ".tex", ".html"}
+    own, resnet = json.loads(files[".json"])
+    assert resnet["mce"] == pytest.approx(1) and resnet["model"] == "resnet" and own["reference"] == "resnet"
+    rows = list(csv.DictReader(files[".csv"].splitlines()))
+    assert len(rows) == 4 and float(rows[0]["error_5"]) == pytest.approx(
+        own["errors"]["gaussian_noise"][1], rel=1e-5
+    )
+    area = f"{100 * own['auc']['joint']['gaussian_noise']:.1f}"
+    for ending in (".md", ".tex", ".html"):
+        assert area in files[ending] and f"{100 * own['mce']:.1f}" in files[ending]
+    page = ElementTree.fromstring(files[".html"].split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
+    assert len(page.findall(".//tbody/tr")) == 2
+    assert files[".tex"].count("\\\\") == 3
+
+
+def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"corruptions": ("fogg",)}, "did you mean 'fog'"),
+        ({"severities": (6,)}, "Severity 6 does not exist"),
+        ({"severities": ()}, "at least one"),
+        ({"images": 0}, "at least 1"),
+        ({"corrupted": tmp_path / "none"}, "no data set or folder"),
+    ):
+        with pytest.raises(CandidError, match=message):
+            sweep(request(runs, tmp_path, **changes))
+
+
+def test_the_command_prints_a_table_or_json(runs: Path, tmp_path: Path) -> None:
+    models = [str(runs / "own/model/best"), str(runs / "resnet/model/best")]
+    options = [
+        "--corruptions",
+        "contrast, fog",
+        "--severities",
+        "5",
+        "--images",
+        "50",
+        "--out",
+        str(tmp_path),
+    ]
+    done = CliRunner().invoke(app, ["corrupt", *models, "digits", *options, "--workers", "0"])
+    assert done.exit_code == 0, done.output
+    assert "clean error (%)" in done.stdout and "Fog" in done.stdout and "own" in done.stdout
+    done = CliRunner().invoke(app, ["corrupt", *models, "digits", *options, "--workers", "0", "--json"])
+    assert [each["model"] for each in json.loads(done.stdout)] == ["own", "resnet"]
