@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from candid._support.files import replacing
 from candid.evaluation.evaluate import beta_of, training_of
 from candid.models import checkpoint, zoo
-from candid.models.checkpoint import replacing
 from candid.models.resnet import ResNet
 from candid.models.zoo.cards import as_markdown
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
+from candid._support.files import replacing
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import FIGURES
 from candid.evaluation.study import temperature_scaled
 from candid.inference.predictions import Predictions
 from candid.models import zoo
-from candid.models.checkpoint import replacing
 from candid.reports import plots
 from experiments.cards import add_figures
 from experiments.tables import card_figures, filled, headline, second_seed, tables, title

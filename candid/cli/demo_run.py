@@ -17,7 +17,6 @@ from candid.data.loader import named_batches
 from candid.data.parts import unknown
 from candid.data.splits import ArraySplit, untracked
 from candid.evaluation.calibration_error import expected_calibration_error, top_bins
-from candid.evaluation.study import Judge
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.inference.metrics import accuracy, bits_per_dimension
 from candid.inference.predictions import Predictions, predict_batches
@@ -27,6 +26,7 @@ from candid.training.loop import AfterEpoch, train
 from candid.training.options import load_config
 from candid.training.setup import open_data
 from candid.trust.held_out import needed
+from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 
 CHANGES = ((4, 9), (0, 6), (8, 3), (7, 2))

@@ -47,7 +47,8 @@ def examine(
 
     Images that can't be used are named on standard error, and the exit code is then 2; the others are judged.
     """
-    from candid.trust.examine import Examination, Examiner, Explainer, image_paths
+    from candid.explanations.explainer import Explainer
+    from candid.trust.examine import Examination, Examiner, image_paths
 
     pages = _Pages(figures)
     paths = [path for path in image_paths(images) if not pages.is_one(path)]

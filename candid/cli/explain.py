@@ -72,9 +72,9 @@ def explain(
     heats = _numbers(temperatures)
     out = out or Path("explanation") / short_name(model)
 
+    from candid._support.files import replacing
     from candid._support.progress import Progress
     from candid.explanations.overview import Request, overview
-    from candid.models.checkpoint import replacing
 
     progress = Progress()
     request = Request(

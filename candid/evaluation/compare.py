@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
-from candid.models.checkpoint import replacing
+from candid._support.files import replacing
 
 Row = dict[str, Any]
 FIGURES = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")

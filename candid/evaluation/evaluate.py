@@ -13,12 +13,13 @@ from candid._support.errors import CandidError
 from candid.data.parts import Part, open_images, open_part, thinned, trained_on
 from candid.data.splits import Split, Track, View, other_size, untracked
 from candid.evaluation import study
-from candid.evaluation.study import LEVEL, Detection, Judge
+from candid.evaluation.study import Detection
 from candid.inference.predictions import Model, Predictions
 from candid.inference.runner import Passes
 from candid.models import checkpoint
 from candid.models.resnet import ResNet
 from candid.trust.held_out import HeldOut, calibrate, fewer, needed
+from candid.trust.judge import LEVEL, Judge
 from candid.trust.scores import Statistics, statistics_of, with_ensemble
 from candid.trust.verdict import Verdict
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
+from candid._support.files import replacing
 from candid.evaluation.evaluate import Evaluation
 from candid.inference.predictions import ANY_NAME, Predictions
-from candid.models.checkpoint import replacing
 from candid.models.resnet import ResNet
 from candid.trust.scores import TESTS
 

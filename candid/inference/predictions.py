@@ -10,11 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from candid._support.files import replacing, write_tensors
 from candid._support.randomness import generator
 from candid.data.splits import NamedBatch
 from candid.inference.complexity import code_lengths_by_scale
 from candid.inference.features import FeatureGaussian
-from candid.models.checkpoint import replacing, write_tensors
 from candid.models.flow.classifier import GenerativeClassifier, Outputs
 from candid.models.resnet import ResNet
 

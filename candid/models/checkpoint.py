@@ -8,20 +8,18 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError, CheckpointError, did_you_mean
+from candid._support.files import _temporary, _to_disk, remove_unfinished, replacing, write_tensors
 from candid._support.version import __version__
 from candid.models import zoo
 from candid.models.flow.classifier import GenerativeClassifier
@@ -29,8 +27,8 @@ from candid.models.flow.invertible import Memory
 from candid.models.flow.presets import ClassifierConfig
 from candid.models.resnet import ResNet, ResNetConfig
 
+RECORD = "model.json"
 FORMAT, FORMAT_VERSION = "candid-model", 1
-RECORD, TEMPORARY = "model.json", ".writing-"
 TENSORS = ("weights", "calibration")
 OURS = re.compile(rf"({'|'.join(TENSORS)})-[0-9a-f]{{16}}\.safetensors")
 """Files of tensors that were written here: no others are removed."""
@@ -249,43 +247,10 @@ def _write_tensors(folder: Path, part: str, state: dict[str, Tensor]) -> Path:
         return temporary.replace(folder / _name(temporary, part))
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As a safetensors file with the usual permissions: safetensors would let only its owner read it."""
-    path.touch()
-    usual_mode = path.stat().st_mode
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
-    path.chmod(usual_mode)
-
-
 def _name(path: Path, part: str) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{part}-{digest[:16]}.safetensors"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write instead of ``path``; it takes its place once it is whole and on the disk."""
-    with _temporary(path.parent) as temporary:
-        yield temporary
-        _to_disk(temporary)
-        temporary.replace(path)
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A file to be renamed, in a folder of its own: safetensors puts more files beside it."""
-    room = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
-    room.mkdir()
-    try:
-        yield room / "file"
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
@@ -295,9 +260,3 @@ def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
         if OURS.fullmatch(old.name) and old.name not in named:
             old.unlink(missing_ok=True)
     remove_unfinished(folder)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """What a killed process left half-written in ``folder``."""
-    for room in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(room, ignore_errors=True)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError
+from candid._support.files import replacing
 from candid._support.randomness import generator
 from candid._support.text import short_name
 from candid._support.version import __version__
@@ -294,7 +295,7 @@ def _archive_runner(content: bytes) -> Run:
 def _write(content: bytes, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with checkpoint.replacing(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         raise CandidError(

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.evaluation.study import Judge
 from candid.explanations.counterfactual import Counterfactual, counterfactual
+from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
 from candid.inference.predictions import Model
 from candid.inference.runner import batch_size
@@ -40,8 +40,9 @@ from candid.serve.answers import (
     Unusable,
 )
 from candid.serve.limits import FILES, Limits
-from candid.trust.examine import Examination, Examiner, Explainer, Explanation
+from candid.trust.examine import Examination, Examiner
 from candid.trust.examine import Unusable as NoExamination
+from candid.trust.judge import Judge
 
 TOP = 5
 """Heatmaps and nearest classes."""

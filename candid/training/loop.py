@@ -16,6 +16,7 @@ from torch import nn
 from candid._support.config import to_dict
 from candid._support.distributed import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.files import remove_unfinished
 from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset
@@ -88,7 +89,7 @@ def train(
     if state is None and config.actnorm_from_data and config.start is None:
         start_actnorm(model, data, view, plan)
     if first:
-        checkpoint.remove_unfinished(folder.path)
+        remove_unfinished(folder.path)
     if first:
         folder.create(config)
     if first and data.skipped:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from candid._support.config import from_dict
 from candid._support.errors import CandidError, CheckpointError
+from candid._support.files import replacing
 from candid.inference.predictions import ANY_NAME
 from candid.models import checkpoint
-from candid.models.checkpoint import replacing
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.resnet import ResNet
 from candid.training.options import TrainConfig, read_toml, write_toml

@@ -18,14 +18,11 @@ from candid.data.images import BadImageError, path_of
 from candid.data.parts import unknown
 from candid.data.splits import View, decode_as
 from candid.evaluation.evaluate import view_of
-from candid.evaluation.study import Judge
-from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
-from candid.explanations.decision_space import DecisionSpace, Reading, decision_spaces, in_words
-from candid.explanations.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
 from candid.inference.predictions import Model, Passed, outputs_of, predictions_of, to_float
 from candid.inference.runner import batch_size
 from candid.models.flow.classifier import GenerativeClassifier, Outputs
 from candid.trust.held_out import HeldOut, needed
+from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 from candid.trust.verdict import Verdict
 
@@ -186,55 +183,3 @@ def _decode(path: Path, view: View) -> Tensor | BadImageError:
         return decode_as(path, view, None)
     except BadImageError as error:
         return error
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why the model says it."""
-
-    maps: Heatmaps
-    space: DecisionSpace
-    reading: Reading
-    changed: Counterfactual | str | None
-    """The counterfactual, or why there is none; None if it was not asked for."""
-
-
-class Explainer:
-    """A generative model that is ready to explain what it says of images."""
-
-    def __init__(
-        self,
-        model: Model,
-        top: int = 3,
-        contrast: float = CONTRAST,
-        towards: int | None = None,
-        target: float = TARGET,
-    ) -> None:
-        if not isinstance(model, GenerativeClassifier):
-            raise CandidError("A ResNet can't explain itself, it has no latent: give a generative model.")
-        if top < 1:
-            raise CandidError(f"A page has the heatmap of at least 1 class, not of {top}.")
-        check_contrast(contrast)
-        check_target(target)
-        self.model, self.top, self.contrast = model, min(top, model.config.classes), contrast
-        self.towards, self.target = towards, target
-        self.fast, self.spatial = model.frozen(), SpatialMixture(model)
-
-    def explain(self, examined: Examination) -> Explanation:
-        """Heatmaps of the most probable classes, the decision space, and if asked for, a counterfactual."""
-        assert examined.outputs is not None
-        (space,) = decision_spaces(self.model, examined.outputs)
-        return Explanation(
-            heatmaps(self.model, examined.outputs, None, self.top, self.contrast, self.spatial),
-            space,
-            in_words(space, self.model.class_names, examined.p_value, examined.verdict),
-            self._changed(examined),
-        )
-
-    def _changed(self, examined: Examination) -> Counterfactual | str | None:
-        if self.towards is None:
-            return None
-        try:
-            return counterfactual(self.fast, examined.image, self.towards, self.target)
-        except CandidError as error:  # of this image alone
-            return str(error)

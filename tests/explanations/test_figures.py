@@ -11,9 +11,10 @@ from matplotlib.text import Text
 from candid import GenerativeClassifier
 from candid.explanations.counterfactual import counterfactual, interpolate, samples
 from candid.explanations.decision_space import decision_spaces, in_words
+from candid.explanations.explainer import Explanation
 from candid.explanations.heatmaps import heatmaps
 from candid.reports import plots
-from candid.trust.examine import Examination, Explanation
+from candid.trust.examine import Examination
 from candid.trust.verdict import Verdict
 from tests.explanations.mixtures import decided_classifier
 from tests.reports.test_plots import check_nothing_is_cut_off

@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
-from candid.evaluation.study import Judge
 from candid.explanations.counterfactual import counterfactual
+from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
 from candid.serve.limits import decoded
 from candid.serve.service import Asked, Service, as_png
-from candid.trust.examine import Examination, Examiner, Explainer
+from candid.trust.examine import Examination, Examiner
 from candid.trust.held_out import needed
+from candid.trust.judge import Judge
 from tests.helpers import small_classifier
 from tests.serve.helpers import NAMES, Running, huge_png, picture, running, without_rounding
 

@@ -17,13 +17,14 @@ from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.cli.app import app
 from candid.data.splits import ArraySplit, View
-from candid.evaluation.study import Judge
 from candid.explanations.counterfactual import Counterfactual
+from candid.explanations.explainer import Explainer
 from candid.inference.predictions import predict
 from candid.inference.runner import Passes
 from candid.models.flow.coupling import ActNorm
-from candid.trust.examine import Examination, Examiner, Explainer, Unusable, image_paths
+from candid.trust.examine import Examination, Examiner, Unusable, image_paths
 from candid.trust.held_out import calibrate, needed
+from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 from tests.explanations.mixtures import decided_classifier
 from tests.helpers import small_classifier

@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from candid._support.files import replacing
 from candid.data.loader import named_batches
 from candid.data.parts import open_images, open_part, thinned
 from candid.data.splits import ShardSplit, Track
 from candid.evaluation.evaluate import Evaluation, prepare, training_of, view_of
-from candid.models.checkpoint import replacing
-from candid.trust.examine import Examination, Examiner, Explainer, Explanation
+from candid.explanations.explainer import Explainer, Explanation
+from candid.trust.examine import Examination, Examiner
 
 if TYPE_CHECKING:
     from candid.reports.audit.run import Request, Subject

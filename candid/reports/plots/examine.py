@@ -30,8 +30,9 @@ from candid.reports.plots.style import (
 
 if TYPE_CHECKING:
     from candid.explanations.decision_space import DecisionSpace, Reading
+    from candid.explanations.explainer import Explanation
     from candid.explanations.heatmaps import Heatmaps
-    from candid.trust.examine import Examination, Explanation
+    from candid.trust.examine import Examination
 
 VERDICT_COLOURS = {"accept": GREEN, "ambiguous": ORANGE, "novel": VERMILION}
 FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"

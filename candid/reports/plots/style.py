@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from candid.models.checkpoint import replacing
+from candid._support.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from candid._support.distributed import first_error, gathered, launch
 from candid._support.errors import CandidError
+from candid._support.files import replacing, write_tensors
 from candid._support.randomness import generator
 from candid._support.text import number, short_names
 from candid.data.loader import named_batches
@@ -315,8 +316,8 @@ def _columns(attack: Attack) -> dict[str, Tensor]:
 
 def _save(attack: Attack, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with checkpoint.replacing(file) as temporary:
-        checkpoint.write_tensors(_columns(attack), temporary)
+    with replacing(file) as temporary:
+        write_tensors(_columns(attack), temporary)
 
 
 def _load(file: Path) -> Attack | None:
