@@ -10,9 +10,9 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 from candid._support.randomness import generator
+from candid._support.tables import GOOD, SOME
 from candid._support.text import number
 from candid.evaluation.calibration_error import CRITICAL, expected_calibration_error, top_bins
-from candid.reports.tables import GOOD, SOME
 from candid.robustness.attacks.metrics import VISIBLE, AttackFigures
 from candid.robustness.corruptions.benchmark import Sweep
 from candid.trust.judge import LEVEL

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import count
 
-from candid.reports.tables import Cell
+from candid._support.tables import Cell
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Nothing is loaded from anywhere, and no script runs."""

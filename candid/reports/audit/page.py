@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from candid._support.tables import Cell, area_cell
 from candid._support.text import FIGURES, number
 from candid._support.version import __version__
 from candid.reports.audit import commands
@@ -12,7 +13,6 @@ from candid.reports.audit.markup import Page, badge, marked
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import missing, side_by_side
 from candid.reports.audit.run import Audit
-from candid.reports.tables import Cell, area_cell
 from candid.robustness.attacks.tables import NOTES, attack_tables
 from candid.robustness.corruptions.tables import table as corruption_table
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from candid._support.tables import Cell, area_cell, as_csv, html_page, latex, markdown
 from candid.evaluation.output import write_texts
-from candid.reports.tables import Cell, area_cell, as_csv, html_page, latex, markdown
 from candid.robustness.corruptions.benchmark import Reference, Sweep
 
 SHORT = {

@@ -1,29 +1,27 @@
-"""A table with coloured areas under ROC curves, as Markdown, LaTeX and HTML."""
+"""Tables with coloured areas under ROC curves, as Markdown, LaTeX, HTML and CSV."""
 
 import csv
-import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
 GOOD, SOME = 0.85, 0.55
-"""The paper's limits of good detection, and of some."""
-HTML_COLOURS = {"good": "#00664d", "some": "#8a5a00", "poor": "#a33a00"}
+"""AUC from which the paper calls a detection good, and above which it calls it partial."""
 LATEX_COLOURS = {"good": "Green", "some": "YellowOrange", "poor": "Red"}
 Cell = tuple[str, str]
-"""Text, and what its colour says: good, some, poor or nothing."""
+"""The text of a cell, and its mark: good, some, poor or none."""
 Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 """Head and rows."""
 
 
 def area_cell(area: float | None) -> Cell:
-    """An area under the ROC curve, in percent."""
+    """Return the cell of an area under the ROC curve, in percent."""
     if area is None:
         return "–", ""
     return f"{100 * area:.1f}", "good" if area >= GOOD else "some" if area > SOME else "poor"
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Numbers with six digits, nothing for None."""
+    """Return ``rows`` as CSV: numbers with six digits, an empty cell for None."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -33,7 +31,7 @@ def as_csv(rows: Iterable[Sequence[object]]) -> str:
 
 
 def markdown(tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:
-    """Tables by caption; an empty one is not shown."""
+    """Return ``tables`` by caption as Markdown; an empty caption is not shown."""
     marks = {"good": "**{}**", "poor": "*{}*"}
     text = ""
     for caption, (head, rows) in tables.items():
@@ -48,7 +46,7 @@ def markdown(tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:
 
 
 def latex(tables: Mapping[str, Grid]) -> str:
-    """Tables by caption."""
+    """Return ``tables`` by caption as LaTeX."""
     text = "% needs \\usepackage[dvipsnames]{xcolor}\n"
     for caption, (head, rows) in tables.items():
         body = "".join(f"{' & '.join(_latex_cell(*cell) for cell in row)} \\\\\n" for row in rows)
@@ -75,29 +73,47 @@ def _escaped(text: str) -> str:
 
 
 def html_page(title: str, tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:
-    """Tables by caption, with the paper's colours."""
+    """Return a page with ``tables`` by caption, in the paper's colours, and ``notes`` below them."""
+    from jinja2 import Environment
 
-    def cell(text: str, mark: str) -> str:
-        weight = "bold" if mark == "good" else "normal"
-        style = f' style="color:{HTML_COLOURS[mark]};font-weight:{weight}"' if mark else ""
-        return f"<td{style}>{html.escape(text)}</td>"
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
+    return page.render(title=title, tables=tables, notes=notes) + "\n"
 
-    css = "table{border-collapse:collapse;font:14px sans-serif;margin-bottom:24px}caption{text-align:left;"
-    css += "font-weight:bold;padding:4px 8px}td,th{padding:4px 8px;text-align:right;"
-    css += (
-        "border-bottom:1px solid #ccc}td:first-child,th:first-child{text-align:left}p{font:14px sans-serif}"
-    )
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title>\n<style>{css}</style></head><body>\n"
-    )
-    for caption, (head, rows) in tables.items():
-        top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-        body = "\n".join(f"<tr>{''.join(cell(*each) for each in row)}</tr>" for row in rows)
-        shown = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-        page += f"<table>{shown}<thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
-    legend = (
-        "AUC, area under the ROC curve: bold green: good detection (≥ 85 %); brown: some; red: random or "
-    )
-    legend += "worse (≤ 55 %)."
-    return page + "".join(f"<p>{html.escape(note)}</p>\n" for note in (legend, *notes)) + "</body></html>\n"
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{{ title }}</title>
+<style>
+body { font: 14px sans-serif; }
+table { border-collapse: collapse; margin-bottom: 24px; }
+caption { text-align: left; font-weight: bold; padding: 4px 8px; }
+td, th { padding: 4px 8px; text-align: right; border-bottom: 1px solid #ccc; }
+td:first-child, th:first-child { text-align: left; }
+.good { color: #00664d; font-weight: bold; }
+.some { color: #8a5a00; }
+.poor { color: #a33a00; }
+</style>
+</head>
+<body>
+{% for caption, (head, rows) in tables.items() %}
+<table>
+{% if caption %}
+<caption>{{ caption }}</caption>
+{% endif %}
+<thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>{% for text, mark in row %}<td{% if mark %} class="{{ mark }}"{% endif %}>{{ text }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table>
+{% endfor %}
+<p>AUC is the area under the ROC curve. Bold green: good detection (≥ 85 %); brown: some; red: random or worse
+(≤ 55 %).</p>
+{% for note in notes %}
+<p>{{ note }}</p>
+{% endfor %}
+</body>
+</html>"""
