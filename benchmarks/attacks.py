@@ -30,7 +30,7 @@ from candid import GenerativeClassifier, ResNet, load_any
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data.loader import named_batches
-from candid.data.parts import open_part, thinned
+from candid.data.parts import open_part, subsample
 from candid.data.splits import untracked
 from candid.inference.predictions import to_float
 from candid.models.flow.presets import preset
@@ -146,10 +146,10 @@ def opened(model: str, data: str, images: int) -> tuple[Logits, Tensor, Tensor]:
     from candid.evaluation.evaluate import prepare, training_of, view_of  # takes seconds
 
     loaded = load_any(model)
-    view = view_of(loaded)
-    split = thinned(open_part(data, loaded.class_names, None, training_of(loaded)).split, images)
-    ready = prepare(split, view, data, True, untracked, console.print)
-    x, y, _ = next(iter(named_batches(ready, view, len(ready))))
+    preprocessing = view_of(loaded)
+    split = subsample(open_part(data, loaded.class_names, None, training_of(loaded)).split, images)
+    ready = prepare(split, preprocessing, data, True, untracked, console.print)
+    x, y, _ = next(iter(named_batches(ready, preprocessing, len(ready))))
     return Logits(loaded), to_float(x, "cpu"), y
 
 

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
 from candid._support.randomness import generator
-from candid.data.augment import centre_box
-from candid.data.images import EXTENSIONS, decode
+from candid.data.images import EXTENSIONS, centre_box, decode
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
 
 SIZE = (224, 224)

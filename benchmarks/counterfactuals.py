@@ -16,7 +16,7 @@ import torch
 from benchmarks.common import console, parser, set_threads, show, write
 from candid import load
 from candid.data.loader import named_batches
-from candid.data.parts import open_part, thinned
+from candid.data.parts import open_part, subsample
 from candid.data.splits import untracked
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
@@ -33,12 +33,14 @@ def main() -> int:
     chosen = options.parse_args()
     set_threads(chosen.threads)
     model = load(chosen.model)
-    view = view_of(model)
-    split = thinned(open_part(chosen.data, model.class_names, None, training_of(model)).split, chosen.images)
-    ready = prepare(split, view, "images", True, untracked, console.print)
+    preprocessing = view_of(model)
+    split = subsample(
+        open_part(chosen.data, model.class_names, None, training_of(model)).split, chosen.images
+    )
+    ready = prepare(split, preprocessing, "images", True, untracked, console.print)
     found: list[Counterfactual] = []
     with console.status("moving images"):
-        for images, _, _ in named_batches(ready, view, 1):
+        for images, _, _ in named_batches(ready, preprocessing, 1):
             image = images[0]
             posterior = model.posterior(to_float(image[None], "cpu"))[0].detach()
             ranked = posterior.argsort(descending=True).tolist()

@@ -15,7 +15,8 @@ from benchmarks.common import Figure, alternate, conclude, console, parser, set_
 from candid import GenerativeClassifier
 from candid._support.machine import keep_freed_memory
 from candid._support.randomness import generator
-from candid.data.splits import ArraySplit, View
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit
 from candid.inference.features import Moments
 from candid.inference.runner import Passes
 
@@ -44,7 +45,7 @@ def main() -> int:
         def evaluate() -> None:
             for kept in Path(folder).iterdir():
                 kept.unlink()
-            passes.predictions(split, View(3, 32, 32), "test", gaussian)
+            passes.predictions(split, Preprocessing(3, 32, 32), "test", gaussian)
 
         @torch.inference_mode()
         def forward() -> None:

@@ -20,8 +20,8 @@ from benchmarks.common import Timing, parser, set_threads, show, write
 from candid._support.machine import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, training_batches
-from candid.data.splits import View
 from candid.inference.predictions import to_float
 from candid.training.losses import losses_of
 from candid.training.optimiser import build_optimiser
@@ -75,15 +75,17 @@ def training_step(config: TrainConfig) -> Step:
 def measure(config: TrainConfig, case: Case) -> tuple[Timing, Timing]:
     """Seconds of a step, loaded and on a fixed batch; the rounds take turns."""
     flow = config.model_config(2).flow
-    view = View(flow.channels, flow.height, flow.width, config.crop, config.flip)
-    data = open_dataset(config.data).prepared(view)
+    preprocessing = Preprocessing(flow.channels, flow.height, flow.width, config.crop, config.flip)
+    data = open_dataset(config.data).prepared(preprocessing)
     plan = Plan(len(data.train), config.batch, 1, seed=0)
     step = training_step(config)
-    fixed_batch = next(training_batches(data.train, view, plan, 0, 1, range(1)))
+    fixed_batch = next(training_batches(data.train, preprocessing, plan, 0, 1, range(1)))
     step(*fixed_batch)
     loaded, fixed = [], []
     for _ in range(case.rounds):
-        batches = training_batches(data.train, view, plan, 0, case.steps + 1, range(1), config.workers)
+        batches = training_batches(
+            data.train, preprocessing, plan, 0, case.steps + 1, range(1), config.workers
+        )
         step(*next(batches))
         start = time.perf_counter()
         for batch in batches:

@@ -113,8 +113,10 @@ def main() -> int:
     model = candid.load(arguments.model).frozen()
     _, height, width = model.image_shape
     files = photo_patches(images, height)
-    view, limits = view_of(model), Limits()
-    batches = torch.stack([decoded(file, view, limits.max_pixels) for file in files]).split(limits.batch)
+    preprocessing, limits = view_of(model), Limits()
+    batches = torch.stack([decoded(file, preprocessing, limits.max_pixels) for file in files]).split(
+        limits.batch
+    )
 
     @torch.inference_mode()
     def bare() -> None:

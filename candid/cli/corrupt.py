@@ -114,8 +114,7 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
 
     from candid._support.progress import Progress
     from candid._support.randomness import generator
-    from candid.data.augment import centre_box
-    from candid.data.images import BadImageError, decode
+    from candid.data.images import BadImageError, centre_box, decode
     from candid.reports import plots
     from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
     from candid.robustness.corruptions.registry import corrupt as corrupted

@@ -115,15 +115,17 @@ def digits_demo(
         return None
     model = load(out / "model" / "best")
     judge = Judge.of(needed(model, out))
-    data, view = open_data(config, untracked)
+    data, preprocessing = open_data(config, untracked)
     assert isinstance(data.test, ArraySplit)
 
     def ask(images: Tensor) -> Opinion:
-        found = predict_batches(model, named_batches(ArraySplit(images, unknown(len(images))), view, 500))
+        found = predict_batches(
+            model, named_batches(ArraySplit(images, unknown(len(images))), preprocessing, 500)
+        )
         return Opinion(images, found.posterior, judge.p_values(statistics_of(found))[0])
 
     digits = data.test.images
-    test = predict_batches(model, named_batches(data.test, view, 500))
+    test = predict_batches(model, named_batches(data.test, preprocessing, 500))
     assert test.log_density is not None
     return DigitsDemo(
         accuracy(test.logits, test.labels),

@@ -88,14 +88,16 @@ def plane(
 def _draw(
     model: Any, data: str, out: Path, images: int | None, skip_bad: bool, workers: int, progress: Any
 ) -> dict[str, Any]:
-    from candid.data.parts import open_part, thinned
+    from candid.data.parts import open_part, subsample
     from candid.evaluation.evaluate import prepare, training_of, view_of
     from candid.explanations.plane import decision_plane, located
     from candid.reports import plots
 
-    chosen, view = open_part(data, model.class_names, None, training_of(model)), view_of(model)
-    split = prepare(thinned(chosen.split, images), view, chosen.part, skip_bad, progress.track, progress.say)
-    points, labels = located(model, split, view, workers, progress.track)
+    chosen, preprocessing = open_part(data, model.class_names, None, training_of(model)), view_of(model)
+    split = prepare(
+        subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress.track, progress.say
+    )
+    points, labels = located(model, split, preprocessing, workers, progress.track)
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
     title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"

@@ -8,7 +8,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 NUMBERS = 5
@@ -37,26 +36,6 @@ def random_box(
     w, h = min(width, math.sqrt(pixels * aspect)), min(height, math.sqrt(pixels / aspect))
     left, top = x * (width - w), y * (height - h)
     return round(left, 2), round(top, 2), round(left + w, 2), round(top + h, 2)
-
-
-def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
-    """Where resizing and cropping the centre looks: the largest box of ``size``'s shape over ``margin``.
-
-    A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
-
-    >>> centre_box(640, 480, (224, 224), margin=256 / 224)
-    (110.0, 30.0, 530.0, 450.0)
-    """
-    scale = min(width / size[1], height / size[0]) / margin
-    w, h = min(width, size[1] * scale), min(height, size[0] * scale)  # rounding must not lead outside
-    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
-
-
-def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
-    """The part ``box`` of ``image`` at ``size`` (height, width)."""
-    if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
-        return image
-    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
 
 
 def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
@@ -88,7 +67,7 @@ def reflected_frame(images: Tensor, size: tuple[int, int]) -> Tensor:
     return images[:, :, rows[:, None], columns]
 
 
-def wobbled(
+def jittered(
     images: Tensor, numbers: Tensor, angle: float = 0.2, zoom: float = 0.15, shift: float = 0.125
 ) -> Tensor:
     """Each image turned by up to ``angle`` (radians), resized by up to the factor 1 + ``zoom`` and moved.
@@ -126,9 +105,3 @@ def ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
     places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
     crops = torch.stack([images[:, :, t : t + height, s : s + width] for t, s in places], dim=1)
     return torch.cat((crops, crops.flip(4)), dim=1)
-
-
-def fitted(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """8-bit images centred at ``size``: smaller ones are surrounded by zeros, larger ones cropped."""
-    down, across = size[0] - images.shape[2], size[1] - images.shape[3]
-    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))

@@ -11,8 +11,8 @@ import torch
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.randomness import generator
 from candid.data import formats
-from candid.data.images import EXTENSIONS, path_of
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, View, untracked
+from candid.data.images import EXTENSIONS, Preprocessing, path_of
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, untracked
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class Dataset:
     skipped: tuple[str, ...] = field(default=())
     """Files that were left out, each with the reason."""
 
-    def prepared(self, view: View, skip_bad: bool = False, track: Track = untracked) -> "Dataset":
+    def prepared(
+        self, preprocessing: Preprocessing, skip_bad: bool = False, track: Track = untracked
+    ) -> "Dataset":
         """Every split checked, and decoded if it is small."""
         parts: dict[str, Any] = {}
         skipped: list[str] = []
         for name in ("train", "val", "test"):
             split = getattr(self, name)
             if split is not None:
-                parts[name], more = split.prepared(view, skip_bad, track)
+                parts[name], more = split.prepared(preprocessing, skip_bad, track)
                 skipped += more
         prepared = replace(self, **parts, skipped=tuple(skipped))
         _check_classes(prepared)

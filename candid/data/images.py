@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.augment import Box, resized
+from candid.data.augment import Box, random_box
 
 EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -135,3 +137,84 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == mode else image.convert(mode)
+
+
+def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
+    """Where resizing and cropping the centre looks: the largest box of ``size``'s shape over ``margin``.
+
+    A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
+
+    >>> centre_box(640, 480, (224, 224), margin=256 / 224)
+    (110.0, 30.0, 530.0, 450.0)
+    """
+    scale = min(width / size[1], height / size[0]) / margin
+    w, h = min(width, size[1] * scale), min(height, size[0] * scale)  # rounding must not lead outside
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+    """The part ``box`` of ``image`` at ``size`` (height, width)."""
+    if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
+        return image
+    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+
+
+def fitted(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """8-bit images centred at ``size``: smaller ones are surrounded by zeros, larger ones cropped."""
+    down, across = size[0] - images.shape[2], size[1] - images.shape[3]
+    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
+
+
+Crop = Literal["none", "shift", "wobble", "resized"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a model sees images.
+
+    Training images are shifted by up to an eighth of their height (``"shift"``, for sets whose images all
+    have the model's framing), moved, turned and resized a little (``"wobble"``, for drawings), or randomly
+    cropped and resized (``"resized"``, for photos), and mirrored if ``flip``. Others are resized until they
+    cover the model's size, ``margin`` times it for photos, and their centre is cropped.
+    """
+
+    channels: int
+    height: int
+    width: int
+    crop: Crop = "none"
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.channels not in MODES:
+            raise CandidError(
+                f"Images have 1 or 3 channels: set the model's 'channels' to that, not {self.channels}."
+            )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.height, self.width
+
+    @property
+    def margin(self) -> float:
+        return 256 / 224 if self.crop == "resized" else 1.0
+
+
+def decode_as(
+    source: Path | bytes,
+    preprocessing: Preprocessing,
+    numbers: Tensor | None,
+    check: Callable[[Image.Image], None] | None = None,
+) -> Tensor:
+    """One image as ``preprocessing`` wants it, with its random resized crop if ``numbers`` are given."""
+
+    def box(width: int, height: int) -> tuple[float, float, float, float]:
+        if numbers is not None:
+            return random_box(width, height, numbers)
+        return centre_box(
+            width,
+            height,
+            preprocessing.size,
+            1.0 if (height, width) == preprocessing.size else preprocessing.margin,
+        )
+
+    return decode(source, preprocessing.channels, preprocessing.size, box, check)

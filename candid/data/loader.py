@@ -13,7 +13,8 @@ from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data import shards
 from candid.data.augment import NUMBERS
-from candid.data.splits import ArraySplit, Batch, IndexedSplit, NamedBatch, ShardSplit, Split, View
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit, Batch, IndexedSplit, NamedBatch, ShardSplit, Split
 
 Request = tuple[int | None, Tensor]
 """The epoch, None for no augmentation, and the indices of the images."""
@@ -65,14 +66,14 @@ class Plan:
 class _Fetcher(TorchDataset[Batch | CandidError]):
     """Loads a whole batch at once; runs in a worker if there are any."""
 
-    def __init__(self, split: IndexedSplit, view: View, seed: int) -> None:
-        self.split, self.view, self.seed = split, view, seed
+    def __init__(self, split: IndexedSplit, preprocessing: Preprocessing, seed: int) -> None:
+        self.split, self.preprocessing, self.seed = split, preprocessing, seed
 
     def __getitem__(self, request: Request) -> Batch | CandidError:
         epoch, indices = request
         numbers = None if epoch is None else _numbers(self.seed, epoch, len(self.split))[indices]
         try:
-            return self.split.batch(indices, self.view, numbers), self.split.labels[indices]
+            return self.split.batch(indices, self.preprocessing, numbers), self.split.labels[indices]
         except CandidError as error:
             return error
 
@@ -104,11 +105,11 @@ class _Requests:
 
 
 def _load(
-    split: IndexedSplit, view: View, seed: int, requests: Iterator[Request], workers: int
+    split: IndexedSplit, preprocessing: Preprocessing, seed: int, requests: Iterator[Request], workers: int
 ) -> Iterator[Batch]:
     workers = 0 if isinstance(split, ArraySplit) else workers  # memory is faster than another process
     loader = DataLoader(
-        _Fetcher(split, view, seed),
+        _Fetcher(split, preprocessing, seed),
         batch_size=None,
         sampler=_Requests(requests),
         num_workers=workers,
@@ -119,32 +120,38 @@ def _load(
 
 
 def training_batches(
-    split: Split, view: View, plan: Plan, start: int, stop: int, parts: range, workers: int = 0
+    split: Split,
+    preprocessing: Preprocessing,
+    plan: Plan,
+    start: int,
+    stop: int,
+    parts: range,
+    workers: int = 0,
 ) -> Iterator[Batch]:
     """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented."""
     if isinstance(split, ShardSplit):
-        return shards.shard_training_batches(split, view, plan, start, stop, parts, workers)
-    return _load(split, view, plan.seed, plan.requests(start, stop, parts), workers)
+        return shards.shard_training_batches(split, preprocessing, plan, start, stop, parts, workers)
+    return _load(split, preprocessing, plan.seed, plan.requests(start, stop, parts), workers)
 
 
 def evaluation_batches(
-    split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+    split: Split, preprocessing: Preprocessing, batch: int, rank: int = 0, world: int = 1, workers: int = 0
 ) -> Iterator[Batch]:
     """The images of ``split`` in their order, without augmentation; each of ``world`` processes gets a share.
 
     That is every ``world``-th batch from ``rank`` on, so that batches are the same for any ``world``.
     Of tar shards, each process gets other images, in an order of their own.
     """
-    return ((x, y) for x, y, _ in named_batches(split, view, batch, rank, world, workers))
+    return ((x, y) for x, y, _ in named_batches(split, preprocessing, batch, rank, world, workers))
 
 
 def named_batches(
-    split: Split, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+    split: Split, preprocessing: Preprocessing, batch: int, rank: int = 0, world: int = 1, workers: int = 0
 ) -> Iterator[NamedBatch]:
     """:func:`evaluation_batches`, each with what its images are called."""
     if isinstance(split, ShardSplit):
-        return shards.shard_evaluation_batches(split, view, batch, rank, world, workers)
+        return shards.shard_evaluation_batches(split, preprocessing, batch, rank, world, workers)
     own = [part for part in torch.arange(len(split)).split(batch)[rank::world] if len(part)]
     requests: Iterator[Request] = ((None, part) for part in own)
-    loaded = _load(split, view, 0, requests, workers)
+    loaded = _load(split, preprocessing, 0, requests, workers)
     return ((x, y, split.named(part)) for part, (x, y) in zip(own, loaded, strict=True))

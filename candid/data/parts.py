@@ -20,8 +20,8 @@ from candid.data.datasets import (
     shards_have_all_classes,
     subfolders,
 )
-from candid.data.images import path_of
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split, View
+from candid.data.images import Preprocessing, path_of
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 
 Part = Literal["train", "val", "test", "all"]
 PARTS = ("train", "val", "test")
@@ -134,14 +134,14 @@ def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Ten
     )
 
 
-def open_images(spec: str, view: View) -> Split:
+def open_images(spec: str, preprocessing: Preprocessing) -> Split:
     """Any images, without labels: a folder, searched with all its subfolders, a data set or tar shards.
 
     Of a data set with several parts, the test images (or those to validate on). ``uniform-noise`` and
     ``constant`` (one colour an image) are made here.
     """
     if spec in SYNTHETIC:
-        return _synthetic(spec, view)
+        return _synthetic(spec, preprocessing)
     if shards.is_shards(spec):
         found, _ = shards.open_part(spec, None, None)
         return replace(found, numbers=(-1,) * found.classes)
@@ -161,11 +161,15 @@ def open_images(spec: str, view: View) -> Split:
     return FileSplit(paths, unknown(len(paths)))
 
 
-def _synthetic(kind: str, view: View) -> ArraySplit:
+def _synthetic(kind: str, preprocessing: Preprocessing) -> ArraySplit:
     random = generator(SYNTHETIC.index(kind), 7)
-    shape = (SYNTHETIC_IMAGES, view.channels, *(view.size if kind == "uniform-noise" else (1, 1)))
+    shape = (
+        SYNTHETIC_IMAGES,
+        preprocessing.channels,
+        *(preprocessing.size if kind == "uniform-noise" else (1, 1)),
+    )
     images = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
-    return ArraySplit(images.expand(-1, -1, *view.size).contiguous(), unknown(SYNTHETIC_IMAGES))
+    return ArraySplit(images.expand(-1, -1, *preprocessing.size).contiguous(), unknown(SYNTHETIC_IMAGES))
 
 
 def unknown(images: int) -> Tensor:
@@ -173,7 +177,7 @@ def unknown(images: int) -> Tensor:
     return torch.full((images,), -1)
 
 
-def thinned(split: Split, images: int | None) -> Split:
+def subsample(split: Split, images: int | None) -> Split:
     """``images`` of ``split``, evenly spread over it; all if there are no more."""
     if images is None or images >= len(split):
         return split

@@ -20,8 +20,8 @@ from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data.augment import NUMBERS
 from candid.data.datasets import Dataset
-from candid.data.images import EXTENSIONS, path_of
-from candid.data.splits import Batch, NamedBatch, ShardSplit, View, decode_batch
+from candid.data.images import EXTENSIONS, Preprocessing, path_of
+from candid.data.splits import Batch, NamedBatch, ShardSplit, decode_batch
 
 if TYPE_CHECKING:
     from candid.data.loader import Plan
@@ -91,7 +91,13 @@ def open_part(spec: str, part: str | None, classes: int | None) -> tuple[ShardSp
 
 
 def shard_training_batches(
-    split: ShardSplit, view: View, plan: "Plan", start: int, stop: int, parts: range, workers: int = 0
+    split: ShardSplit,
+    preprocessing: Preprocessing,
+    plan: "Plan",
+    start: int,
+    stop: int,
+    parts: range,
+    workers: int = 0,
 ) -> Iterator[Batch]:
     """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented.
 
@@ -111,7 +117,7 @@ def shard_training_batches(
         partial(
             _training_stream,
             split,
-            view,
+            preprocessing,
             plan,
             numbers=range(number, last, readers),
             per_epoch=plan.steps_per_epoch * len(parts),
@@ -124,12 +130,17 @@ def shard_training_batches(
 
 
 def shard_evaluation_batches(
-    split: ShardSplit, view: View, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+    split: ShardSplit,
+    preprocessing: Preprocessing,
+    batch: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
 ) -> Iterator[NamedBatch]:
     """Every image of ``split`` once over all ``world`` processes, without augmentation; with their names."""
     readers = min(max(1, workers), max(1, len(split.urls) // world))
     streams = [
-        partial(_evaluation_stream, split, view, batch, rank * readers + i, world * readers)
+        partial(_evaluation_stream, split, preprocessing, batch, rank * readers + i, world * readers)
         for i in range(readers)
     ]
     return _in_turn(streams, workers)
@@ -185,7 +196,13 @@ def _unchanged(batch: B) -> B:  # torch would make lists of tuples
 
 
 def _training_stream(
-    split: ShardSplit, view: View, plan: "Plan", numbers: range, per_epoch: int, reader: int, readers: int
+    split: ShardSplit,
+    preprocessing: Preprocessing,
+    plan: "Plan",
+    numbers: range,
+    per_epoch: int,
+    reader: int,
+    readers: int,
 ) -> Iterator[Batch]:
     """The batches ``numbers`` of a process, which all are made by one reader."""
     size = plan.batch // plan.parts
@@ -198,7 +215,7 @@ def _training_stream(
             samples = _epoch_samples(split, plan.seed, epoch, reader, readers)
             samples = islice(samples, turn * size, None)
         random = torch.rand(size, NUMBERS, generator=generator(plan.seed, epoch, reader, 6, turn))
-        yield _decoded(list(islice(samples, size)), view, random)
+        yield _decoded(list(islice(samples, size)), preprocessing, random)
 
 
 def _epoch_samples(split: ShardSplit, seed: int, epoch: int, reader: int, readers: int) -> Iterator[_Sample]:
@@ -229,23 +246,23 @@ def _shuffled(samples: Iterable[_Sample], random: torch.Generator) -> Iterator[_
 
 
 def _evaluation_stream(
-    split: ShardSplit, view: View, batch: int, reader: int, readers: int
+    split: ShardSplit, preprocessing: Preprocessing, batch: int, reader: int, readers: int
 ) -> Iterator[NamedBatch]:
     if len(split.urls) >= readers:
         samples = _samples(split.urls[reader::readers], split.classes)
     else:
         samples = islice(_samples(split.urls, split.classes), reader, None, readers)
     while chunk := list(islice(samples, batch)):
-        images, labels = _decoded(chunk, view, None)
+        images, labels = _decoded(chunk, preprocessing, None)
         labels = torch.tensor(split.numbers)[labels] if split.numbers else labels
         yield images, labels, tuple(f"{sample.shard}/{sample.key}" for sample in chunk)
 
 
-def _decoded(samples: list[_Sample], view: View, numbers: Tensor | None) -> Batch:
+def _decoded(samples: list[_Sample], preprocessing: Preprocessing, numbers: Tensor | None) -> Batch:
     def blame(i: int, error: CandidError) -> CandidError:
         return _bad_sample(samples[i].shard, samples[i].key, f"the image can't be used: {error}")
 
-    images = decode_batch([sample.image for sample in samples], view, numbers, blame)
+    images = decode_batch([sample.image for sample in samples], preprocessing, numbers, blame)
     return images, torch.tensor([sample.label for sample in samples])
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,18 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.augment import centre_box, fitted, padded_crops, random_box, random_flips, resized, wobbled
-from candid.data.images import MODES, BadImageError, check_file, decode
+from candid.data.augment import jittered, padded_crops, random_flips
+from candid.data.images import (
+    BadImageError,
+    Crop,
+    Preprocessing,
+    centre_box,
+    check_file,
+    decode_as,
+    fitted,
+    resized,
+)
 
-Crop = Literal["none", "shift", "wobble", "resized"]
 Batch = tuple[Tensor, Tensor]
 """Images (B, C, H, W) uint8 and labels (B,)."""
 NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
@@ -35,37 +43,6 @@ def untracked(items: Iterable[Any], *_: object) -> Iterable[Any]:
 
 CACHE_BYTES = 2 * 2**30
 """A set of image files that takes no more than this in memory is decoded once."""
-
-
-@dataclass(frozen=True)
-class View:
-    """How a model sees images.
-
-    Training images are shifted by up to an eighth of their height (``"shift"``, for sets whose images all
-    have the model's framing), moved, turned and resized a little (``"wobble"``, for drawings), or randomly
-    cropped and resized (``"resized"``, for photos), and mirrored if ``flip``. Others are resized until they
-    cover the model's size, ``margin`` times it for photos, and their centre is cropped.
-    """
-
-    channels: int
-    height: int
-    width: int
-    crop: Crop = "none"
-    flip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.channels not in MODES:
-            raise CandidError(
-                f"Images have 1 or 3 channels: set the model's 'channels' to that, not {self.channels}."
-            )
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.height, self.width
-
-    @property
-    def margin(self) -> float:
-        return 256 / 224 if self.crop == "resized" else 1.0
 
 
 @dataclass(frozen=True)
@@ -94,32 +71,41 @@ class ArraySplit:
         parts = (repr((self.images.shape, self.names)).encode(), self.images.numpy(), self.labels.numpy())
         return _digest(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts)
 
-    def batch(self, indices: Tensor, view: View, numbers: Tensor | None = None) -> Tensor:
+    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         images = self.images[indices]
-        crop = "shift" if view.crop == "resized" else view.crop  # there is no more than these pixels
-        return images if numbers is None else _augmented(images, numbers, crop, view.flip)
+        crop = (
+            "shift" if preprocessing.crop == "resized" else preprocessing.crop
+        )  # there is no more than these pixels
+        return images if numbers is None else _augmented(images, numbers, crop, preprocessing.flip)
 
-    def prepared(self, view: View, skip_bad: bool, track: Track) -> tuple["ArraySplit", list[str]]:
+    def prepared(
+        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
+    ) -> tuple["ArraySplit", list[str]]:
         """As the model sees them: slightly smaller ones are framed by zeros, others are resized."""
         channels, height, width = self.images.shape[1:]
-        if (channels, height, width) == (view.channels, *view.size):
+        if (channels, height, width) == (preprocessing.channels, *preprocessing.size):
             return self, []
         images = self.images
-        if channels != view.channels:
+        if channels != preprocessing.channels:
             images = images.expand(-1, 3, -1, -1) if channels == 1 else _grey(images)
         if all(
-            7 / 8 * wanted <= had <= wanted for had, wanted in zip((height, width), view.size, strict=True)
+            7 / 8 * wanted <= had <= wanted
+            for had, wanted in zip((height, width), preprocessing.size, strict=True)
         ):
-            return replace(self, images=fitted(images, view.size).contiguous()), []
-        box = centre_box(width, height, view.size)
+            return replace(self, images=fitted(images, preprocessing.size).contiguous()), []
+        box = centre_box(width, height, preprocessing.size)
         scaled = [
             np.array(
-                resized(Image.fromarray(pixels[..., 0] if view.channels == 1 else pixels), box, view.size)
+                resized(
+                    Image.fromarray(pixels[..., 0] if preprocessing.channels == 1 else pixels),
+                    box,
+                    preprocessing.size,
+                )
             )
             for pixels in track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
         ]
-        stacked = torch.from_numpy(np.stack(scaled)).view(-1, *view.size, view.channels)
+        stacked = torch.from_numpy(np.stack(scaled)).view(-1, *preprocessing.size, preprocessing.channels)
         return replace(self, images=stacked.permute(0, 3, 1, 2).contiguous()), []
 
 
@@ -151,24 +137,31 @@ class FileSplit:
         listed = [(str(path), _size_and_date(path)) for path in self.paths]
         return _digest([repr(listed).encode(), self.labels.numpy()])
 
-    def batch(self, indices: Tensor, view: View, numbers: Tensor | None = None) -> Tensor:
+    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         paths = [self.paths[i] for i in indices.tolist()]
-        return decode_batch(paths, view, numbers, lambda i, error: _bad_image(paths[i], error))
+        return decode_batch(paths, preprocessing, numbers, lambda i, error: _bad_image(paths[i], error))
 
     def prepared(
-        self, view: View, skip_bad: bool, track: Track
+        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
     ) -> tuple["FileSplit | ArraySplit", list[str]]:
         """Decoded into memory if they fit and need no full resolution; with every file looked at."""
-        cached = view.crop != "resized" and len(self) * view.channels * view.height * view.width < CACHE_BYTES
-        images = torch.empty(len(self), view.channels, *view.size, dtype=torch.uint8) if cached else None
+        cached = (
+            preprocessing.crop != "resized"
+            and len(self) * preprocessing.channels * preprocessing.height * preprocessing.width < CACHE_BYTES
+        )
+        images = (
+            torch.empty(len(self), preprocessing.channels, *preprocessing.size, dtype=torch.uint8)
+            if cached
+            else None
+        )
 
         def look(index: int) -> tuple[int, BadImageError | None]:
             try:
                 if images is not None:
-                    images[index] = decode_as(self.paths[index], view, None)
+                    images[index] = decode_as(self.paths[index], preprocessing, None)
                 elif skip_bad:
-                    decode_as(self.paths[index], view, None)
+                    decode_as(self.paths[index], preprocessing, None)
                 else:
                     check_file(self.paths[index])
             except BadImageError as error:
@@ -211,7 +204,9 @@ class ShardSplit:
         """Differs between lists of shards; of local ones the sizes and dates count, too."""
         return _digest([repr((self, [_size_and_date(Path(url)) for url in self.urls])).encode()])
 
-    def prepared(self, view: View, skip_bad: bool, track: Track) -> tuple["ShardSplit", list[str]]:
+    def prepared(
+        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
+    ) -> tuple["ShardSplit", list[str]]:
         """As it is: only reading the shards would tell which images are bad."""
         if skip_bad:
             raise CandidError(
@@ -220,8 +215,8 @@ class ShardSplit:
         return self, []
 
 
-def other_size(split: "Split", view: View) -> str | None:
-    """The size of the first image, if it is not what ``view`` wants; None if it is or can't be told."""
+def other_size(split: "Split", preprocessing: Preprocessing) -> str | None:
+    """Return the size of the first image if it is not the model's size; None if it is or is not known."""
     if isinstance(split, ArraySplit):
         height, width = split.images.shape[2:]
     elif isinstance(split, FileSplit):
@@ -232,7 +227,7 @@ def other_size(split: "Split", view: View) -> str | None:
             return None
     else:
         return None
-    return None if (height, width) == view.size else f"{height} x {width}"
+    return None if (height, width) == preprocessing.size else f"{height} x {width}"
 
 
 def _size_and_date(path: Path) -> tuple[int, int] | None:
@@ -257,44 +252,30 @@ Split = IndexedSplit | ShardSplit
 
 def decode_batch(
     sources: Sequence[Path | bytes],
-    view: View,
+    preprocessing: Preprocessing,
     numbers: Tensor | None,
     blame: Callable[[int, BadImageError], CandidError],
 ) -> Tensor:
     """Images (B, C, H, W), augmented if ``numbers`` (B, 5) are given; ``blame(i, error)`` names a bad one."""
     images = []
     for i, source in enumerate(sources):
-        crop = numbers[i] if numbers is not None and view.crop == "resized" else None
+        crop = numbers[i] if numbers is not None and preprocessing.crop == "resized" else None
         try:
-            images.append(decode_as(source, view, crop))
+            images.append(decode_as(source, preprocessing, crop))
         except BadImageError as error:
             raise blame(i, error) from error
     stacked = torch.stack(images)
-    return stacked if numbers is None else _augmented(stacked, numbers, view.crop, view.flip)
+    return (
+        stacked if numbers is None else _augmented(stacked, numbers, preprocessing.crop, preprocessing.flip)
+    )
 
 
 def _augmented(images: Tensor, numbers: Tensor, crop: Crop, flip: bool) -> Tensor:
     if crop == "shift":
         images = padded_crops(images, numbers, padding=max(1, images.shape[2] // 8))
     if crop == "wobble":
-        images = wobbled(images, numbers)
+        images = jittered(images, numbers)
     return random_flips(images, numbers) if flip else images
-
-
-def decode_as(
-    source: Path | bytes,
-    view: View,
-    numbers: Tensor | None,
-    check: Callable[[Image.Image], None] | None = None,
-) -> Tensor:
-    """One image as ``view`` wants it, with its random resized crop if ``numbers`` are given."""
-
-    def box(width: int, height: int) -> tuple[float, float, float, float]:
-        if numbers is not None:
-            return random_box(width, height, numbers)
-        return centre_box(width, height, view.size, 1.0 if (height, width) == view.size else view.margin)
-
-    return decode(source, view.channels, view.size, box, check)
 
 
 def _bad_image(path: Path, error: BadImageError) -> CandidError:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
-from candid.data.parts import Part, open_images, open_part, thinned, trained_on
-from candid.data.splits import Split, Track, View, other_size, untracked
+from candid.data.images import Preprocessing
+from candid.data.parts import Part, open_images, open_part, subsample, trained_on
+from candid.data.splits import Split, Track, other_size, untracked
 from candid.evaluation import study
 from candid.evaluation.study import Detection
 from candid.inference.predictions import Model, Predictions
@@ -89,7 +90,7 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
     held_out = _held_out(request, model, others)
     judge = None if held_out is None else Judge.of(held_out, request.test, request.novelty, request.error)
     part, splits = _splits(request, model, track, say)
-    view = view_of(model)
+    preprocessing = view_of(model)
 
     def ask(each: Model, folder: str) -> tuple[Passes, dict[str, Predictions | None]]:
         known = HeldOut.of(each)
@@ -97,11 +98,11 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
         kept_in = None if request.out is None else request.out / folder
         passes = Passes(each, fabric, kept_in, request.workers, track, say)
         return passes, {
-            name: passes.predictions(split, view, name, gaussian) for name, split in splits.items()
+            name: passes.predictions(split, preprocessing, name, gaussian) for name, split in splits.items()
         }
 
     passes, found = ask(model, "predictions")
-    crops = passes.ten_crops(splits[part], view, part) if request.ten_crop else None
+    crops = passes.ten_crops(splits[part], preprocessing, part) if request.ten_crop else None
     theirs = [ask(each, "predictions/ensemble")[1] for each in others.values()]
     if not fabric.is_global_zero:
         return None
@@ -152,26 +153,28 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
 
 def _splits(request: Request, model: Model, track: Track, say: Say) -> tuple[str, dict[str, Split]]:
     """The part of the data to evaluate, and the other sets, as the model sees them."""
-    view = view_of(model)
+    preprocessing = view_of(model)
     chosen = open_part(request.data, model.class_names, request.part, training_of(model))
     splits = {chosen.part: chosen.split}
     for name, spec in request.ood.items():
         if name in splits:
             raise CandidError(f"'{name}' is already what the images of DATA are called: choose another name.")
-        splits[name] = open_images(spec, view)
+        splits[name] = open_images(spec, preprocessing)
     prepared = {
-        name: prepare(thinned(split, request.images), view, name, request.skip_bad, track, say)
+        name: prepare(subsample(split, request.images), preprocessing, name, request.skip_bad, track, say)
         for name, split in splits.items()
     }
     return chosen.part, prepared
 
 
-def prepare(split: Split, view: View, name: str, skip_bad: bool, track: Track, say: Say) -> Split:
+def prepare(
+    split: Split, preprocessing: Preprocessing, name: str, skip_bad: bool, track: Track, say: Say
+) -> Split:
     """As a model sees it, with a note if its images are of another size."""
-    size = other_size(split, view)
+    size = other_size(split, preprocessing)
     if size is not None:
-        say(f"{name}: images of {size} pixels are fitted to {view.height} x {view.width}")
-    ready, skipped = split.prepared(view, skip_bad, track)
+        say(f"{name}: images of {size} pixels are fitted to {preprocessing.height} x {preprocessing.width}")
+    ready, skipped = split.prepared(preprocessing, skip_bad, track)
     for line in skipped:
         say(f"left out {line}")
     if not len(ready):
@@ -179,9 +182,9 @@ def prepare(split: Split, view: View, name: str, skip_bad: bool, track: Track, s
     return ready
 
 
-def view_of(model: Model) -> View:
+def view_of(model: Model) -> Preprocessing:
     """How ``model`` saw images in training; as photos, with a margin, if that is not known."""
-    return View(*model.image_shape, training_of(model).get("crop", "resized"))
+    return Preprocessing(*model.image_shape, training_of(model).get("crop", "resized"))
 
 
 def training_of(model: Model) -> dict[str, Any]:
@@ -258,7 +261,7 @@ def calibrate_model(
     if not fabric.is_global_zero:
         track, say = untracked, lambda text: None
     model = checkpoint.load_any(checkpoint.own_folder(request.model))
-    training, view = training_of(model), view_of(model)
+    training, preprocessing = training_of(model), view_of(model)
     kept_out: Part | None = "val" if trained_on(request.data, training) else None
     if kept_out is not None and request.part in ("train", "all"):
         raise CandidError(
@@ -267,16 +270,23 @@ def calibrate_model(
         )
     chosen = open_part(request.data, model.class_names, request.part or kept_out, training)
     held_out = prepare(
-        thinned(chosen.split, request.images), view, "held-out images", request.skip_bad, track, say
+        subsample(chosen.split, request.images),
+        preprocessing,
+        "held-out images",
+        request.skip_bad,
+        track,
+        say,
     )
     train = None
     if chosen.part != "all":
         try:
             split = open_part(request.data, model.class_names, "train", training).split
-            train = prepare(fewer(split), view, "training images", request.skip_bad, track, say)
+            train = prepare(fewer(split), preprocessing, "training images", request.skip_bad, track, say)
         except CandidError as error:
             say(f"no Mahalanobis distances, for want of training images: {error}")
-    found = calibrate(Passes(model, fabric, None, request.workers, track, say), train, held_out, view)
+    found = calibrate(
+        Passes(model, fabric, None, request.workers, track, say), train, held_out, preprocessing
+    )
     if found is not None:
         found.attach(model)
         checkpoint.save_calibration(model, request.model)

@@ -12,7 +12,7 @@ from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
 from candid._support.text import short_names
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_part, thinned
+from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.explanations.coefficients import mean_spread
@@ -159,18 +159,18 @@ class _Images:
         if isinstance(chosen.split, ShardSplit):
             raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
         self.model, self.request, self.track, self.part = model, request, track, chosen.part
-        self.view = view_of(model)
-        few = thinned(chosen.split, MEASURED_IMAGES)
-        self.split: Split = prepare(few, self.view, chosen.part, request.skip_bad, track, say)
+        self.preprocessing = view_of(model)
+        few = subsample(chosen.split, MEASURED_IMAGES)
+        self.split: Split = prepare(few, self.preprocessing, chosen.part, request.skip_bad, track, say)
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
         passes = Passes(self.model, launch(1), workers=self.request.workers, track=self.track)
-        found = passes.predictions(self.split, self.view, self.part)
+        found = passes.predictions(self.split, self.preprocessing, self.part)
         assert found is not None
         return measured_uncertainty(found.posterior, found.labels, pairs)
 
     def located(self) -> tuple[Tensor, Tensor]:
-        return located(self.model, self.split, self.view, self.request.workers, self.track)
+        return located(self.model, self.split, self.preprocessing, self.request.workers, self.track)
 
     def receptive_fields(self) -> dict[str, ReceptiveField]:
         shown = self._few(self.request.images)
@@ -199,4 +199,4 @@ class _Images:
 
     def _few(self, count: int) -> Tensor:
         """So many images, evenly spread, (N, C, H, W) uint8."""
-        return next(iter(named_batches(thinned(self.split, count), self.view, count)))[0]
+        return next(iter(named_batches(subsample(self.split, count), self.preprocessing, count)))[0]

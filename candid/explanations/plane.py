@@ -14,8 +14,9 @@ from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError
 from candid._support.machine import is_first_process
 from candid._support.progress import Progress
+from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.splits import Split, Track, View, untracked
+from candid.data.splits import Split, Track, untracked
 from candid.evaluation.evaluate import training_of
 from candid.inference.predictions import Model, to_float
 from candid.inference.runner import batch_size
@@ -228,13 +229,17 @@ def plane_config(model: GenerativeClassifier, data: str, changes: dict[str, Any]
 
 @torch.inference_mode()
 def located(
-    model: GenerativeClassifier, split: Split, view: View, workers: int = 0, track: Track = untracked
+    model: GenerativeClassifier,
+    split: Split,
+    preprocessing: Preprocessing,
+    workers: int = 0,
+    track: Track = untracked,
 ) -> tuple[Tensor, Tensor]:
     """Where the images of ``split`` lie in the plane of ``model``, (N, 2), and their labels, (N,)."""
     plane, fast = decision_plane(model), model.frozen()
     points, labels = [], []
     batch = batch_size(model)
-    batches = named_batches(split, view, batch, workers=workers)
+    batches = named_batches(split, preprocessing, batch, workers=workers)
     for images, y, _ in track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
         points.append(plane.project(fast.latent(to_float(images, model.noise.device))))
         labels.append(y)

@@ -17,8 +17,9 @@ from torch import Tensor
 from candid._support.distributed import first_error, gathered, summed
 from candid._support.errors import CandidError
 from candid.data.augment import reflected_frame, ten_crops
+from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split, Track, View, untracked
+from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split, Track, untracked
 from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
 from candid.models.flow.classifier import GenerativeClassifier
@@ -69,7 +70,7 @@ class Passes:
     def predictions(
         self,
         split: Split,
-        view: View,
+        preprocessing: Preprocessing,
         name: str,
         gaussian: FeatureGaussian | None = None,
         change: Change | None = None,
@@ -86,21 +87,25 @@ class Passes:
             images = images if change is None else change.apply(images)
             return predict(self.fast, images, labels, paths, gaussian)
 
-        return self._kept_or_made(make, split, view, name, self.batch, key)
+        return self._kept_or_made(make, split, preprocessing, name, self.batch, key)
 
-    def ten_crops(self, split: Split, view: View, name: str) -> Tensor | None:
+    def ten_crops(self, split: Split, preprocessing: Preprocessing, name: str) -> Tensor | None:
         """Log posteriors averaged over ten crops of an image, (N, M); None in all processes but the first.
 
         Images in memory have no pixels beyond the model's size: theirs are reflected, as in training.
         """
-        sides = round(MARGIN * view.height), round(MARGIN * view.width)
+        sides = round(MARGIN * preprocessing.height), round(MARGIN * preprocessing.width)
         in_memory = isinstance(split, ArraySplit)
-        larger = view if in_memory else replace(view, height=sides[0], width=sides[1], crop="none")
+        larger = (
+            preprocessing
+            if in_memory
+            else replace(preprocessing, height=sides[0], width=sides[1], crop="none")
+        )
 
         @torch.inference_mode()
         def averaged(batch: NamedBatch) -> Predictions:
             images, labels, paths = batch
-            crops = ten_crops(reflected_frame(images, sides) if in_memory else images, view.size)
+            crops = ten_crops(reflected_frame(images, sides) if in_memory else images, preprocessing.size)
             logits = outputs_of(self.fast, to_float(crops.flatten(0, 1), self.fabric.device)).logits
             of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
             mean = of_crops.logsumexp(1) - math.log(10)
@@ -113,7 +118,9 @@ class Passes:
         found = self._kept_or_made(averaged, split, larger, name, max(1, self.batch // 10), TEN_CROPS)
         return None if found is None else found.logits
 
-    def feature_gaussian(self, split: Split, view: View, name: str, images: int = 20_000) -> FeatureGaussian:
+    def feature_gaussian(
+        self, split: Split, preprocessing: Preprocessing, name: str, images: int = 20_000
+    ) -> FeatureGaussian:
         """Where the features of each class lie, from about ``images`` labelled ones; the same everywhere."""
         sums = Moments(self.model.config.classes, self._features)
 
@@ -123,7 +130,12 @@ class Passes:
             sums.add(outputs_of(self.fast, to_float(images, self.fabric.device)).features.cpu(), labels)
 
         self._each(
-            add, split, view, name, self.batch, math.ceil(images / self.batch / self.fabric.world_size)
+            add,
+            split,
+            preprocessing,
+            name,
+            self.batch,
+            math.ceil(images / self.batch / self.fabric.world_size),
         )
         for part in ("count", "first", "second"):
             setattr(sums, part, summed(self.fabric, getattr(sums, part)))
@@ -140,16 +152,16 @@ class Passes:
         self,
         make: Callable[[NamedBatch], Predictions],
         split: Split,
-        view: View,
+        preprocessing: Preprocessing,
         name: str,
         batch: int,
         key: str,
     ) -> Predictions | None:
-        file = self._file(name, split, view, key) if self.is_first else None
+        file = self._file(name, split, preprocessing, key) if self.is_first else None
         found = self._kept(file)
         if self.fabric.broadcast(found is not None):
             return found
-        by_process = gathered(self.fabric, self._each(make, split, view, name, batch))
+        by_process = gathered(self.fabric, self._each(make, split, preprocessing, name, batch))
         in_turn = [part for parts in zip_longest(*by_process) for part in parts if part is not None]
         if not self.is_first:
             return None
@@ -163,7 +175,7 @@ class Passes:
         self,
         work: Callable[[NamedBatch], T],
         split: Split,
-        view: View,
+        preprocessing: Preprocessing,
         name: str,
         batch: int,
         most: int | None = None,
@@ -172,7 +184,7 @@ class Passes:
         rank, processes = self.fabric.global_rank, self.fabric.world_size
         results, error = [], None
         try:
-            batches = named_batches(split, view, batch, rank, processes, self.workers)
+            batches = named_batches(split, preprocessing, batch, rank, processes, self.workers)
             total = math.ceil(len(split) / batch / processes)
             for item in islice(self.track(batches, name, total, batch * processes), most):
                 results.append(work(item))
@@ -183,12 +195,14 @@ class Passes:
             raise error
         return results
 
-    def _file(self, name: str, split: Split, view: View, key: str) -> Path | None:
+    def _file(self, name: str, split: Split, preprocessing: Preprocessing, key: str) -> Path | None:
         """Named by a hash of all that decides what is in it; ``name`` is for people."""
         if self.folder is None:
             return None
         digest = self.model_hash.copy()
-        digest.update(repr((VERSION, self.model.config, view, key)).encode())
+        written = repr((VERSION, self.model.config, preprocessing, key))
+        # passes cached when the class was called View are still found
+        digest.update(written.replace("Preprocessing(", "View(").encode())
         digest.update(split.fingerprint())
         return kept_file(self.folder, name, digest)
 

@@ -181,7 +181,7 @@ class _Api:
             if time.monotonic() > deadline:  # nobody waits for it any more
                 raise TimeoutError
             try:
-                found.append(decoded(file.file.read(), self.service.view, self.limits.max_pixels))
+                found.append(decoded(file.file.read(), self.service.preprocessing, self.limits.max_pixels))
             except BadImageError as error:
                 found.append(unusable(_name(file), error))
         return found

@@ -8,8 +8,7 @@ from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.images import LARGEST, BadImageError
-from candid.data.splits import View, decode_as
+from candid.data.images import LARGEST, BadImageError, Preprocessing, decode_as
 
 FILES = 16
 """In one request."""
@@ -47,7 +46,7 @@ class Limits:
         return int(self.max_megabytes * 1_000_000)
 
 
-def decoded(content: bytes, view: View, max_pixels: int) -> Tensor:
+def decoded(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
     """The image in ``content`` as the model sees it, decoded only if its header promises few enough pixels.
 
     Raises a BadImageError that tells the sender what is wrong and nothing of this machine.
@@ -57,7 +56,7 @@ def decoded(content: bytes, view: View, max_pixels: int) -> Tensor:
     if content.startswith(b"\xff\xd8") and content.count(SCAN) > SCANS:
         raise BadImageError(f"it is a JPEG of more than {SCANS} scans")
     try:
-        return decode_as(content, view, None, partial(_check, max_pixels))
+        return decode_as(content, preprocessing, None, partial(_check, max_pixels))
     except BadImageError as error:
         raise BadImageError(str(error).split(":")[0]) from error  # what a decoder says may be anything
 

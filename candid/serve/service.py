@@ -79,7 +79,7 @@ class Service:
 
     def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
         self.examiner = Examiner(model, name)
-        self.view = self.examiner.view
+        self.preprocessing = self.examiner.preprocessing
         self.model, self.name, self.summary = self.examiner.model, name, summary
         self.classes = self.model.class_names
         generative = isinstance(self.model, GenerativeClassifier)

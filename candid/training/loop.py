@@ -20,8 +20,9 @@ from candid._support.files import remove_unfinished
 from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, named_batches, training_batches
-from candid.data.splits import Batch, Split, View
+from candid.data.splits import Batch, Split
 from candid.inference.metrics import bits_per_dimension
 from candid.inference.predictions import to_float
 from candid.inference.runner import Passes
@@ -82,12 +83,12 @@ def train(
     fabric = launch(devices, config.precision)
     first = fabric.is_global_zero
     show = progress if first and progress is not None else Progress(quiet=True)
-    data, view = open_data(config, show.track)
+    data, preprocessing = open_data(config, show.track)
     plan = Plan(len(data.train), config.batch, fabric.world_size * config.accumulate, config.seed)
     model = build_model(config, data.class_names)
     state = folder.load_state() if resume else None
     if state is None and config.actnorm_from_data and config.start is None:
-        start_actnorm(model, data, view, plan)
+        start_actnorm(model, data, preprocessing, plan)
     if first:
         remove_unfinished(folder.path)
     if first:
@@ -95,7 +96,7 @@ def train(
     if first and data.skipped:
         folder.write_text("skipped.txt", "\n".join(data.skipped) + "\n")
         show.say(f"left out {len(data.skipped)} images that can't be used: {folder.path / 'skipped.txt'}")
-    run = _Run(fabric, config, folder, data, view, plan, model, show, after_epoch if first else None)
+    run = _Run(fabric, config, folder, data, preprocessing, plan, model, show, after_epoch if first else None)
     if state is not None:
         run.restore(state)
         results = folder.results
@@ -118,14 +119,14 @@ class _Run:
         config: TrainConfig,
         folder: RunFolder,
         data: Dataset,
-        view: View,
+        preprocessing: Preprocessing,
         plan: Plan,
         model: Model,
         show: Progress,
         after_epoch: AfterEpoch | None,
     ) -> None:
         self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
-        self.data, self.view, self.plan = data, view, plan
+        self.data, self.preprocessing, self.plan = data, preprocessing, plan
         self.after_epoch: AfterEpoch = after_epoch or (lambda *_: None)
         self.board: Board | None = None
         self.model = model
@@ -152,7 +153,7 @@ class _Run:
         config, per_epoch = self.config, self.plan.steps_per_epoch
         steps = config.epochs * per_epoch
         batches = training_batches(
-            self.data.train, self.view, self.plan, self.step, steps, self.parts, config.workers
+            self.data.train, self.preprocessing, self.plan, self.step, steps, self.parts, config.workers
         )
         self.show.begin(config.epochs, steps, self.step, self.plan.batch)
         if config.tensorboard and self.fabric.is_global_zero:
@@ -286,7 +287,12 @@ class _Run:
         """Figures of the bare model on a split, the work shared by the processes."""
         fabric, model = self.fabric, self.model.eval()
         batches = named_batches(
-            split, self.view, EVALUATION_BATCH, fabric.global_rank, fabric.world_size, self.config.workers
+            split,
+            self.preprocessing,
+            EVALUATION_BATCH,
+            fabric.global_rank,
+            fabric.world_size,
+            self.config.workers,
         )
         own = torch.zeros(3, dtype=torch.float64)
         try:
@@ -362,7 +368,7 @@ class _Run:
             results["test"] = self._evaluate(self.data.test)
         show = self.show
         passes = Passes(self.model, self.fabric, None, self.config.workers, show.track, show.say)
-        calibrate_saved(passes, self.data.train, self.data.val, self.view, self.folder.best)
+        calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
         if self.fabric.is_global_zero:
             self.folder.write_results(results)
         return results
@@ -379,7 +385,7 @@ class _Run:
         start = self.step
         stop = start + min(AVERAGED_BATCHES, self.plan.steps_per_epoch)
         batches = training_batches(
-            self.data.train, self.view, self.plan, start, stop, self.parts, self.config.workers
+            self.data.train, self.preprocessing, self.plan, start, stop, self.parts, self.config.workers
         )
         try:
             for i, (images, _) in enumerate(batches):

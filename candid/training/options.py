@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from candid._support.config import MaybeInfinite, check_fields, check_range, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
+from candid.data.images import Crop
 from candid.data.shards import is_shards
-from candid.data.splits import Crop
 from candid.models.flow.invertible import Memory
 from candid.models.flow.presets import PRESETS, ClassifierConfig, preset
 

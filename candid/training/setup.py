@@ -8,8 +8,9 @@ from torch import nn
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset, open_dataset
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, training_batches
-from candid.data.splits import Track, View
+from candid.data.splits import Track
 from candid.inference.predictions import to_float
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
@@ -21,10 +22,10 @@ Model = GenerativeClassifier | ResNet
 FIRST_IMAGES = 128
 
 
-def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, View]:
+def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, Preprocessing]:
     """The data of the run, checked, and how its model sees it."""
     flow = config.model_config(classes=2).flow
-    view = View(flow.channels, flow.height, flow.width, config.crop, config.flip)
+    preprocessing = Preprocessing(flow.channels, flow.height, flow.width, config.crop, config.flip)
     data = open_dataset(
         config.data,
         holdout=config.holdout,
@@ -34,7 +35,7 @@ def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, View]:
         classes=config.model.get("classes"),
         only=config.only,
     )
-    return data.prepared(view, config.skip_bad, track), view
+    return data.prepared(preprocessing, config.skip_bad, track), preprocessing
 
 
 def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
@@ -87,11 +88,11 @@ def _shown(names: tuple[str, ...]) -> str:
 
 
 @torch.no_grad()
-def start_actnorm(model: Model, data: Dataset, view: View, plan: Plan) -> None:
+def start_actnorm(model: Model, data: Dataset, preprocessing: Preprocessing, plan: Plan) -> None:
     """Scales every channel to unit variance on a first batch, the same in every process."""
     if isinstance(model, ResNet):
         return
-    images, _ = next(training_batches(data.train, view, replace(plan, parts=1), 0, 1, range(1)))
+    images, _ = next(training_batches(data.train, preprocessing, replace(plan, parts=1), 0, 1, range(1)))
     v = model._normalise(to_float(images[:FIRST_IMAGES], "cpu"), generator(plan.seed, 0, 2))
     for _, layer in model.flow.leaves():
         if isinstance(layer, ActNorm):

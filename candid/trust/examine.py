@@ -14,9 +14,8 @@ from torch import Tensor
 from candid._support.distributed import best_device
 from candid._support.errors import CandidError, NonFiniteError
 from candid.data.datasets import is_image
-from candid.data.images import BadImageError, path_of
+from candid.data.images import BadImageError, Preprocessing, decode_as, path_of
 from candid.data.parts import unknown
-from candid.data.splits import View, decode_as
 from candid.evaluation.evaluate import view_of
 from candid.inference.predictions import Model, Passed, outputs_of, predictions_of, to_float
 from candid.inference.runner import batch_size
@@ -101,13 +100,13 @@ class Examiner:
         held_out = needed(model, name) if asked else HeldOut.of(model)
         self.judge = None if held_out is None else Judge.of(held_out, test, novelty, error)
         self.gaussian = None if held_out is None else held_out.gaussian
-        self.view = view_of(model)
+        self.preprocessing = view_of(model)
         self.model = model.eval().to(best_device())
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
 
     def examine(self, paths: Iterable[Path]) -> Iterator[Examination | Unusable]:
         """One judgement for each of ``paths``, in their order; only a few batches are in memory at a time."""
-        for files, images in _decoded(paths, self.view, batch_size(self.model)):
+        for files, images in _decoded(paths, self.preprocessing, batch_size(self.model)):
             good = [
                 (file, image) for file, image in zip(files, images, strict=True) if isinstance(image, Tensor)
             ]
@@ -161,7 +160,7 @@ class Examiner:
 
 
 def _decoded(
-    paths: Iterable[Path], view: View, batch: int
+    paths: Iterable[Path], preprocessing: Preprocessing, batch: int
 ) -> Iterator[tuple[list[Path], list[Tensor | BadImageError]]]:
     """Batches of images as the model sees them; an error in place of one that can't be used."""
     remaining = iter(paths)
@@ -170,7 +169,7 @@ def _decoded(
         while True:
             files = list(islice(remaining, batch))
             if files:
-                waiting.append((files, [pool.submit(_decode, file, view) for file in files]))
+                waiting.append((files, [pool.submit(_decode, file, preprocessing) for file in files]))
             if len(waiting) > (AHEAD if files else 0):
                 ready, futures = waiting.popleft()
                 yield ready, [future.result() for future in futures]
@@ -178,8 +177,8 @@ def _decoded(
                 return
 
 
-def _decode(path: Path, view: View) -> Tensor | BadImageError:
+def _decode(path: Path, preprocessing: Preprocessing) -> Tensor | BadImageError:
     try:
-        return decode_as(path, view, None)
+        return decode_as(path, preprocessing, None)
     except BadImageError as error:
         return error

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.parts import thinned
-from candid.data.splits import ShardSplit, Split, View
+from candid.data.images import Preprocessing
+from candid.data.parts import subsample
+from candid.data.splits import ShardSplit, Split
 from candid.evaluation.calibration_error import fit_temperature
 from candid.inference.features import FeatureGaussian
 from candid.inference.predictions import Model
@@ -64,16 +65,18 @@ class HeldOut:
         }
 
 
-def calibrate(passes: Passes, train: Split | None, held_out: Split, view: View) -> HeldOut | None:
+def calibrate(
+    passes: Passes, train: Split | None, held_out: Split, preprocessing: Preprocessing
+) -> HeldOut | None:
     """One pass over held-out images, and one over training images if there are any, for their features.
 
     None in all processes but the first.
     """
     gaussian = None
     if train is not None:
-        gaussian = passes.feature_gaussian(fewer(train), view, "features of training images")
+        gaussian = passes.feature_gaussian(fewer(train), preprocessing, "features of training images")
     split = fewer(held_out)
-    found = passes.predictions(split, view, "held-out images", gaussian)
+    found = passes.predictions(split, preprocessing, "held-out images", gaussian)
     if found is None:
         return None
     if (found.labels < 0).any():
@@ -84,12 +87,14 @@ def calibrate(passes: Passes, train: Split | None, held_out: Split, view: View) 
     return HeldOut(statistics_of(found), temperature, gaussian)
 
 
-def calibrate_saved(passes: Passes, train: Split, held_out: Split, view: View, path: Path) -> None:
+def calibrate_saved(
+    passes: Passes, train: Split, held_out: Split, preprocessing: Preprocessing, path: Path
+) -> None:
     """:func:`calibrate` for the saved model in the folder ``path``, unless there are too few images."""
     if len(held_out) < FEWEST_IMAGES:
         passes.say(f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed")
         return
-    found = calibrate(passes, train, held_out, view)
+    found = calibrate(passes, train, held_out, preprocessing)
     if found is not None:
         found.attach(passes.model)
         save_calibration(passes.model, path)
@@ -97,7 +102,7 @@ def calibrate_saved(passes: Passes, train: Split, held_out: Split, view: View, p
 
 def fewer(split: Split) -> Split:
     """At most ``MOST_IMAGES`` of it; all of tar shards."""
-    return split if isinstance(split, ShardSplit) else thinned(split, min(MOST_IMAGES, len(split)))
+    return split if isinstance(split, ShardSplit) else subsample(split, min(MOST_IMAGES, len(split)))
 
 
 def weights_hash(model: Model) -> Tensor:

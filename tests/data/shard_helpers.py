@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, training_batches
-from candid.data.splits import ShardSplit, View
+from candid.data.splits import ShardSplit
 from tests.data.helpers import pixels, write_shard
 
-VIEW = View(3, 10, 12)
-AUGMENTED = View(3, 10, 12, "resized", flip=True)
+PREPROCESSING = Preprocessing(3, 10, 12)
+AUGMENTED = Preprocessing(3, 10, 12, "resized", flip=True)
 SIZES = [7, 5, 6, 4, 8, 6]
 SEED_OF = {pixels(seed).transpose(2, 0, 1).tobytes(): seed for seed in range(60)}
 Batches = list[tuple[Tensor, Tensor]]
@@ -44,7 +45,7 @@ def load(
     start: int = 0,
     stop: int = 14,
     *,
-    view: View = VIEW,
+    preprocessing: Preprocessing = PREPROCESSING,
     batch: int = 6,
     processes: int = 1,
     rank: int = 0,
@@ -55,7 +56,7 @@ def load(
     assert isinstance(split, ShardSplit)
     plan = Plan(len(split), batch, processes * accumulate, seed)
     parts = range(rank * accumulate, (rank + 1) * accumulate)
-    return [(x, y) for x, y in training_batches(split, view, plan, start, stop, parts, workers)]
+    return [(x, y) for x, y in training_batches(split, preprocessing, plan, start, stop, parts, workers)]
 
 
 def same(one: Batches, other: Batches) -> bool:

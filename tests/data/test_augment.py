@@ -7,17 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from candid.data.augment import (
-    centre_box,
-    fitted,
-    padded_crops,
-    random_box,
-    random_flips,
-    reflected_frame,
-    resized,
-    ten_crops,
-    wobbled,
-)
+from candid.data.augment import jittered, padded_crops, random_box, random_flips, reflected_frame, ten_crops
+from candid.data.images import centre_box, fitted, resized
 
 SIDE = st.integers(1, 3000)
 UNIFORM = st.floats(0, 1, exclude_max=True, width=32)
@@ -134,10 +125,10 @@ def test_wobbling_moves_turns_and_resizes() -> None:
     image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
     image[0, 0, 7:9, 3:13] = 200  # a bar across the middle
     still = torch.full((1, 5), 0.5)
-    assert torch.equal(wobbled(image, still), image)
+    assert torch.equal(jittered(image, still), image)
 
     def spread(numbers: list[float], axis: int) -> float:
-        weights = wobbled(image, torch.tensor([numbers]))[0, 0].float().sum(1 - axis)
+        weights = jittered(image, torch.tensor([numbers]))[0, 0].float().sum(1 - axis)
         places = torch.arange(16.0)
         mean = (weights * places).sum() / weights.sum()
         return float(((weights * (places - mean) ** 2).sum() / weights.sum()).sqrt())
@@ -145,6 +136,6 @@ def test_wobbling_moves_turns_and_resizes() -> None:
     middle = [0.5] * 5
     assert spread([0.5, 0.5, 0.5, 0.5, 1.0], axis=0) > 1.3 * spread(middle, axis=0)  # turned
     assert spread([0.5, 0.5, 0.5, 0.0, 0.5], axis=1) > 1.1 * spread(middle, axis=1)  # larger
-    moved = wobbled(image, torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.5]]))
+    moved = jittered(image, torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.5]]))
     assert torch.equal(moved[..., :13], image[..., 2:15])  # by an eighth of the width
     assert moved.dtype == torch.uint8

@@ -11,12 +11,13 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.data import splits as module
 from candid.data.datasets import Dataset, open_dataset
-from candid.data.splits import ArraySplit, FileSplit, View
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit, FileSplit
 from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
 
-VIEW = View(3, 10, 12)
+PREPROCESSING = Preprocessing(3, 10, 12)
 
 
 def files(split: object) -> list[str]:
@@ -226,18 +227,18 @@ def spoilt(tmp_path: Path) -> Path:
 def test_the_first_bad_file_stops_by_default(spoilt: Path, crop: module.Crop) -> None:
     data = open_dataset(str(spoilt))
     with pytest.raises(CandidError, match=r"train/cat/001.png' can't be used: it is cut .* add --skip-bad"):
-        data.prepared(View(3, 10, 12, crop))
+        data.prepared(Preprocessing(3, 10, 12, crop))
 
 
 @pytest.mark.parametrize("crop", ["none", "resized"])
 def test_bad_files_are_left_out_and_listed_on_demand(spoilt: Path, crop: module.Crop) -> None:
-    data = open_dataset(str(spoilt)).prepared(View(3, 10, 12, crop), skip_bad=True)
+    data = open_dataset(str(spoilt)).prepared(Preprocessing(3, 10, 12, crop), skip_bad=True)
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1]  # type: ignore[union-attr]
     assert data.val.labels.tolist() == [0, 1]  # type: ignore[union-attr]
     names = [line.split(": ")[0] for line in data.skipped]
     assert names == [str(spoilt / p) for p in ("train/cat/001.png", "train/dog/002.png", "val/cat/000.png")]
     assert all(": it is " in line for line in data.skipped)
-    images = data.train.batch(torch.tensor([1]), VIEW)  # type: ignore[union-attr]
+    images = data.train.batch(torch.tensor([1]), PREPROCESSING)  # type: ignore[union-attr]
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), pixels(2))
 
 
@@ -246,7 +247,7 @@ def test_a_class_without_good_images_is_an_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "val", {"cat": 2})
     (tmp_path / "train" / "dog" / "000.png").write_bytes(b"")
     with pytest.raises(CandidError, match="'dog' has no training images"):
-        open_dataset(str(tmp_path)).prepared(VIEW, skip_bad=True)
+        open_dataset(str(tmp_path)).prepared(PREPROCESSING, skip_bad=True)
 
 
 def test_small_sets_are_decoded_once_and_large_ones_never(
@@ -254,16 +255,18 @@ def test_small_sets_are_decoded_once_and_large_ones_never(
 ) -> None:
     write_folder(tmp_path, {"cat": 6, "dog": 6}, width=17)
     data = open_dataset(str(tmp_path))
-    cached = data.prepared(VIEW)
+    cached = data.prepared(PREPROCESSING)
     assert isinstance(cached.train, ArraySplit)
     monkeypatch.setattr(module, "CACHE_BYTES", 100)
-    filed = data.prepared(VIEW)
+    filed = data.prepared(PREPROCESSING)
     assert isinstance(filed.train, FileSplit)
     everything = torch.arange(len(data.train))
     assert torch.equal(cached.train.labels, filed.train.labels)
-    assert torch.equal(cached.train.batch(everything, VIEW), filed.train.batch(everything, VIEW))
+    assert torch.equal(
+        cached.train.batch(everything, PREPROCESSING), filed.train.batch(everything, PREPROCESSING)
+    )
     numbers = torch.rand(len(everything), 5)
-    shifted = View(3, 10, 12, "shift", flip=True)
+    shifted = Preprocessing(3, 10, 12, "shift", flip=True)
     assert torch.equal(
         cached.train.batch(everything, shifted, numbers), filed.train.batch(everything, shifted, numbers)
     )
@@ -277,7 +280,7 @@ def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
         seen.append((task, length))
         return items
 
-    open_dataset(str(tmp_path)).prepared(VIEW, track=track)  # type: ignore[arg-type]
+    open_dataset(str(tmp_path)).prepared(PREPROCESSING, track=track)  # type: ignore[arg-type]
     assert [task for task, _ in seen] == ["reading images"] * 3
     assert sum(length for _, length in seen) == 12
 
@@ -288,24 +291,24 @@ def array_data(images: Tensor) -> Dataset:
     return Dataset(split, split, None, ("a", "b"))
 
 
-def prepared(images: Tensor, view: View) -> Tensor:
-    split = array_data(images).prepared(view).train
+def prepared(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    split = array_data(images).prepared(preprocessing).train
     assert isinstance(split, ArraySplit)
     return split.images
 
 
 def test_slightly_smaller_images_get_a_frame_of_zeros() -> None:
     images = torch.randint(1, 256, (4, 1, 28, 28), dtype=torch.uint8)
-    framed = prepared(images, View(1, 32, 32))
+    framed = prepared(images, Preprocessing(1, 32, 32))
     assert torch.equal(framed[:, :, 2:30, 2:30], images)
     assert framed.sum() == images.sum()
 
 
 def test_grey_becomes_colour_and_colour_grey() -> None:
     grey = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8)
-    colours = prepared(grey, View(3, 8, 8))
+    colours = prepared(grey, Preprocessing(3, 8, 8))
     assert torch.equal(colours, grey.repeat(1, 3, 1, 1))
-    assert torch.equal(prepared(colours, View(1, 8, 8)), grey)
+    assert torch.equal(prepared(colours, Preprocessing(1, 8, 8)), grey)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -313,19 +316,21 @@ def test_grey_becomes_colour_and_colour_grey() -> None:
 def test_images_of_another_size_are_resized_like_files(channels: int, size: tuple[int, int]) -> None:
     arrays = [pixels(seed)[:, :, :channels] for seed in range(4)]
     images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
-    view = View(channels, *size)
-    expected = [module.decode_as(encoded(Image.fromarray(array.squeeze())), view, None) for array in arrays]
-    assert torch.equal(prepared(images, view), torch.stack(expected))
+    preprocessing = Preprocessing(channels, *size)
+    expected = [
+        module.decode_as(encoded(Image.fromarray(array.squeeze())), preprocessing, None) for array in arrays
+    ]
+    assert torch.equal(prepared(images, preprocessing), torch.stack(expected))
 
 
 def test_a_model_needs_one_or_three_channels() -> None:
     with pytest.raises(CandidError, match="1 or 3 channels"):
-        View(2, 8, 8)
+        Preprocessing(2, 8, 8)
 
 
 def test_a_photo_of_the_models_size_is_not_cropped_further() -> None:
-    view = View(3, 10, 12, "resized")
-    same = module.decode_as(picture(1), view, None)
+    preprocessing = Preprocessing(3, 10, 12, "resized")
+    same = module.decode_as(picture(1), preprocessing, None)
     assert np.array_equal(same.permute(1, 2, 0).numpy(), pixels(1))
-    larger = module.decode_as(picture(1, 30, 36), view, None)
+    larger = module.decode_as(picture(1, 30, 36), preprocessing, None)
     assert (larger.float() - same.float()).abs().max() > 5

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from candid.data.augment import Box, resized
-from candid.data.images import LARGEST, BadImageError, check_file, decode
+from candid.data.augment import Box
+from candid.data.images import LARGEST, BadImageError, check_file, decode, resized
 from tests.data.helpers import encoded, picture, pixels
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

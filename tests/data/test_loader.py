@@ -7,11 +7,12 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.data import splits as module
 from candid.data.datasets import Dataset, open_dataset
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, evaluation_batches, training_batches
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, View
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
 from tests.data.helpers import picture, write_folder
 
-VIEW = View(3, 10, 12, "resized", flip=True)
+PREPROCESSING = Preprocessing(3, 10, 12, "resized", flip=True)
 COUNT = 23
 
 
@@ -50,11 +51,11 @@ def load(
     workers: int = 0,
 ) -> list[tuple[Tensor, Tensor]]:
     plan = Plan(len(split), batch, of, seed)
-    return [(x, y) for x, y in training_batches(split, VIEW, plan, start, stop, parts, workers)]
+    return [(x, y) for x, y in training_batches(split, PREPROCESSING, plan, start, stop, parts, workers)]
 
 
 def test_an_epoch_shows_every_image_once(numbered: ArraySplit) -> None:
-    plain = View(1, 8, 8)
+    plain = Preprocessing(1, 8, 8)
     plan = Plan(COUNT, 1, 1, seed=3)
     batches = list(training_batches(numbered, plain, plan, 0, 2 * COUNT, range(1)))
     labels = [int(y) for _, y in batches]
@@ -67,7 +68,7 @@ def test_an_epoch_shows_every_image_once(numbered: ArraySplit) -> None:
 def test_images_that_fill_no_batch_are_others_in_each_epoch(numbered: ArraySplit) -> None:
     plan = Plan(COUNT, 5, 1, seed=0)
     assert plan.steps_per_epoch == 4
-    batches = [y for _, y in training_batches(numbered, View(1, 8, 8), plan, 0, 40, range(1))]
+    batches = [y for _, y in training_batches(numbered, Preprocessing(1, 8, 8), plan, 0, 40, range(1))]
     epochs = [torch.cat(batches[i : i + 4]).tolist() for i in range(0, 40, 4)]
     left_out = [frozenset(range(COUNT)).difference(epoch) for epoch in epochs]
     assert [len(images) for images in left_out] == [3] * 10
@@ -122,20 +123,20 @@ def test_a_batch_that_cannot_be_shared_equally_is_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_shows_every_image_once_in_order(photos: FileSplit, workers: int) -> None:
-    batches = list(evaluation_batches(photos, VIEW, 5, workers=workers))
+    batches = list(evaluation_batches(photos, PREPROCESSING, 5, workers=workers))
     assert [len(y) for _, y in batches] == [5, 5, 5, 5, 3]
     everything = torch.arange(len(photos))
-    assert torch.equal(torch.cat([x for x, _ in batches]), photos.batch(everything, VIEW))
+    assert torch.equal(torch.cat([x for x, _ in batches]), photos.batch(everything, PREPROCESSING))
     assert torch.equal(torch.cat([y for _, y in batches]), photos.labels)
 
 
 @pytest.mark.parametrize("world", [2, 3, 30])
 def test_processes_share_an_evaluation(numbered: ArraySplit, world: int) -> None:
-    view = View(1, 8, 8)
+    preprocessing = Preprocessing(1, 8, 8)
     labels = [
         label
         for rank in range(world)
-        for _, y in evaluation_batches(numbered, view, 4, rank, world)
+        for _, y in evaluation_batches(numbered, preprocessing, 4, rank, world)
         for label in y.tolist()
     ]
     assert sorted(labels) == list(range(COUNT))
@@ -144,14 +145,14 @@ def test_processes_share_an_evaluation(numbered: ArraySplit, world: int) -> None
 def test_cached_and_uncached_files_are_evaluated_alike(
     photos: FileSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = View(3, 7, 9)
+    preprocessing = Preprocessing(3, 7, 9)
     data = Dataset(photos, photos, None, ("cat", "dog"))
-    cached = data.prepared(view).train
+    cached = data.prepared(preprocessing).train
     monkeypatch.setattr(module, "CACHE_BYTES", 0)
-    filed = data.prepared(view).train
+    filed = data.prepared(preprocessing).train
     assert isinstance(cached, ArraySplit)
     assert isinstance(filed, FileSplit)
-    one, other = (list(evaluation_batches(split, view, 10)) for split in (cached, filed))
+    one, other = (list(evaluation_batches(split, preprocessing, 10)) for split in (cached, filed))
     assert same([(x, y) for x, y in one], [(x, y) for x, y in other])
 
 
@@ -159,9 +160,9 @@ def test_cached_and_uncached_files_are_evaluated_alike(
 def test_an_image_that_went_bad_is_named_in_one_sentence(tmp_path: Path, workers: int) -> None:
     write_folder(tmp_path / "train", {"cat": 4, "dog": 4})
     write_folder(tmp_path / "val", {"cat": 1, "dog": 1})
-    data = open_dataset(str(tmp_path)).prepared(VIEW)
+    data = open_dataset(str(tmp_path)).prepared(PREPROCESSING)
     bad = tmp_path / "train" / "dog" / "001.png"
     bad.write_bytes(picture(0)[:80])
     with pytest.raises(CandidError, match=f"^'{bad}' can't be used: ") as caught:
-        list(evaluation_batches(data.train, VIEW, 3, workers=workers))
+        list(evaluation_batches(data.train, PREPROCESSING, 3, workers=workers))
     assert "Traceback" not in str(caught.value)

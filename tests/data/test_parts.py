@@ -12,11 +12,12 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.formats import CIFAR_CLASSES
+from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_images, open_part, thinned
-from candid.data.splits import ArraySplit, FileSplit, ShardSplit, Split, View, other_size
+from candid.data.parts import Part, open_images, open_part, subsample
+from candid.data.splits import ArraySplit, FileSplit, ShardSplit, Split, other_size
 from tests.data.helpers import picture, write_folder, write_shard
-from tests.data.shard_helpers import VIEW, seeds, write_shards
+from tests.data.shard_helpers import PREPROCESSING, seeds, write_shards
 from tests.data.test_formats import write_binary_cifar, write_mnist
 
 DIGITS = tuple("0123456789")
@@ -197,7 +198,7 @@ def test_what_is_no_data_set_says_so(tmp_path: Path) -> None:
 
 def shard_labels(split: Split) -> dict[int, int]:
     """By the number of the picture."""
-    found = [(int(name.rsplit("/", 1)[1]), int(y)) for _, ys, ns in named_batches(split, VIEW, 4)
+    found = [(int(name.rsplit("/", 1)[1]), int(y)) for _, ys, ns in named_batches(split, PREPROCESSING, 4)
              for y, name in zip(ys, ns, strict=True)]  # fmt: skip
     assert len(found) == len(dict(found)) == len(split)
     return dict(found)
@@ -233,7 +234,7 @@ def test_any_folder_is_a_set_of_images_without_labels(tmp_path: Path) -> None:
     write_folder(tmp_path / "deep" / "er", {"x": 2, ".hidden": 1})
     (tmp_path / "a b.PNG").write_bytes(picture(0))
     (tmp_path / "notes.txt").write_text("no image")
-    found = open_images(str(tmp_path), VIEW)
+    found = open_images(str(tmp_path), PREPROCESSING)
     expected = ["a b.PNG", "deep/er/x/000.png", "deep/er/x/001.png"]
     assert [str(path.relative_to(tmp_path)) for path in paths(found)] == expected
     assert labels(found) == [-1, -1, -1]
@@ -253,33 +254,36 @@ def test_of_several_folders_the_test_images_are_taken(
 ) -> None:
     for name in folders:
         write_folder(tmp_path / name, {"cat": 1})
-    found = paths(open_images(str(tmp_path), VIEW))
+    found = paths(open_images(str(tmp_path), PREPROCESSING))
     assert found == [tmp_path / name / "cat" / "000.png" for name in expected.split()]
 
 
 def test_a_data_set_is_a_set_of_images_without_labels(tmp_path: Path) -> None:
-    found = open_images(str(write_binary_cifar(tmp_path)), VIEW)
+    found = open_images(str(write_binary_cifar(tmp_path)), PREPROCESSING)
     test = open_dataset(str(tmp_path)).test
     assert isinstance(test, ArraySplit)
     assert_same(found, replace(test, labels=torch.full((20,), -1)))
-    assert set(labels(open_images("digits", VIEW))) == {-1}
+    assert set(labels(open_images("digits", PREPROCESSING))) == {-1}
 
 
 def test_shards_are_a_set_of_images_without_labels(tmp_path: Path) -> None:
     write_shard(tmp_path / "any.tar", range(40, 50), classes=9)
-    found = open_images(str(tmp_path / "any.tar"), VIEW)
+    found = open_images(str(tmp_path / "any.tar"), PREPROCESSING)
     assert shard_labels(found) == dict.fromkeys(range(40, 50), -1)
 
 
 @pytest.mark.parametrize("kind", ["uniform-noise", "constant"])
-@pytest.mark.parametrize("view", [View(1, 4, 6), View(3, 5, 2)])
-def test_made_images_are_always_the_same(kind: str, view: View) -> None:
-    found = open_images(kind, view)
+@pytest.mark.parametrize("preprocessing", [Preprocessing(1, 4, 6), Preprocessing(3, 5, 2)])
+def test_made_images_are_always_the_same(kind: str, preprocessing: Preprocessing) -> None:
+    found = open_images(kind, preprocessing)
     assert isinstance(found, ArraySplit)
-    assert found.images.shape == (2000, view.channels, *view.size) and found.images.dtype == torch.uint8
-    assert_same(found, open_images(kind, view))
+    assert (
+        found.images.shape == (2000, preprocessing.channels, *preprocessing.size)
+        and found.images.dtype == torch.uint8
+    )
+    assert_same(found, open_images(kind, preprocessing))
     assert set(labels(found)) == {-1}
-    assert other_size(found, view) is None
+    assert other_size(found, preprocessing) is None
     assert (found.images[:, :, :1, :1] == found.images).all() == (kind == "constant")
     assert found.images.double().mean().item() == pytest.approx(127.5, abs=5)
     assert (int(found.images.min()), int(found.images.max())) == (0, 255)
@@ -288,9 +292,9 @@ def test_made_images_are_always_the_same(kind: str, view: View) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(CandidError, match="has no images: name a folder with some, or one of uniform-noise"):
-        open_images(str(tmp_path), VIEW)
+        open_images(str(tmp_path), PREPROCESSING)
     with pytest.raises(CandidError, match="no data set or folder 'unifrom-noise'"):
-        open_images("unifrom-noise", VIEW)
+        open_images("unifrom-noise", PREPROCESSING)
 
 
 def numbered(images: int) -> ArraySplit:
@@ -301,23 +305,23 @@ def numbered(images: int) -> ArraySplit:
 
 @settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 120))
-def test_thinning_keeps_images_evenly(images: int, wanted: int) -> None:
-    found = labels(thinned(numbered(images), wanted))
+def test_a_subsample_keeps_images_evenly(images: int, wanted: int) -> None:
+    found = labels(subsample(numbered(images), wanted))
     assert len(found) == min(images, wanted)
     assert found[0] == 0
     gaps = {b - a for a, b in zip(found, [*found[1:], images], strict=True)}
     assert min(gaps) >= 1 and max(gaps) - min(gaps) <= 1
 
 
-def test_thinning_none_is_refused_and_shards_cannot_be_thinned(tmp_path: Path) -> None:
+def test_a_subsample_of_none_is_refused_and_shards_cannot_be_subsampled(tmp_path: Path) -> None:
     split = numbered(5)
-    assert thinned(split, None) is split
+    assert subsample(split, None) is split
     with pytest.raises(CandidError, match="at least 1, not 0"):
-        thinned(split, 0)
-    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), VIEW)
-    assert thinned(shards, 4) is shards
+        subsample(split, 0)
+    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), PREPROCESSING)
+    assert subsample(shards, 4) is shards
     with pytest.raises(CandidError, match="leave --images out"):
-        thinned(shards, 3)
+        subsample(shards, 3)
 
 
 @settings(deadline=None, max_examples=50)
@@ -334,7 +338,7 @@ def test_names_follow_their_images(data: st.DataObject) -> None:
     world, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
     seen = 0
     for rank in range(world):
-        for images, ys, names in named_batches(split, View(1, 1, 1), size, rank, world):
+        for images, ys, names in named_batches(split, Preprocessing(1, 1, 1), size, rank, world):
             assert names == tuple(f"{prefix}{y}" for y in ys.tolist())
             assert images.flatten().tolist() == ys.tolist()
             seen += len(names)
@@ -346,12 +350,12 @@ def test_names_follow_their_images(data: st.DataObject) -> None:
 def test_files_are_called_by_their_path_cached_or_not(tmp_path: Path, crop: Any, workers: int) -> None:
     write_folder(tmp_path, {"cat": 4, "cow": 3, "dog": 4})
     (tmp_path / "cow" / "001.png").write_bytes(b"")
-    view = View(3, 10, 12, crop)
-    split, skipped = thinned(open_images(str(tmp_path), view), 10).prepared(
-        view, True, lambda items, *_: items
+    preprocessing = Preprocessing(3, 10, 12, crop)
+    split, skipped = subsample(open_images(str(tmp_path), preprocessing), 10).prepared(
+        preprocessing, True, lambda items, *_: items
     )
     assert isinstance(split, ArraySplit if crop == "none" else FileSplit) and len(skipped) == 1
-    batches = list(named_batches(split, view, 4, workers=workers))
+    batches = list(named_batches(split, preprocessing, 4, workers=workers))
     names = [name for *_, batch in batches for name in batch]
     number_of = {str(path): i for i, path in enumerate(sorted(tmp_path.rglob("*.png")))}
     images: list[tuple[Tensor, Tensor]] = [
@@ -364,21 +368,21 @@ def test_files_are_called_by_their_path_cached_or_not(tmp_path: Path, crop: Any,
 def test_samples_of_shards_are_called_by_shard_and_key(tmp_path: Path, workers: int) -> None:
     split = open_part(str(write_shards(tmp_path)), PETS, "val").split
     for rank in range(2):
-        for images, ys, names in named_batches(split, VIEW, 4, rank, 2, workers):
+        for images, ys, names in named_batches(split, PREPROCESSING, 4, rank, 2, workers):
             shard = f"{tmp_path}/val-{rank}.tar"
             assert names == tuple(f"{shard}/{seed:05}" for seed in seeds([(images, ys)]))
 
 
 def test_another_size_is_told(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 1})
-    files = open_images(str(tmp_path), VIEW)
-    assert other_size(files, View(3, 10, 12)) is None
-    assert other_size(files, View(3, 12, 10)) == "10 x 12"
-    assert other_size(numbered(3), View(1, 1, 1)) is None
-    assert other_size(numbered(3), View(1, 2, 1)) == "1 x 1"
-    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), VIEW)
-    assert other_size(shards, View(3, 1, 1)) is None
+    files = open_images(str(tmp_path), PREPROCESSING)
+    assert other_size(files, Preprocessing(3, 10, 12)) is None
+    assert other_size(files, Preprocessing(3, 12, 10)) == "10 x 12"
+    assert other_size(numbered(3), Preprocessing(1, 1, 1)) is None
+    assert other_size(numbered(3), Preprocessing(1, 2, 1)) == "1 x 1"
+    shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), PREPROCESSING)
+    assert other_size(shards, Preprocessing(3, 1, 1)) is None
     paths(files)[0].write_bytes(b"no image")
-    assert other_size(files, VIEW) is None
+    assert other_size(files, PREPROCESSING) is None
     paths(files)[0].unlink()
-    assert other_size(files, VIEW) is None
+    assert other_size(files, PREPROCESSING) is None

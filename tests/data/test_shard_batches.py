@@ -6,19 +6,22 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.data import shards as module
 from candid.data.datasets import Dataset, open_dataset
+from candid.data.images import Preprocessing
 from candid.data.loader import Plan, evaluation_batches, training_batches
-from candid.data.splits import ShardSplit, View, decode_batch
+from candid.data.splits import ShardSplit, decode_batch
 from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import write_shard
-from tests.data.shard_helpers import AUGMENTED, VIEW, Batches, load, same, seeds
+from tests.data.shard_helpers import AUGMENTED, PREPROCESSING, Batches, load, same, seeds
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_evaluation_shows_every_image_once(data: Dataset, world: int, workers: int) -> None:
     for split, expected in ((data.train, range(36)), (data.val, range(36, 47))):
-        batches = [list(evaluation_batches(split, VIEW, 4, rank, world, workers)) for rank in range(world)]
+        batches = [
+            list(evaluation_batches(split, PREPROCESSING, 4, rank, world, workers)) for rank in range(world)
+        ]
         assert sorted(seed for part in batches for seed in seeds(part)) == [*expected]
         assert max(len(y) for part in batches for _, y in part) <= 4
         assert all(batches)
@@ -55,16 +58,18 @@ def test_processes_read_different_shards(data: Dataset, workers: int) -> None:
 
 
 def test_the_same_run_gives_the_same_batches(data: Dataset) -> None:
-    first = load(data.train, view=AUGMENTED, workers=2)
-    assert same(load(data.train, view=AUGMENTED, workers=2), first)
-    assert same(load(data.train, view=AUGMENTED, workers=1), load(data.train, view=AUGMENTED))
+    first = load(data.train, preprocessing=AUGMENTED, workers=2)
+    assert same(load(data.train, preprocessing=AUGMENTED, workers=2), first)
+    assert same(
+        load(data.train, preprocessing=AUGMENTED, workers=1), load(data.train, preprocessing=AUGMENTED)
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("start", [1, 5, 6, 9, 14])
 def test_a_later_start_goes_on_with_the_same_batches(data: Dataset, start: int, accumulate: int) -> None:
-    everything = load(data.train, view=AUGMENTED, accumulate=accumulate)
-    rest = load(data.train, start, view=AUGMENTED, accumulate=accumulate)
+    everything = load(data.train, preprocessing=AUGMENTED, accumulate=accumulate)
+    rest = load(data.train, start, preprocessing=AUGMENTED, accumulate=accumulate)
     assert len(everything) == 14 * accumulate
     assert same(rest, everything[start * accumulate :])
 
@@ -77,7 +82,7 @@ def test_workers_take_up_their_turns_after_a_later_start(
         return load(
             data.train,
             start,
-            view=AUGMENTED,
+            preprocessing=AUGMENTED,
             batch=12,
             processes=2,
             rank=1,
@@ -103,8 +108,10 @@ def test_what_is_skipped_is_not_decoded(data: Dataset, monkeypatch: pytest.Monke
 def test_augmentation_differs_between_batches_and_epochs(tmp_path: Path) -> None:
     path = str(write_shard(tmp_path / "train.tar", range(1)))
     split = ShardSplit((path,), 3, 3)
-    for view in (AUGMENTED, View(3, 10, 12, "shift", flip=True)):
-        images = [image.numpy().tobytes() for image, _ in load(split, 0, 12, view=view, batch=1)]
+    for preprocessing in (AUGMENTED, Preprocessing(3, 10, 12, "shift", flip=True)):
+        images = [
+            image.numpy().tobytes() for image, _ in load(split, 0, 12, preprocessing=preprocessing, batch=1)
+        ]
         assert len(set(images)) > 6
 
 
@@ -127,7 +134,7 @@ def test_a_run_takes_its_shards_from_its_configuration(folder: Path) -> None:
         val_data=f"{folder}/val-0.tar",
         epoch_images=20,
     )
-    data, view = open_data(config, lambda images, *_: images)
+    data, preprocessing = open_data(config, lambda images, *_: images)
     assert (len(data.train), len(data.val), len(data.class_names)) == (20, 9, 5)
-    images, _ = next(training_batches(data.train, view, Plan(20, 4, 1, 0), 0, 1, range(1)))
+    images, _ = next(training_batches(data.train, preprocessing, Plan(20, 4, 1, 0), 0, 1, range(1)))
     assert images.shape == (4, 3, 16, 16)

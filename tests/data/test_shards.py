@@ -17,7 +17,7 @@ from candid.data.loader import evaluation_batches
 from candid.data.shards import is_shards, open_shards
 from candid.data.splits import ShardSplit
 from tests.data.helpers import picture, write_shard, write_tar
-from tests.data.shard_helpers import VIEW, load, same, seeds, write_shards
+from tests.data.shard_helpers import PREPROCESSING, load, same, seeds, write_shards
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_images_of_a_folder_are_counted(folder: Path, data: Dataset) -> None
     assert data.class_names == ("0", "1", "2")
     assert isinstance(data.train, ShardSplit)
     assert data.train.urls == tuple(str(folder / f"train-{i}.tar") for i in range(6))
-    assert data.prepared(VIEW) == data
+    assert data.prepared(PREPROCESSING) == data
 
 
 def test_without_val_shards_the_test_shards_are_validated_on(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_shards_behind_urls_give_the_same_images(folder: Path, server: str, data
     )
     assert len(urls.val) == 11
     assert same(load(urls.train, 0, 7), load(data.train, 0, 7))
-    assert sorted(seeds(evaluation_batches(urls.val, VIEW, 4))) == [*range(36, 47)]
+    assert sorted(seeds(evaluation_batches(urls.val, PREPROCESSING, 4))) == [*range(36, 47)]
 
 
 @pytest.mark.parametrize("spec", ["pipe:cat missing.tar 2>&1", "pipe:exit 3 # .tar", "s3://bucket/x.tar"])
@@ -160,7 +160,7 @@ def test_padding_behind_the_end_of_a_shard_does_no_harm(folder: Path, tmp_path: 
     (tmp_path / "padding").write_bytes(bytes(300_000))
     spec = f"pipe:exec cat {folder}/train-0.tar {tmp_path}/padding"
     data = open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
-    assert sorted(seeds(evaluation_batches(data.val, VIEW, 4))) == [*range(7)]
+    assert sorted(seeds(evaluation_batches(data.val, PREPROCESSING, 4))) == [*range(7)]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_bad_samples_are_named_in_reading(
     path = str(write_tar(tmp_path / "train.tar", GOOD | files))
     split = ShardSplit((path,), 3, 2)
     with pytest.raises(CandidError, match=message) as caught:
-        list(evaluation_batches(split, VIEW, 2, workers=workers))
+        list(evaluation_batches(split, PREPROCESSING, 2, workers=workers))
     assert path in str(caught.value)
     assert "Traceback" not in str(caught.value)
     with pytest.raises(CandidError, match=message):
@@ -249,7 +249,7 @@ def test_a_cut_shard_is_named_in_reading(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "train.tar", range(4))
     path.write_bytes(path.read_bytes()[:700])
     with pytest.raises(CandidError, match=f"The shard '{path}' can't be read: unexpected end of data; check"):
-        list(evaluation_batches(ShardSplit((str(path),), 4, 3), VIEW, 2))
+        list(evaluation_batches(ShardSplit((str(path),), 4, 3), PREPROCESSING, 2))
 
 
 def test_a_reader_without_images_does_not_search_forever(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_reader_without_images_does_not_search_forever(tmp_path: Path) -> None
 
 def test_skipping_bad_images_is_refused(data: Dataset) -> None:
     with pytest.raises(CandidError, match="leave --skip-bad out"):
-        data.prepared(VIEW, skip_bad=True)
+        data.prepared(PREPROCESSING, skip_bad=True)
 
 
 def test_other_files_and_folders_in_a_shard_do_no_harm(tmp_path: Path) -> None:
@@ -268,4 +268,4 @@ def test_other_files_and_folders_in_a_shard_do_no_harm(tmp_path: Path) -> None:
     path = str(write_tar(tmp_path / "train.tar", files | {"d/1.cls": b"1", "d/1.JPEG": picture(1)}))
     data = open_shards(path, path)
     assert (len(data.train), len(data.val)) == (2, 2)
-    assert sorted(seeds(evaluation_batches(data.val, VIEW, 2))) == [0, 1]
+    assert sorted(seeds(evaluation_batches(data.val, PREPROCESSING, 2))) == [0, 1]

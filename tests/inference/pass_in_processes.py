@@ -10,13 +10,14 @@ from torch import nn
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
+from candid.data.images import Preprocessing
 from candid.data.parts import open_images, open_part
-from candid.data.splits import ArraySplit, Split, View
+from candid.data.splits import ArraySplit, Split
 from candid.inference.features import FeatureGaussian
 from candid.inference.runner import Passes
 from tests.helpers import small_classifier
 
-VIEW = View(3, 16, 16, "resized")
+PREPROCESSING = Preprocessing(3, 16, 16, "resized")
 GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
 
 
@@ -41,16 +42,16 @@ def every_pass(data: Path, out: Path, fabric: Fabric | None = None) -> None:
     files = open_part(str(data / "files"), "abc").split
     splits: dict[str, Split] = {"array": array(), "files": files, "one": array(1)}
     for name, split in splits.items():
-        passes.predictions(split, VIEW, name, GAUSSIAN)
-    crops = passes.ten_crops(array(), VIEW, "array")
-    passes.predictions(open_images(str(data / "shards"), VIEW), VIEW, "shards")
+        passes.predictions(split, PREPROCESSING, name, GAUSSIAN)
+    crops = passes.ten_crops(array(), PREPROCESSING, "array")
+    passes.predictions(open_images(str(data / "shards"), PREPROCESSING), PREPROCESSING, "shards")
     before = len(calls)
-    kept = passes.predictions(files, VIEW, "files", GAUSSIAN)
+    kept = passes.predictions(files, PREPROCESSING, "files", GAUSSIAN)
     calls_for_kept = len(calls) - before
-    gaussian = passes.feature_gaussian(array(), VIEW, "features")
+    gaussian = passes.feature_gaussian(array(), PREPROCESSING, "features")
     broken = str(data / "broken")
     try:
-        passes.predictions(open_part(broken, "abc").split, VIEW, "broken")
+        passes.predictions(open_part(broken, "abc").split, PREPROCESSING, "broken")
         message = "no error"
     except CandidError as error:
         message = str(error)

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet
 from candid._support.errors import CandidError
+from candid.data.images import Preprocessing, decode_as
 from candid.data.loader import named_batches
 from candid.data.parts import open_images, open_part
-from candid.data.splits import ArraySplit, FileSplit, View, decode_as
+from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Predictions, predict_batches
 from candid.inference.runner import Passes
 from tests.data.helpers import write_folder, write_shard
 from tests.helpers import small_classifier
-from tests.inference.pass_in_processes import GAUSSIAN, VIEW, array, counted, every_pass
+from tests.inference.pass_in_processes import GAUSSIAN, PREPROCESSING, array, counted, every_pass
 from tests.inference.test_predictions import assert_equal, small_resnet
 from tests.training.runs import run
 
@@ -41,8 +42,8 @@ def test_a_pass_is_one_over_the_batches(
     gaussian = None if make is small_resnet else GAUSSIAN
     passes = Passes(make(), workers=2 if "workers" in where else 0)
     passes.batch = 4
-    found = passes.predictions(split, VIEW, "test", gaussian)
-    assert_equal(found, predict_batches(make(), named_batches(split, VIEW, 4), gaussian))
+    found = passes.predictions(split, PREPROCESSING, "test", gaussian)
+    assert_equal(found, predict_batches(make(), named_batches(split, PREPROCESSING, 4), gaussian))
 
 
 def test_progress_is_shown_by_images() -> None:
@@ -54,19 +55,19 @@ def test_progress_is_shown_by_images() -> None:
 
     passes = Passes(small_classifier(), track=track)
     passes.batch = 5
-    passes.predictions(array(), VIEW, "test")
+    passes.predictions(array(), PREPROCESSING, "test")
     assert seen == [("test", 5, 5)]
 
 
 def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
     made = Passes(small_classifier(), folder=tmp_path / "new").predictions(
-        array(), VIEW, "a test/1", GAUSSIAN
+        array(), PREPROCESSING, "a test/1", GAUSSIAN
     )
     again = Passes(small_classifier(), folder=tmp_path / "new")
     calls = counted(again)
     assert made is not None
-    assert_equal(again.predictions(array(), VIEW, "a test/1", GAUSSIAN), made)
-    assert_equal(again.predictions(array(), VIEW, "another name", GAUSSIAN), made)
+    assert_equal(again.predictions(array(), PREPROCESSING, "a test/1", GAUSSIAN), made)
+    assert_equal(again.predictions(array(), PREPROCESSING, "another name", GAUSSIAN), made)
     (file,) = (tmp_path / "new").iterdir()
     assert file.name.startswith("a-test-1-")
     assert not calls
@@ -76,9 +77,9 @@ def test_a_pass_that_cannot_be_kept_is_made_nevertheless(tmp_path: Path) -> None
     (tmp_path / "file").write_text("in the way")
     said: list[str] = []
     passes = Passes(small_classifier(), folder=tmp_path / "file", say=said.append)
-    made = Passes(small_classifier()).predictions(array(), VIEW, "test")
+    made = Passes(small_classifier()).predictions(array(), PREPROCESSING, "test")
     assert made is not None
-    assert_equal(passes.predictions(array(), VIEW, "test"), made)
+    assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
     assert len(said) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in said[0]
 
 
@@ -95,7 +96,7 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
     "labels": lambda split: {"split": replace(split, labels=split.labels.flip(0))},
     "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
     "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
-    "view": lambda split: {"view": View(3, 16, 16)},
+    "preprocessing": lambda split: {"preprocessing": Preprocessing(3, 16, 16)},
     "no gaussian": lambda split: {"gaussian": None},
     "gaussian": lambda split: {"gaussian": replace(GAUSSIAN, means=torch.ones(1, 192))},
 }
@@ -103,7 +104,12 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
-    usual: dict[str, Any] = {"split": array(), "view": VIEW, "name": "test", "gaussian": GAUSSIAN}
+    usual: dict[str, Any] = {
+        "split": array(),
+        "preprocessing": PREPROCESSING,
+        "name": "test",
+        "gaussian": GAUSSIAN,
+    }
     Passes(small_classifier(), folder=tmp_path).predictions(**usual)
     changes = OTHERS[other](array())
     model = changes.pop("model", small_classifier())
@@ -118,14 +124,14 @@ def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
 def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
     for change in (lambda split: split, touched, lambda split: replace(split, labels=split.labels.flip(0))):
         Passes(small_classifier(), folder=tmp_path / "kept").predictions(
-            change(photos(tmp_path / "photos")), VIEW, "test"
+            change(photos(tmp_path / "photos")), PREPROCESSING, "test"
         )
     assert len(list((tmp_path / "kept").iterdir())) == 3
 
 
 @pytest.mark.parametrize("length", [0, 5, 1000, None])
 def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None:
-    made = Passes(small_classifier(), folder=tmp_path).predictions(array(), VIEW, "test")
+    made = Passes(small_classifier(), folder=tmp_path).predictions(array(), PREPROCESSING, "test")
     assert made is not None
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
@@ -134,7 +140,7 @@ def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None
     said: list[str] = []
     for _ in range(2):
         passes = Passes(small_classifier(), folder=tmp_path, say=said.append)
-        assert_equal(passes.predictions(array(), VIEW, "test"), made)
+        assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
     assert said == [f"'{file}' is cut or damaged: it is made anew."]
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
@@ -148,12 +154,12 @@ def crops_by_hand(larger: Tensor) -> list[Tensor]:
 def test_ten_crops_are_averaged(tmp_path: Path) -> None:
     model, files = small_classifier(), photos(tmp_path / "photos")
     padded = np.pad(array().images.numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
-    decoded = [decode_as(path, View(3, 18, 18), None) for path in files.paths]
+    decoded = [decode_as(path, Preprocessing(3, 18, 18), None) for path in files.paths]
     for split, larger in ((array(), list(torch.from_numpy(padded))), (files, decoded)):
         crops = [torch.stack(crops_by_hand(image)) for image in larger]
         truth = torch.stack([model.posterior(each / 255).mean(0) for each in crops])
         for _ in range(2):  # made and kept
-            found = Passes(model, folder=tmp_path / "kept").ten_crops(split, VIEW, "test")
+            found = Passes(model, folder=tmp_path / "kept").ten_crops(split, PREPROCESSING, "test")
             assert found is not None
             torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
 
@@ -165,7 +171,7 @@ def test_the_gaussian_of_features_is_that_of_the_model(
     model, split = make(), array()
     passes = Passes(model)
     passes.batch = 5
-    found = passes.feature_gaussian(split, VIEW, "features")
+    found = passes.feature_gaussian(split, PREPROCESSING, "features")
     with torch.no_grad():
         x = split.images / 255
         features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
@@ -183,7 +189,7 @@ def test_a_file_that_vanished_is_named_in_one_sentence(kept: bool, workers: int,
     split.paths[5].unlink()
     passes = Passes(small_classifier(), folder=tmp_path / "kept" if kept else None, workers=workers)
     with pytest.raises(CandidError, match=r"photos/b/002.png' can't be used: .*No such file") as caught:
-        passes.predictions(split, VIEW, "test")
+        passes.predictions(split, PREPROCESSING, "test")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "kept").exists()
 
@@ -255,12 +261,12 @@ def assert_same_shards(found: Predictions | None, truth: Predictions | None) -> 
 
 
 def test_shards_are_seen_as_the_same_images_in_memory(data: Path, alone: Path) -> None:
-    split = open_images(str(data / "shards"), VIEW)
+    split = open_images(str(data / "shards"), PREPROCESSING)
     (file,) = alone.glob("shards-*")
     found = Predictions.load(file)
     assert found is not None
     rows = {name: row for row, name in enumerate(found.paths)}
     model = small_classifier()
-    for images, _, names in named_batches(split, VIEW, 6):
+    for images, _, names in named_batches(split, PREPROCESSING, 6):
         logits = model.logits(images / 255)
         torch.testing.assert_close(found.logits[[rows[name] for name in names]], logits, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier
-from candid.data.splits import ArraySplit, View
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit
 from candid.inference.runner import Passes
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
@@ -34,7 +35,9 @@ def calibrated_model() -> GenerativeClassifier:
     model = decided_classifier()
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
-    found = calibrate(Passes(model), None, ArraySplit(images, model.predict(images / 255)), View(3, 16, 16))
+    found = calibrate(
+        Passes(model), None, ArraySplit(images, model.predict(images / 255)), Preprocessing(3, 16, 16)
+    )
     assert found is not None
     found.attach(model)
     model.class_names = NAMES

@@ -74,7 +74,7 @@ def test_tensorboard_gets_every_epoch(finished: Path) -> None:
 
 def test_batch_norm_statistics_are_averages_with_the_final_weights(finished: Path) -> None:
     config = small_config(epochs=8)
-    data, view = open_data(config, untracked)
+    data, preprocessing = open_data(config, untracked)
     model = candid.load(finished / "model" / "last").train()
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     averaged = norm.running_mean.clone()  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ def test_batch_norm_statistics_are_averages_with_the_final_weights(finished: Pat
     inputs: list[torch.Tensor] = []
     norm.register_forward_hook(lambda _, given, __: inputs.append(given[0].mean((0, 2, 3))))
     with torch.no_grad():
-        for images, _ in training_batches(data.train, view, plan, 0, plan.steps_per_epoch, range(1)):
+        for images, _ in training_batches(data.train, preprocessing, plan, 0, plan.steps_per_epoch, range(1)):
             model(to_float(images, "cpu"))
     torch.testing.assert_close(averaged, torch.stack(inputs).mean(0), atol=2e-2, rtol=0)
 

@@ -16,7 +16,8 @@ import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.cli.app import app
-from candid.data.splits import ArraySplit, View
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit
 from candid.explanations.counterfactual import Counterfactual
 from candid.explanations.explainer import Explainer
 from candid.inference.predictions import predict
@@ -37,7 +38,7 @@ def model() -> GenerativeClassifier:
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
     labels = model.predict(images / 255)
-    found = calibrate(Passes(model), None, ArraySplit(images, labels), View(3, 16, 16))
+    found = calibrate(Passes(model), None, ArraySplit(images, labels), Preprocessing(3, 16, 16))
     assert found is not None
     found.attach(model)
     model.class_names = ("cat", "dog", "a fish, or a bird")
@@ -282,7 +283,9 @@ def test_an_image_that_overflows_leaves_the_others_of_its_batch_alone(folder: Pa
     """Of a calibrated ResNet, too."""
     resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
     images = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8)
-    found = calibrate(Passes(resnet), None, ArraySplit(images, torch.arange(60) % 3), View(3, 16, 16))
+    found = calibrate(
+        Passes(resnet), None, ArraySplit(images, torch.arange(60) % 3), Preprocessing(3, 16, 16)
+    )
     assert found is not None
     found.attach(resnet)
     resnet.fc.register_forward_hook(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from candid._support.files import replacing
 from candid.data.loader import named_batches
-from candid.data.parts import open_images, open_part, thinned
+from candid.data.parts import open_images, open_part, subsample
 from candid.data.splits import ShardSplit, Track
 from candid.evaluation.evaluate import Evaluation, prepare, training_of, view_of
 from candid.explanations.explainer import Explainer, Explanation
@@ -127,18 +127,18 @@ def _file(
     seen = evaluation.predictions if own else evaluation.opinions[source].predictions
     if Path(seen.paths[index]).is_file():
         return Path(seen.paths[index])
-    view = view_of(subject.model)
+    preprocessing = view_of(subject.model)
     if own:
         training = training_of(subject.model)
         split = open_part(request.data, subject.model.class_names, request.part, training).split
     else:
-        split = open_images(request.ood[source], view)
+        split = open_images(request.ood[source], preprocessing)
     if isinstance(split, ShardSplit):
         return None
-    few = thinned(split, request.images)
-    ready = prepare(few, view, source, request.skip_bad, track, lambda text: None)
+    few = subsample(split, request.images)
+    ready = prepare(few, preprocessing, source, request.skip_bad, track, lambda text: None)
     assert not isinstance(ready, ShardSplit)
-    ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), view, 1)
+    ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), preprocessing, 1)
     path = request.out / "examples" / f"{source}-{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = images[0].permute(1, 2, 0).numpy()

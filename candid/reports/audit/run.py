@@ -8,7 +8,7 @@ from typing import Any
 
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.text import short_names
-from candid.data.parts import Part, open_images, open_part, thinned
+from candid.data.parts import Part, open_images, open_part, subsample
 from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.evaluation import evaluate as evaluation
 from candid.evaluation.evaluate import Evaluation, beta_of, training_of, view_of
@@ -185,7 +185,7 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
         if other.model.class_names != first.model.class_names:
             raise CandidError(f"'{first.path}' and '{other.path}' have other classes: audit them one by one.")
     split, part = _opened(request, first)
-    thinned(split, request.corruption_images or None)
+    subsample(split, request.corruption_images or None)
     for other in others:
         same, _ = _opened(request, other)
         if not _same(split, same):
@@ -196,7 +196,7 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
     if part in request.ood:
         raise CandidError(f"'{part}' is already what the images of DATA are called: choose another name.")
     for spec in request.ood.values():
-        thinned(open_images(spec, view_of(first.model)), request.images)
+        subsample(open_images(spec, view_of(first.model)), request.images)
     sweep_request(request, subjects)  # these two check what they are given
     attack_request(request, subjects)
     return subjects, isinstance(split, ShardSplit)
@@ -204,7 +204,7 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
 
 def _opened(request: Request, subject: Subject) -> tuple[Split, str]:
     chosen = open_part(request.data, subject.model.class_names, request.part, training_of(subject.model))
-    return thinned(chosen.split, request.images), chosen.part
+    return subsample(chosen.split, request.images), chosen.part
 
 
 def _same(one: Split, two: Split) -> bool:

@@ -18,7 +18,7 @@ from candid._support.files import replacing, write_tensors
 from candid._support.randomness import generator
 from candid._support.text import number, short_names
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_part, thinned
+from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import ShardSplit, Split, Track, untracked
 from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.inference.predictions import Predictions
@@ -187,9 +187,11 @@ def _victim(request: Request, path: Path, name: str, fabric: "Fabric", track: Tr
     chosen = open_part(request.data, model.class_names, request.part, training_of(model)).split
     if isinstance(chosen, ShardSplit):
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
-    view = view_of(model)
-    split = prepare(thinned(chosen, request.images), view, request.data, request.skip_bad, track, say)
-    batches = list(named_batches(split, view, CHUNK, workers=request.workers))
+    preprocessing = view_of(model)
+    split = prepare(
+        subsample(chosen, request.images), preprocessing, request.data, request.skip_bad, track, say
+    )
+    batches = list(named_batches(split, preprocessing, CHUNK, workers=request.workers))
     labels = torch.cat([batch[1] for batch in batches])
     return Victim(
         name,

@@ -14,8 +14,9 @@ from candid._support.distributed import launch
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.randomness import generator
 from candid._support.text import short_names
-from candid.data.parts import Part, open_part, thinned
-from candid.data.splits import Split, Track, View, untracked
+from candid.data.images import Preprocessing
+from candid.data.parts import Part, open_part, subsample
+from candid.data.splits import Split, Track, untracked
 from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.evaluation.roc import area_under_curve
 from candid.evaluation.study import Detection, unseen
@@ -197,10 +198,10 @@ def sweep(
 def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) -> Sweep | None:
     model = passes.model
     held_out = HeldOut.of(model)
-    view = view_of(model)
+    preprocessing = view_of(model)
     gaussian = None if held_out is None else held_out.gaussian
-    clean_split = _split(request.data, request.part, request, model, view, track, say)
-    clean = passes.predictions(clean_split, view, f"{name}, clean", gaussian)
+    clean_split = _split(request.data, request.part, request, model, preprocessing, track, say)
+    clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", gaussian)
     detection = None
     if clean is not None and held_out is not None:
         detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
@@ -215,9 +216,9 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
             change: Change | None = _change(corruption, severity, request.seed)
             if request.corrupted is not None:
                 folder = request.corrupted / corruption / str(severity)
-                split, change = _split(str(folder), "all", request, model, view, track, say), None
+                split, change = _split(str(folder), "all", request, model, preprocessing, track, say), None
             title = f"{name}, {corruption} {severity}"
-            predictions = passes.predictions(split, view, title, gaussian, change)
+            predictions = passes.predictions(split, preprocessing, title, gaussian, change)
             if predictions is not None:
                 errors.setdefault(corruption, []).append(_error(predictions))
                 entropies.setdefault(corruption, []).append(_entropy(predictions))
@@ -245,10 +246,16 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
 
 
 def _split(
-    spec: str, part: Part | None, request: Request, model: Model, view: View, track: Track, say: Say
+    spec: str,
+    part: Part | None,
+    request: Request,
+    model: Model,
+    preprocessing: Preprocessing,
+    track: Track,
+    say: Say,
 ) -> Split:
     chosen = open_part(spec, model.class_names, part, training_of(model))
-    return prepare(thinned(chosen.split, request.images), view, spec, request.skip_bad, track, say)
+    return prepare(subsample(chosen.split, request.images), preprocessing, spec, request.skip_bad, track, say)
 
 
 def _change(corruption: str, severity: int, seed: int) -> Change:

@@ -25,8 +25,7 @@ from typer.testing import CliRunner
 from candid import CandidError
 from candid._support.randomness import generator
 from candid.cli.corrupt import corrupt as command
-from candid.data.augment import centre_box
-from candid.data.images import decode
+from candid.data.images import centre_box, decode
 from candid.reports.plots.corruptions import corruption_grid
 from candid.robustness.corruptions.blur import _scattered
 from candid.robustness.corruptions.digital import _affine, elastic_transform
