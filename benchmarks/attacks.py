@@ -28,10 +28,10 @@ from benchmarks.attacks_peers import PEERS, Run, import_peers, peers
 from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
 from candid import GenerativeClassifier, ResNet, load_any
 from candid._support.errors import CandidError
+from candid._support.progress import TerminalProgress
 from candid._support.randomness import generator
 from candid.data.loader import named_batches
 from candid.data.parts import open_part, subsample
-from candid.data.splits import untracked
 from candid.inference.predictions import to_float
 from candid.models.flow.presets import preset
 from candid.models.resnet import ResNetConfig
@@ -148,7 +148,7 @@ def opened(model: str, data: str, images: int) -> tuple[Logits, Tensor, Tensor]:
     loaded = load_any(model)
     preprocessing = view_of(loaded)
     split = subsample(open_part(data, loaded.class_names, None, training_of(loaded)).split, images)
-    ready = prepare(split, preprocessing, data, True, untracked, console.print)
+    ready = prepare(split, preprocessing, data, True, TerminalProgress())
     x, y, _ = next(iter(named_batches(ready, preprocessing, len(ready))))
     return Logits(loaded), to_float(x, "cpu"), y
 

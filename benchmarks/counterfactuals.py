@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.common import console, parser, set_threads, show, write
 from candid import load
+from candid._support.progress import TerminalProgress
 from candid.data.loader import named_batches
 from candid.data.parts import open_part, subsample
-from candid.data.splits import untracked
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
 from candid.inference.predictions import to_float
@@ -37,7 +37,7 @@ def main() -> int:
     split = subsample(
         open_part(chosen.data, model.class_names, None, training_of(model)).split, chosen.images
     )
-    ready = prepare(split, preprocessing, "images", True, untracked, console.print)
+    ready = prepare(split, preprocessing, "images", True, TerminalProgress())
     found: list[Counterfactual] = []
     with console.status("moving images"):
         for images, _, _ in named_batches(ready, preprocessing, 1):

@@ -1,7 +1,7 @@
 """What several tests share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
+from candid._support.progress import Progress
 
 M = TypeVar("M", bound=nn.Module)
 SHARED = Path(os.environ.get("CANDID_SHARED", Path(__file__).parents[2] / "shared"))
@@ -63,3 +64,21 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.numel = max(self.numel, tensor.numel())
         return out
+
+
+class RecordedProgress(Progress):
+    """Keeps what it is told: messages, and for each loop (description, total, images an item, items seen)."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.loops: list[tuple[str, int, int, list[Any]]] = []
+
+    def log(self, text: str) -> None:
+        self.messages.append(text)
+
+    def track(self, iterable: Iterable[Any], description: str, total: int, images: int = 1) -> Iterator[Any]:
+        seen: list[Any] = []
+        self.loops.append((description, total, images, seen))
+        for item in iterable:
+            seen.append(item)
+            yield item

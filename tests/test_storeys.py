@@ -46,7 +46,7 @@ def imports(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def package_of(module: str) -> str:
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def test_there_are_twelve_packages_and_the_front_door() -> None:

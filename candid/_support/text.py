@@ -42,3 +42,12 @@ def short_names(models: Sequence[Path]) -> list[str]:
     """
     short = [short_name(model) for model in models]
     return [str(model) if short.count(name) > 1 else name for model, name in zip(models, short, strict=True)]
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with control characters written out, so that a file name can't steer a terminal.
+
+    >>> printable("cat\x1b[2J.jpg")
+    'cat\\x1b[2J.jpg'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

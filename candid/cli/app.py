@@ -294,8 +294,8 @@ def train(
     if not resume and data is None:
         raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
 
-    from candid._support.progress import Progress
-    from candid.reports import plots
+        from candid.reports import plots
+    from candid.training.display import TrainingDisplay
     from candid.training.loop import train as run_training
     from candid.training.options import load_config, resumed
     from candid.training.run_folder import RunFolder
@@ -312,7 +312,7 @@ def train(
         out,
         resume=resume,
         devices=devices,
-        progress=Progress(),
+        progress=TrainingDisplay(),
         after_epoch=lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
     )
     if outcome.finished and is_first_process():

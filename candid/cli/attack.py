@@ -75,12 +75,12 @@ def attack(
     if not 0 <= trajectories <= 6:
         raise CandidError(f"--trajectories draws up to 6 ways in a figure, not {trajectories}.")
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.reports import plots
     from candid.robustness.attacks.benchmark import Request, campaign, setting_name
     from candid.robustness.attacks.tables import record, write_attack_tables
 
-    progress = Progress()
+    progress = TerminalProgress()
     request = Request(
         models=tuple(map(Path, targets[:-1])),
         data=targets[-1],
@@ -101,7 +101,7 @@ def attack(
         workers=workers,
     )
     ends = [_class_number(path, towards) for path in dict.fromkeys(request.models)] if trajectories else []
-    found = campaign(request, progress.track, progress.say)
+    found = campaign(request, progress)
     if found is None:
         return
     files = write_attack_tables(found, request, out)
@@ -115,7 +115,7 @@ def attack(
     for lead in dict.fromkeys(lead for lead, _ in request.settings):
         own = [figures for each in found for figures in each.figures if figures.kappa == lead]
         _print_table(setting_name(request, lead), own)
-    progress.say(f"Written: {', '.join(map(str, files))}")
+    progress.log(f"Written: {', '.join(map(str, files))}")
 
 
 def _class_number(path: Path, towards: str | None) -> int:
@@ -146,7 +146,7 @@ def _draw_trajectories(
     right = (found.clean.logits.argmax(1) == scene.labels) & (scene.labels != target)
     chosen = right.nonzero()[:number, 0]
     if not len(chosen):
-        progress.say(f"no ways of {found.name}: it classifies no image rightly that could be led astray")
+        progress.log(f"no ways of {found.name}: it classifies no image rightly that could be led astray")
         return []
     model = checkpoint.load(path).to(best_device())
     files = []
@@ -158,7 +158,7 @@ def _draw_trajectories(
             labels=scene.labels[chosen],
             kappa=kappa,
             steps=200 if math.isinf(kappa) else 400,
-            track=progress.track,
+            progress=progress,
         )
         title = (
             f"Attacks on {found.name}, {setting_name(request, kappa)}, target: {scene.class_names[target]}"

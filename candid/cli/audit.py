@@ -62,13 +62,13 @@ def audit(
     others = named(ood, "--ood", "NAME=PATH")
     chosen = whole_numbers(severities)
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.reports.audit.output import write
     from candid.reports.audit.run import Request
     from candid.reports.audit.run import audit as run_audit
     from candid.robustness.corruptions.registry import CORRUPTIONS
 
-    progress = Progress()
+    progress = TerminalProgress()
     request = Request(
         models=tuple(models),
         data=data,
@@ -87,14 +87,14 @@ def audit(
         skip_bad=skip_bad,
         workers=workers,
     )
-    found = run_audit(request, progress.track, progress.say)
+    found = run_audit(request, progress)
     with progress.console.status("drawing the page"):
         record, files = write(found)
     if as_json:
         print(json.dumps(record))
         return
     _print_verdicts(record)
-    progress.say(f"Written: {', '.join(map(str, files))}")
+    progress.log(f"Written: {', '.join(map(str, files))}")
 
 
 def _names(spec: str) -> tuple[str, ...]:

@@ -68,12 +68,12 @@ def corrupt(
     if targets is None or len(targets) < 2:
         raise CandidError("Name one or more models, then the data, or an image with --preview.")
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.robustness.corruptions.benchmark import Request, sweep
     from candid.robustness.corruptions.registry import CORRUPTIONS
     from candid.robustness.corruptions.tables import table, write_tables
 
-    progress = Progress()
+    progress = TerminalProgress()
     chosen = CORRUPTIONS if corruptions is None else [name.strip() for name in corruptions.split(",")]
     request = Request(
         models=tuple(map(Path, targets[:-1])),
@@ -90,7 +90,7 @@ def corrupt(
         devices=devices,
         workers=workers,
     )
-    found = sweep(request, progress.track, progress.say)
+    found = sweep(request, progress)
     if found is None:
         return
     files = write_tables(*found, out)
@@ -98,7 +98,7 @@ def corrupt(
         print(json.dumps([each.record(found[1]) for each in found[0]]))
         return
     _print_table(*table(*found))
-    progress.say(f"Written: {', '.join(map(str, files))}")
+    progress.log(f"Written: {', '.join(map(str, files))}")
 
 
 def whole_numbers(spec: str) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def whole_numbers(spec: str) -> tuple[int, ...]:
 def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
     import torch
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid._support.randomness import generator
     from candid.data.images import BadImageError, centre_box, decode
     from candid.reports import plots
@@ -121,7 +121,7 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
 
     if size < 8:
         raise CandidError(f"--size {size} is too small to be corrupted: choose 8 or more.")
-    progress = Progress()
+    progress = TerminalProgress()
     try:
         image = decode(source, 3, (size, size), lambda w, h: centre_box(w, h, (size, size)))
     except BadImageError as error:

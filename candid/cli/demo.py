@@ -24,13 +24,13 @@ def demo(
 
     Then ask a bundled model about a few photos.
     """
-    from candid._support.progress import Progress
+    from candid.training.display import TrainingDisplay
 
-    progress = Progress(Console())
+    progress = TrainingDisplay(stdout=True)
     figures = _digits(out, progress, epochs)
     if figures is None:
         return
-    progress.say("\nAll that is known of this model, on one page: a quick audit.")
+    progress.log("\nAll that is known of this model, on one page: a quick audit.")
     audit(
         [out / "digits" / "model" / "best"],
         "digits",
@@ -39,18 +39,18 @@ def demo(
         quick=True,
         attack_images=ATTACKED,
     )
-    progress.say(
+    progress.log(
         f"\nWhat the bundled {MODEL} says of photos; of these, only cats and deer are among its classes."
     )
     pages = _sample_pictures(out / "photos")
-    progress.say("\nTo look at:")
+    progress.log("\nTo look at:")
     for what, paths in {
         "figures": figures,
         "audit": [out / "audit" / "audit.html"],
         "photos": pages,
     }.items():
-        progress.say(f"  {what:<8} {', '.join(map(str, paths))}")
-    progress.say(f"To try your own photos: candid serve {MODEL}")
+        progress.log(f"  {what:<8} {', '.join(map(str, paths))}")
+    progress.log(f"To try your own photos: candid serve {MODEL}")
 
 
 def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
@@ -59,7 +59,7 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
     from candid.evaluation.calibration_error import all_bins, top_bins
     from candid.reports import plots
 
-    progress.say("Training the digits preset at beta 1 on scikit-learn's digits.")
+    progress.log("Training the digits preset at beta 1 on scikit-learn's digits.")
     shown = digits_demo(
         out / "digits",
         progress,
@@ -73,7 +73,7 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
     names = [str(i) for i in range(10)]
     with progress.console.status("sending a photo through the imagenet network (untrained) and back"):
         trip = round_trip()
-    progress.say(
+    progress.log(
         f"The imagenet preset (untrained) sends a 224 x 224 photo to {len(trip.z):,} latent numbers "
         f"and back: largest error {trip.largest_error:.1e} where white is 1."
     )

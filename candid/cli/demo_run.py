@@ -11,17 +11,18 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from candid._support.progress import Progress
+from candid._support.progress import SILENT
 from candid._support.randomness import generator
 from candid.data.loader import named_batches
 from candid.data.parts import unknown
-from candid.data.splits import ArraySplit, untracked
+from candid.data.splits import ArraySplit
 from candid.evaluation.calibration_error import expected_calibration_error, top_bins
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.inference.metrics import accuracy, bits_per_dimension
 from candid.inference.predictions import Predictions, predict_batches
 from candid.models.checkpoint import load
 from candid.models.flow.classifier import GenerativeClassifier
+from candid.training.display import TrainingDisplay
 from candid.training.loop import AfterEpoch, train
 from candid.training.options import load_config
 from candid.training.setup import open_data
@@ -103,7 +104,7 @@ class DigitsDemo:
 
 
 def digits_demo(
-    out: Path, progress: Progress, epochs: int | None = None, after_epoch: AfterEpoch | None = None
+    out: Path, progress: TrainingDisplay, epochs: int | None = None, after_epoch: AfterEpoch | None = None
 ) -> DigitsDemo | None:
     """Train the digits preset at beta 1 into ``out``, and ask it about digits and other images.
 
@@ -115,7 +116,7 @@ def digits_demo(
         return None
     model = load(out / "model" / "best")
     judge = Judge.of(needed(model, out))
-    data, preprocessing = open_data(config, untracked)
+    data, preprocessing = open_data(config, SILENT)
     assert isinstance(data.test, ArraySplit)
 
     def ask(images: Tensor) -> Opinion:

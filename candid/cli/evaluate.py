@@ -79,12 +79,12 @@ def evaluate(
     others = named(ood, "--ood", "NAME=PATH")
     out = out or Path("evaluation") / short_name(model)
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.evaluation.evaluate import Request
     from candid.evaluation.evaluate import evaluate as run_evaluation
     from candid.evaluation.output import remove_older, write
 
-    progress = Progress()
+    progress = TerminalProgress()
     request = Request(
         model=model,
         data=data,
@@ -102,7 +102,7 @@ def evaluate(
         devices=devices,
         workers=workers,
     )
-    evaluation = run_evaluation(request, progress.track, progress.say)
+    evaluation = run_evaluation(request, progress)
     if evaluation is None:
         return
     files = write(evaluation, out)
@@ -114,7 +114,7 @@ def evaluate(
     else:
         _print_metrics(evaluation.metrics)
         names = ", ".join(file.name for file in files)
-        progress.say(f"Written to {out}: {names}; figures as SVG, too.")
+        progress.log(f"Written to {out}: {names}; figures as SVG, too.")
 
 
 def named(values: list[str] | None, option: str, form: str) -> dict[str, str]:
@@ -264,16 +264,16 @@ def calibrate(
     training; of data that the model was not trained on, its test images, else val, else all. Evaluate the
     model on others: with --images, only so many of them are used, and p-values are checked on the rest.
     """
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.evaluation.evaluate import Request, calibrate_model
 
-    progress = Progress()
+    progress = TerminalProgress()
     request = Request(
         model, data, part=part, images=images, skip_bad=skip_bad, devices=devices, workers=workers
     )
-    found = calibrate_model(request, progress.track, progress.say)
+    found = calibrate_model(request, progress)
     if found is not None:
-        progress.say(f"{model} now carries the scores of {len(found):,} held-out images.")
+        progress.log(f"{model} now carries the scores of {len(found):,} held-out images.")
 
 
 def compare(

@@ -53,7 +53,7 @@ def examine(
     pages = _Pages(figures)
     paths = [path for path in image_paths(images) if not pages.is_one(path)]
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.models import checkpoint
     from candid.reports import plots
 
@@ -65,9 +65,9 @@ def examine(
         explainer = Explainer(loaded, top, contrast, goal, target)
     elif towards is not None:
         raise CandidError("--towards is drawn on a page of figures: name a folder with --figures.")
-    progress = Progress()
+    progress = TerminalProgress()
     if examiner.judge is None:
-        progress.say(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
+        progress.log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
     names = loaded.class_names
     counts: Counter[str] = Counter()
     found = examiner.examine(paths)
@@ -78,7 +78,7 @@ def examine(
     for each in found:
         if not isinstance(each, Examination):
             counts["unusable"] += 1
-            progress.say(f"'{each.path}' can't be used: {each.reason}")
+            progress.log(f"'{each.path}' can't be used: {each.reason}")
             if as_json:
                 print(json.dumps({"image": str(each.path), "error": each.reason}), flush=True)
             continue
@@ -91,7 +91,7 @@ def examine(
             print(json.dumps(_record(each, explanation, page, loaded), allow_nan=False), flush=True)
         else:
             print(_readable(each, names), flush=True)
-    progress.say(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    progress.log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     if counts["unusable"]:
         raise typer.Exit(2)
 

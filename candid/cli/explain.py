@@ -73,10 +73,10 @@ def explain(
     out = out or Path("explanation") / short_name(model)
 
     from candid._support.files import replacing
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.explanations.overview import Request, overview
 
-    progress = Progress()
+    progress = TerminalProgress()
     request = Request(
         model=model,
         data=data,
@@ -93,7 +93,7 @@ def explain(
         skip_bad=skip_bad,
         workers=workers,
     )
-    found = overview(request, progress.track, progress.say)
+    found = overview(request, progress)
     files = _draw(found, heats, out)
     record = {"model": str(model), **found.record(), "figures": [str(file) for file in files]}
     with replacing(out / "explanation.json") as temporary:

@@ -39,7 +39,7 @@ def export(
     if batch != "dynamic" and not batch.isdecimal():
         raise CandidError(f"--batch takes a number of images or 'dynamic', not '{batch}'.")
 
-    from candid._support.progress import Progress
+    from candid._support.progress import TerminalProgress
     from candid.models.export import TOLERANCE
     from candid.models.export import export as run_export
 
@@ -49,7 +49,7 @@ def export(
         "both": ("onnx", "torch-export"),
     }
     images = None if batch == "dynamic" else int(batch)
-    with Progress().console.status("exporting and checking"):
+    with TerminalProgress().console.status("exporting and checking"):
         found = run_export(model, out, None if format is None else chosen[format], images)
     if as_json:
         records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in found]

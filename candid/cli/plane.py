@@ -40,9 +40,9 @@ def plane(
     MODEL is fine-tuned on the images of --classes in DATA; the result, OUT/model/best, is a model like any
     other. If MODEL is such a model already and --classes is left out, it is only drawn.
     """
-    from candid._support.progress import Progress
     from candid.models import checkpoint
     from candid.models.flow.classifier import GenerativeClassifier
+    from candid.training.display import TrainingDisplay
 
     if classes is not None and (out / "config.toml").exists():
         raise CandidError(
@@ -50,7 +50,7 @@ def plane(
             f"'candid plane {out / 'model' / 'best'} DATA'."
         )
     loaded = checkpoint.load_any(model)
-    progress = Progress()
+    progress = TrainingDisplay()
     if classes is not None:
         from candid.explanations.plane import fit_plane
         from candid.explanations.similarity import chosen_classes
@@ -82,7 +82,7 @@ def plane(
         print(json.dumps({"model": str(model), "classes": list(loaded.class_names), **found}))
     else:
         print(f"{model}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
-        progress.say(f"Figure: {found['figure']}, as SVG, too.")
+        progress.log(f"Figure: {found['figure']}, as SVG, too.")
 
 
 def _draw(
@@ -94,10 +94,8 @@ def _draw(
     from candid.reports import plots
 
     chosen, preprocessing = open_part(data, model.class_names, None, training_of(model)), view_of(model)
-    split = prepare(
-        subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress.track, progress.say
-    )
-    points, labels = located(model, split, preprocessing, workers, progress.track)
+    split = prepare(subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress)
+    points, labels = located(model, split, preprocessing, workers, progress)
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
     title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"

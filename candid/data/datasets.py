@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid.data import formats
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split, Track, untracked
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Dataset:
     """Files that were left out, each with the reason."""
 
     def prepared(
-        self, preprocessing: Preprocessing, skip_bad: bool = False, track: Track = untracked
+        self, preprocessing: Preprocessing, skip_bad: bool = False, progress: Progress = SILENT
     ) -> "Dataset":
         """Every split checked, and decoded if it is small."""
         parts: dict[str, Any] = {}
@@ -35,7 +36,7 @@ class Dataset:
         for name in ("train", "val", "test"):
             split = getattr(self, name)
             if split is not None:
-                parts[name], more = split.prepared(preprocessing, skip_bad, track)
+                parts[name], more = split.prepared(preprocessing, skip_bad, progress)
                 skipped += more
         prepared = replace(self, **parts, skipped=tuple(skipped))
         _check_classes(prepared)

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.progress import Progress
 from candid.data.augment import jittered, padded_crops, random_flips
 from candid.data.images import (
     BadImageError,
@@ -30,15 +31,8 @@ Batch = tuple[Tensor, Tensor]
 """Images (B, C, H, W) uint8 and labels (B,)."""
 NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
 """A batch, and what its images are called."""
-Track = Callable[..., Iterable[Any]]
-"""Shows the progress of going through an iterable: (iterable, description, length, images an item = 1)."""
 WINDOW = 4096
 """Files that wait to be looked at: a million would take gigabytes."""
-
-
-def untracked(items: Iterable[Any], *_: object) -> Iterable[Any]:
-    """A :data:`Track` that shows nothing."""
-    return items
 
 
 CACHE_BYTES = 2 * 2**30
@@ -80,7 +74,7 @@ class ArraySplit:
         return images if numbers is None else _augmented(images, numbers, crop, preprocessing.flip)
 
     def prepared(
-        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
+        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
     ) -> tuple["ArraySplit", list[str]]:
         """As the model sees them: slightly smaller ones are framed by zeros, others are resized."""
         channels, height, width = self.images.shape[1:]
@@ -103,7 +97,7 @@ class ArraySplit:
                     preprocessing.size,
                 )
             )
-            for pixels in track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
+            for pixels in progress.track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
         ]
         stacked = torch.from_numpy(np.stack(scaled)).view(-1, *preprocessing.size, preprocessing.channels)
         return replace(self, images=stacked.permute(0, 3, 1, 2).contiguous()), []
@@ -143,7 +137,7 @@ class FileSplit:
         return decode_batch(paths, preprocessing, numbers, lambda i, error: _bad_image(paths[i], error))
 
     def prepared(
-        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
+        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
     ) -> tuple["FileSplit | ArraySplit", list[str]]:
         """Decoded into memory if they fit and need no full resolution; with every file looked at."""
         cached = (
@@ -173,7 +167,7 @@ class FileSplit:
             task = "reading images" if cached else "checking images"
             windows = (range(i, min(i + WINDOW, len(self))) for i in range(0, len(self), WINDOW))
             looks = chain.from_iterable(pool.map(look, window) for window in windows)
-            for index, error in track(looks, task, len(self)):
+            for index, error in progress.track(looks, task, len(self)):
                 if error is not None and not skip_bad:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise _bad_image(self.paths[index], error) from error
@@ -205,7 +199,7 @@ class ShardSplit:
         return _digest([repr((self, [_size_and_date(Path(url)) for url in self.urls])).encode()])
 
     def prepared(
-        self, preprocessing: Preprocessing, skip_bad: bool, track: Track
+        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
     ) -> tuple["ShardSplit", list[str]]:
         """As it is: only reading the shards would tell which images are bad."""
         if skip_bad:

@@ -1,6 +1,6 @@
 """Evaluate a saved model: passes over its data and over other images, then every study of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
 from candid.data.images import Preprocessing
 from candid.data.parts import Part, open_images, open_part, subsample, trained_on
-from candid.data.splits import Split, Track, other_size, untracked
+from candid.data.splits import Split, other_size
 from candid.evaluation import study
 from candid.evaluation.study import Detection
 from candid.inference.predictions import Model, Predictions
@@ -23,8 +24,6 @@ from candid.trust.held_out import HeldOut, calibrate, fewer, needed
 from candid.trust.judge import LEVEL, Judge
 from candid.trust.scores import Statistics, statistics_of, with_ensemble
 from candid.trust.verdict import Verdict
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -80,23 +79,23 @@ class Evaluation:
     model: Model
 
 
-def evaluate(request: Request, track: Track = untracked, say: Say = lambda text: None) -> Evaluation | None:
+def evaluate(request: Request, progress: Progress = SILENT) -> Evaluation | None:
     """Every study of ``request``; None in all processes but the first."""
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = untracked, lambda text: None
+        progress = SILENT
     model = checkpoint.load_any(request.model)
     others = {path: checkpoint.load_any(path) for path in request.ensemble}
     held_out = _held_out(request, model, others)
     judge = None if held_out is None else Judge.of(held_out, request.test, request.novelty, request.error)
-    part, splits = _splits(request, model, track, say)
+    part, splits = _splits(request, model, progress)
     preprocessing = view_of(model)
 
     def ask(each: Model, folder: str) -> tuple[Passes, dict[str, Predictions | None]]:
         known = HeldOut.of(each)
         gaussian = None if known is None else known.gaussian
         kept_in = None if request.out is None else request.out / folder
-        passes = Passes(each, fabric, kept_in, request.workers, track, say)
+        passes = Passes(each, fabric, kept_in, request.workers, progress)
         return passes, {
             name: passes.predictions(split, preprocessing, name, gaussian) for name, split in splits.items()
         }
@@ -110,7 +109,7 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
     predictions = _present(found)
     metrics = _metrics(request, model, part, predictions[part], crops)
     if held_out is None or judge is None:
-        say(f"no p-values and verdicts: to add them, run 'candid calibrate {request.model} DATA'")
+        progress.log(f"no p-values and verdicts: to add them, run 'candid calibrate {request.model} DATA'")
         return Evaluation(metrics, predictions[part], None, None, {}, model)
     statistics = {name: statistics_of(each) for name, each in predictions.items()}
     if others:
@@ -123,7 +122,7 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
     inside, overlap = study.unseen(statistics[part], held_out)
     if overlap:
         others_left = overlap < len(predictions[part])
-        say(
+        progress.log(
             f"{overlap:,} of {len(predictions[part]):,} images are this model's held-out ones: p-values are "
             + ("checked on the others" if others_left else "not checked by them; evaluate others")
         )
@@ -151,7 +150,7 @@ def evaluate(request: Request, track: Track = untracked, say: Say = lambda text:
     return Evaluation(metrics, predictions[part], scaled, detection, opinions, model)
 
 
-def _splits(request: Request, model: Model, track: Track, say: Say) -> tuple[str, dict[str, Split]]:
+def _splits(request: Request, model: Model, progress: Progress) -> tuple[str, dict[str, Split]]:
     """The part of the data to evaluate, and the other sets, as the model sees them."""
     preprocessing = view_of(model)
     chosen = open_part(request.data, model.class_names, request.part, training_of(model))
@@ -161,22 +160,24 @@ def _splits(request: Request, model: Model, track: Track, say: Say) -> tuple[str
             raise CandidError(f"'{name}' is already what the images of DATA are called: choose another name.")
         splits[name] = open_images(spec, preprocessing)
     prepared = {
-        name: prepare(subsample(split, request.images), preprocessing, name, request.skip_bad, track, say)
+        name: prepare(subsample(split, request.images), preprocessing, name, request.skip_bad, progress)
         for name, split in splits.items()
     }
     return chosen.part, prepared
 
 
 def prepare(
-    split: Split, preprocessing: Preprocessing, name: str, skip_bad: bool, track: Track, say: Say
+    split: Split, preprocessing: Preprocessing, name: str, skip_bad: bool, progress: Progress
 ) -> Split:
     """As a model sees it, with a note if its images are of another size."""
     size = other_size(split, preprocessing)
     if size is not None:
-        say(f"{name}: images of {size} pixels are fitted to {preprocessing.height} x {preprocessing.width}")
-    ready, skipped = split.prepared(preprocessing, skip_bad, track)
+        progress.log(
+            f"{name}: images of {size} pixels are fitted to {preprocessing.height} x {preprocessing.width}"
+        )
+    ready, skipped = split.prepared(preprocessing, skip_bad, progress)
     for line in skipped:
-        say(f"left out {line}")
+        progress.log(f"left out {line}")
     if not len(ready):
         raise CandidError(f"'{name}' has no image that can be used: give others.")
     return ready
@@ -248,9 +249,7 @@ def _opinions(judge: Judge, predictions: Predictions, statistics: Statistics) ->
     return Opinions(predictions, p_value, class_p_value, judge.verdicts(predictions, p_value))
 
 
-def calibrate_model(
-    request: Request, track: Track = untracked, say: Say = lambda text: None
-) -> HeldOut | None:
+def calibrate_model(request: Request, progress: Progress = SILENT) -> HeldOut | None:
     """Measure held-out images of ``request.data``; the model then carries what was found.
 
     They are those that were kept out of training; of data that the model was not trained on, the part that
@@ -259,7 +258,7 @@ def calibrate_model(
     """
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = untracked, lambda text: None
+        progress = SILENT
     model = checkpoint.load_any(checkpoint.own_folder(request.model))
     training, preprocessing = training_of(model), view_of(model)
     kept_out: Part | None = "val" if trained_on(request.data, training) else None
@@ -274,19 +273,16 @@ def calibrate_model(
         preprocessing,
         "held-out images",
         request.skip_bad,
-        track,
-        say,
+        progress,
     )
     train = None
     if chosen.part != "all":
         try:
             split = open_part(request.data, model.class_names, "train", training).split
-            train = prepare(fewer(split), preprocessing, "training images", request.skip_bad, track, say)
+            train = prepare(fewer(split), preprocessing, "training images", request.skip_bad, progress)
         except CandidError as error:
-            say(f"no Mahalanobis distances, for want of training images: {error}")
-    found = calibrate(
-        Passes(model, fabric, None, request.workers, track, say), train, held_out, preprocessing
-    )
+            progress.log(f"no Mahalanobis distances, for want of training images: {error}")
+    found = calibrate(Passes(model, fabric, None, request.workers, progress), train, held_out, preprocessing)
     if found is not None:
         found.attach(model)
         checkpoint.save_calibration(model, request.model)

@@ -1,6 +1,6 @@
 """What a model has learned: everything that is said of it as a whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
 from candid.data.loader import named_batches
 from candid.data.parts import Part, open_part, subsample
-from candid.data.splits import ShardSplit, Split, Track, untracked
+from candid.data.splits import ShardSplit, Split
 from candid.evaluation.evaluate import prepare, training_of, view_of
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
@@ -108,9 +109,7 @@ class Overview:
         }
 
 
-def overview(
-    request: Request, track: Track = untracked, say: Callable[[str], object] = lambda text: None
-) -> Overview:
+def overview(request: Request, progress: Progress = SILENT) -> Overview:
     """Everything that ``request`` asks for."""
     if request.beside and request.data is None:
         raise CandidError("--beside compares receptive fields on real images: name some with --data.")
@@ -127,7 +126,7 @@ def overview(
     similar = similarity(model, request.classes, request.order)
     groups = {name: similarity(model, spec, request.order) for name, spec in request.groups.items()}
     pairs = similar.closest_pairs(request.pairs)
-    images = None if request.data is None else _Images(model, request, track, say)
+    images = None if request.data is None else _Images(model, request, progress)
     sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
     plane = decision_plane(model) if model.config.planar else None
     points, labels = (None, None) if plane is None or images is None else images.located()
@@ -151,26 +150,24 @@ def overview(
 class _Images:
     """Real images, and what a model makes of them."""
 
-    def __init__(
-        self, model: GenerativeClassifier, request: Request, track: Track, say: Callable[[str], object]
-    ) -> None:
+    def __init__(self, model: GenerativeClassifier, request: Request, progress: Progress) -> None:
         assert request.data is not None
         chosen = open_part(request.data, model.class_names, request.part, training_of(model))
         if isinstance(chosen.split, ShardSplit):
             raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
-        self.model, self.request, self.track, self.part = model, request, track, chosen.part
+        self.model, self.request, self.progress, self.part = model, request, progress, chosen.part
         self.preprocessing = view_of(model)
         few = subsample(chosen.split, MEASURED_IMAGES)
-        self.split: Split = prepare(few, self.preprocessing, chosen.part, request.skip_bad, track, say)
+        self.split: Split = prepare(few, self.preprocessing, chosen.part, request.skip_bad, progress)
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
-        passes = Passes(self.model, launch(1), workers=self.request.workers, track=self.track)
+        passes = Passes(self.model, launch(1), workers=self.request.workers, progress=self.progress)
         found = passes.predictions(self.split, self.preprocessing, self.part)
         assert found is not None
         return measured_uncertainty(found.posterior, found.labels, pairs)
 
     def located(self) -> tuple[Tensor, Tensor]:
-        return located(self.model, self.split, self.preprocessing, self.request.workers, self.track)
+        return located(self.model, self.split, self.preprocessing, self.request.workers, self.progress)
 
     def receptive_fields(self) -> dict[str, ReceptiveField]:
         shown = self._few(self.request.images)
@@ -187,7 +184,7 @@ class _Images:
                     channels = model.feature_maps(shown[:1].to(model.image_mean) / 255).shape[1]
                 projections = PROJECTIONS if channels > EXACT_CHANNELS else 0
             fields[name] = receptive_field(
-                model, shown, projections or None, seed=self.request.seed, track=self.track
+                model, shown, projections or None, seed=self.request.seed, progress=self.progress
             )
         return fields
 

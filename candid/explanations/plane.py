@@ -13,15 +13,16 @@ from torch import Tensor
 from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError
 from candid._support.machine import is_first_process
-from candid._support.progress import Progress
+from candid._support.progress import SILENT, Progress
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.splits import Split, Track, untracked
+from candid.data.splits import Split
 from candid.evaluation.evaluate import training_of
 from candid.inference.predictions import Model, to_float
 from candid.inference.runner import batch_size
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
+from candid.training.display import TrainingDisplay
 from candid.training.loop import AfterEpoch, Outcome, train
 from candid.training.options import TrainConfig, load_config
 from candid.training.run_folder import RunFolder
@@ -179,7 +180,7 @@ def fit_plane(
     skip_bad: bool = False,
     workers: int | None = None,
     devices: int | None = None,
-    progress: Progress | None = None,
+    progress: TrainingDisplay | None = None,
     after_epoch: AfterEpoch | None = None,
 ) -> Outcome:
     """Fine-tune :func:`planar_model` on the images of its classes in ``data``, into the run folder ``out``.
@@ -233,14 +234,14 @@ def located(
     split: Split,
     preprocessing: Preprocessing,
     workers: int = 0,
-    track: Track = untracked,
+    progress: Progress = SILENT,
 ) -> tuple[Tensor, Tensor]:
     """Where the images of ``split`` lie in the plane of ``model``, (N, 2), and their labels, (N,)."""
     plane, fast = decision_plane(model), model.frozen()
     points, labels = [], []
     batch = batch_size(model)
     batches = named_batches(split, preprocessing, batch, workers=workers)
-    for images, y, _ in track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
+    for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
         points.append(plane.project(fast.latent(to_float(images, model.noise.device))))
         labels.append(y)
     return torch.cat(points), torch.cat(labels)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid.data.splits import Track, untracked
 from candid.inference.predictions import Model
 from candid.models.flow.classifier import GenerativeClassifier
 
@@ -88,7 +88,7 @@ def receptive_field(
     projections: int | None = None,
     batch: int | None = None,
     seed: int = 0,
-    track: Track = untracked,
+    progress: Progress = SILENT,
 ) -> ReceptiveField:
     """The effective receptive field of ``model`` on ``images``, in evaluation mode.
 
@@ -104,7 +104,7 @@ def receptive_field(
         projections: m, at least 3; None for all channels.
         batch: images at once; None for as many as take about 100 MB. It doesn't change the result.
         seed: of the projections.
-        track: shows the progress, by backward passes.
+        progress: shows the progress, by backward passes.
 
     >>> model = GenerativeClassifier.from_preset("digits", blocks=(1, 1), widths=(4, 4))
     >>> field = receptive_field(model, torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
@@ -123,7 +123,7 @@ def receptive_field(
     steps = _sensitivities(model, images, projections, batch, seed)
     total = math.ceil(len(images) / batch) * passes
     first = second = torch.zeros(images.shape[2:], dtype=torch.float64)
-    for part in track(steps, "receptive field", total, batch):
+    for part in progress.track(steps, "receptive field", total, batch):
         if part is not None:
             first = first + part.sum(0)
             second = second + part.square().sum(0)

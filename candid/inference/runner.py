@@ -16,10 +16,11 @@ from torch import Tensor
 
 from candid._support.distributed import first_error, gathered, summed
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
 from candid.data.augment import reflected_frame, ten_crops
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split, Track, untracked
+from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split
 from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
 from candid.models.flow.classifier import GenerativeClassifier
@@ -57,15 +58,14 @@ class Passes:
         fabric: "Fabric | None" = None,
         folder: Path | None = None,
         workers: int = 0,
-        track: Track = untracked,
-        say: Callable[[str], object] = lambda text: None,
+        progress: Progress = SILENT,
     ) -> None:
         self.fabric = fabric or _one_process()
         self.is_first = self.fabric.is_global_zero
         self.model = model.eval().to(self.fabric.device)
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
         self.batch = batch_size(model)
-        self.folder, self.workers, self.track, self.say = folder, workers, track, say
+        self.folder, self.workers, self.progress = folder, workers, progress
 
     def predictions(
         self,
@@ -186,7 +186,7 @@ class Passes:
         try:
             batches = named_batches(split, preprocessing, batch, rank, processes, self.workers)
             total = math.ceil(len(split) / batch / processes)
-            for item in islice(self.track(batches, name, total, batch * processes), most):
+            for item in islice(self.progress.track(batches, name, total, batch * processes), most):
                 results.append(work(item))
         except CandidError as problem:
             error = problem
@@ -216,14 +216,14 @@ class Passes:
             if file is not None:
                 found.save(file)
         except (OSError, SafetensorError) as error:
-            self.say(f"the pass can't be kept in '{self.folder}' for later studies: {error}")
+            self.progress.log(f"the pass can't be kept in '{self.folder}' for later studies: {error}")
 
     def _kept(self, file: Path | None) -> Predictions | None:
         if file is None or not file.exists():
             return None
         found = Predictions.load(file)
         if found is None:
-            self.say(f"'{file}' is cut or damaged: it is made anew.")
+            self.progress.log(f"'{file}' is cut or damaged: it is made anew.")
         return found
 
 

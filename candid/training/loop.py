@@ -17,7 +17,6 @@ from candid._support.config import to_dict
 from candid._support.distributed import StopFlag, first_error, launch, stopping_on_signals, summed
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.files import remove_unfinished
-from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset
 from candid.data.images import Preprocessing
@@ -30,6 +29,7 @@ from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.loss import Losses
 from candid.models.resnet import ResNet
+from candid.training.display import TrainingDisplay
 from candid.training.losses import losses_of, sums_over
 from candid.training.optimiser import (
     build_optimiser,
@@ -66,7 +66,7 @@ def train(
     *,
     resume: bool = False,
     devices: int | None = None,
-    progress: Progress | None = None,
+    progress: TrainingDisplay | None = None,
     after_epoch: AfterEpoch | None = None,
 ) -> Outcome:
     """Train as ``config`` says, into the run folder ``out``.
@@ -82,8 +82,8 @@ def train(
         )
     fabric = launch(devices, config.precision)
     first = fabric.is_global_zero
-    show = progress if first and progress is not None else Progress(quiet=True)
-    data, preprocessing = open_data(config, show.track)
+    show = progress if first and progress is not None else TrainingDisplay(quiet=True)
+    data, preprocessing = open_data(config, show)
     plan = Plan(len(data.train), config.batch, fabric.world_size * config.accumulate, config.seed)
     model = build_model(config, data.class_names)
     state = folder.load_state() if resume else None
@@ -95,17 +95,17 @@ def train(
         folder.create(config)
     if first and data.skipped:
         folder.write_text("skipped.txt", "\n".join(data.skipped) + "\n")
-        show.say(f"left out {len(data.skipped)} images that can't be used: {folder.path / 'skipped.txt'}")
+        show.log(f"left out {len(data.skipped)} images that can't be used: {folder.path / 'skipped.txt'}")
     run = _Run(fabric, config, folder, data, preprocessing, plan, model, show, after_epoch if first else None)
     if state is not None:
         run.restore(state)
         results = folder.results
         if run.is_over and results is not None and results.get("step", run.step) == run.step:
-            show.say(f"this run is finished: {folder.path}")
+            show.log(f"this run is finished: {folder.path}")
             return Outcome(True, results)
     with stopping_on_signals() as stop, show:
         if not run.train(stop):
-            show.say(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
+            show.log(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
             return Outcome(False, {})
         return Outcome(True, run.finish())
 
@@ -122,7 +122,7 @@ class _Run:
         preprocessing: Preprocessing,
         plan: Plan,
         model: Model,
-        show: Progress,
+        show: TrainingDisplay,
         after_epoch: AfterEpoch | None,
     ) -> None:
         self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
@@ -367,7 +367,7 @@ class _Run:
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
         show = self.show
-        passes = Passes(self.model, self.fabric, None, self.config.workers, show.track, show.say)
+        passes = Passes(self.model, self.fabric, None, self.config.workers, show)
         calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
         if self.fabric.is_global_zero:
             self.folder.write_results(results)

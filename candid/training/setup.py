@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from candid._support.errors import CandidError
+from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.images import Preprocessing
 from candid.data.loader import Plan, training_batches
-from candid.data.splits import Track
 from candid.inference.predictions import to_float
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
@@ -22,7 +22,7 @@ Model = GenerativeClassifier | ResNet
 FIRST_IMAGES = 128
 
 
-def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, Preprocessing]:
+def open_data(config: TrainConfig, progress: Progress) -> tuple[Dataset, Preprocessing]:
     """The data of the run, checked, and how its model sees it."""
     flow = config.model_config(classes=2).flow
     preprocessing = Preprocessing(flow.channels, flow.height, flow.width, config.crop, config.flip)
@@ -35,7 +35,7 @@ def open_data(config: TrainConfig, track: Track) -> tuple[Dataset, Preprocessing
         classes=config.model.get("classes"),
         only=config.only,
     )
-    return data.prepared(preprocessing, config.skip_bad, track), preprocessing
+    return data.prepared(preprocessing, config.skip_bad, progress), preprocessing
 
 
 def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:

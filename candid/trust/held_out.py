@@ -92,7 +92,9 @@ def calibrate_saved(
 ) -> None:
     """:func:`calibrate` for the saved model in the folder ``path``, unless there are too few images."""
     if len(held_out) < FEWEST_IMAGES:
-        passes.say(f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed")
+        passes.progress.log(
+            f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed"
+        )
         return
     found = calibrate(passes, train, held_out, preprocessing)
     if found is not None:

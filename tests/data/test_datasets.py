@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT
 from candid.data import splits as module
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.images import Preprocessing
@@ -16,6 +17,7 @@ from candid.data.splits import ArraySplit, FileSplit
 from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
+from tests.helpers import RecordedProgress
 
 PREPROCESSING = Preprocessing(3, 10, 12)
 
@@ -64,7 +66,7 @@ def test_what_is_held_out_depends_on_the_split_seed_alone(tmp_path: Path) -> Non
     def held_out(seed: int, split_seed: int) -> list[str]:
         changes = {"channels": 3, "height": 16, "width": 16}
         config = TrainConfig(str(tmp_path), model=changes, seed=seed, split_seed=split_seed, crop="resized")
-        data, _ = open_data(config, lambda images, *_: images)
+        data, _ = open_data(config, SILENT)
         return files(data.val) + files(data.test)
 
     assert held_out(0, 0) == held_out(1, 0)
@@ -274,15 +276,10 @@ def test_small_sets_are_decoded_once_and_large_ones_never(
 
 def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 6, "dog": 6})
-    seen = []
-
-    def track(items: object, task: str, length: int) -> object:
-        seen.append((task, length))
-        return items
-
-    open_dataset(str(tmp_path)).prepared(PREPROCESSING, track=track)  # type: ignore[arg-type]
-    assert [task for task, _ in seen] == ["reading images"] * 3
-    assert sum(length for _, length in seen) == 12
+    progress = RecordedProgress()
+    open_dataset(str(tmp_path)).prepared(PREPROCESSING, progress=progress)
+    assert [description for description, *_ in progress.loops] == ["reading images"] * 3
+    assert sum(total for _, total, *_ in progress.loops) == 12
 
 
 def array_data(images: Tensor) -> Dataset:

@@ -4,6 +4,7 @@ import pytest
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT
 from candid.data import shards as module
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.images import Preprocessing
@@ -134,7 +135,7 @@ def test_a_run_takes_its_shards_from_its_configuration(folder: Path) -> None:
         val_data=f"{folder}/val-0.tar",
         epoch_images=20,
     )
-    data, preprocessing = open_data(config, lambda images, *_: images)
+    data, preprocessing = open_data(config, SILENT)
     assert (len(data.train), len(data.val), len(data.class_names)) == (20, 9, 5)
     images, _ = next(training_batches(data.train, preprocessing, Plan(20, 4, 1, 0), 0, 1, range(1)))
     assert images.shape == (4, 3, 16, 16)

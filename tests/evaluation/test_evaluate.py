@@ -25,7 +25,7 @@ from candid.models.checkpoint import load_any
 from candid.training.loop import train
 from candid.trust.held_out import HeldOut
 from candid.trust.scores import statistics_of
-from tests.helpers import small_classifier
+from tests.helpers import RecordedProgress, small_classifier
 from tests.training.runs import run, small_config
 
 COMMAND = [sys.executable, "-m", "candid", "evaluate"]
@@ -79,9 +79,9 @@ def evaluated(model: Path, **options: Any) -> Evaluation:
 
 
 def notes(model: Path, **options: Any) -> str:
-    said: list[str] = []
-    evaluate(Request(model, "digits", workers=0, **options), say=said.append)
-    return "\n".join(said)
+    progress = RecordedProgress()
+    evaluate(Request(model, "digits", workers=0, **options), progress)
+    return "\n".join(progress.messages)
 
 
 def test_images_that_were_held_out_check_no_p_values(model: Path) -> None:

@@ -1,7 +1,6 @@
 """Receptive fields against autograd's Jacobian, closed forms and the law of the projections."""
 
 import math
-from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +32,7 @@ from candid.explanations.receptive_field import (
 from candid.inference.predictions import Model
 from candid.models.flow.coupling import ActNorm, AffineCoupling, DownsamplingCoupling
 from candid.reports.plots.receptive_field import receptive_fields
-from tests.helpers import randomise
+from tests.helpers import RecordedProgress, randomise
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "orthogonal": {"height": 8},
@@ -233,20 +232,14 @@ def test_errors_are_as_large_as_they_are_said_to_be(colours: int, least: float, 
 def test_parts_do_not_change_the_result(n: int, batch: int, projections: int | None, seed: int) -> None:
     model = tiny()
     pixels = images(model, n)
-    seen: list[int] = []
-
-    def track(items: Iterable[Any], what: str, total: int, images: int) -> Iterator[Any]:
-        seen[:] = [total, images, 0]
-        for item in items:
-            seen[2] += 1
-            yield item
-
+    progress = RecordedProgress()
     whole = receptive_field(model, pixels, projections, seed=seed)
-    found = receptive_field(model, pixels, projections, batch, seed, track)
+    found = receptive_field(model, pixels, projections, batch, seed, progress)
     torch.testing.assert_close(found.sensitivity, whole.sensitivity)
     torch.testing.assert_close(found.standard_error, whole.standard_error)
     passes = math.ceil(n / batch) * (projections or 16)
-    assert seen == [passes, min(n, batch), passes]
+    ((_, total, each, seen),) = progress.loops
+    assert (total, each, len(seen)) == (passes, min(n, batch), passes)
     again = receptive_field(model, pixels.double() / 255, projections, seed=seed)
     assert torch.equal(again.sensitivity, whole.sensitivity)
 

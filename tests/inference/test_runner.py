@@ -19,7 +19,7 @@ from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Predictions, predict_batches
 from candid.inference.runner import Passes
 from tests.data.helpers import write_folder, write_shard
-from tests.helpers import small_classifier
+from tests.helpers import RecordedProgress, small_classifier
 from tests.inference.pass_in_processes import GAUSSIAN, PREPROCESSING, array, counted, every_pass
 from tests.inference.test_predictions import assert_equal, small_resnet
 from tests.training.runs import run
@@ -47,16 +47,11 @@ def test_a_pass_is_one_over_the_batches(
 
 
 def test_progress_is_shown_by_images() -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    def track(items: Any, *rest: Any) -> Any:
-        seen.append(rest)
-        return items
-
-    passes = Passes(small_classifier(), track=track)
+    progress = RecordedProgress()
+    passes = Passes(small_classifier(), progress=progress)
     passes.batch = 5
     passes.predictions(array(), PREPROCESSING, "test")
-    assert seen == [("test", 5, 5)]
+    assert [loop[:3] for loop in progress.loops] == [("test", 5, 5)]
 
 
 def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
@@ -75,12 +70,12 @@ def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
 
 def test_a_pass_that_cannot_be_kept_is_made_nevertheless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    said: list[str] = []
-    passes = Passes(small_classifier(), folder=tmp_path / "file", say=said.append)
+    progress = RecordedProgress()
+    passes = Passes(small_classifier(), folder=tmp_path / "file", progress=progress)
     made = Passes(small_classifier()).predictions(array(), PREPROCESSING, "test")
     assert made is not None
     assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
-    assert len(said) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in said[0]
+    assert len(progress.messages) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in progress.messages[0]
 
 
 def touched(split: FileSplit) -> FileSplit:
@@ -137,11 +132,11 @@ def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None
     whole = file.read_bytes()
     file.unlink()
     file.write_bytes(whole[::-1] if length is None else whole[:length])
-    said: list[str] = []
+    progress = RecordedProgress()
     for _ in range(2):
-        passes = Passes(small_classifier(), folder=tmp_path, say=said.append)
+        passes = Passes(small_classifier(), folder=tmp_path, progress=progress)
         assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
-    assert said == [f"'{file}' is cut or damaged: it is made anew."]
+    assert progress.messages == [f"'{file}' is cut or damaged: it is made anew."]
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 
 import candid
 from candid import CandidError, NonFiniteError, ResNet
+from candid._support.progress import SILENT
 from candid.data.loader import Plan, training_batches
 from candid.data.splits import ArraySplit
 from candid.inference.predictions import to_float
@@ -23,10 +23,6 @@ from candid.training.options import load_config
 from candid.training.run_folder import RunFolder
 from candid.training.setup import build_model, open_data
 from tests.training.runs import curve, small_config
-
-
-def untracked(items: Iterable[Any], _: str, __: int) -> Iterable[Any]:
-    return items
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +48,7 @@ def test_the_run_folder_is_complete_and_agrees_with_itself(finished: Path) -> No
     model = candid.load(finished / "model" / "last")
     assert model.class_names == tuple("0123456789")
     assert model.metadata["training"]["config"]["epochs"] == 8
-    data, _ = open_data(small_config(epochs=8), untracked)
+    data, _ = open_data(small_config(epochs=8), SILENT)
     assert isinstance(data.test, ArraySplit)
     x = to_float(data.test.images, "cpu")
     results = json.loads((finished / "results.json").read_text())["test"]
@@ -74,7 +70,7 @@ def test_tensorboard_gets_every_epoch(finished: Path) -> None:
 
 def test_batch_norm_statistics_are_averages_with_the_final_weights(finished: Path) -> None:
     config = small_config(epochs=8)
-    data, preprocessing = open_data(config, untracked)
+    data, preprocessing = open_data(config, SILENT)
     model = candid.load(finished / "model" / "last").train()
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     averaged = norm.running_mean.clone()  # type: ignore[union-attr]

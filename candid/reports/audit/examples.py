@@ -13,9 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.files import replacing
+from candid._support.progress import Progress
 from candid.data.loader import named_batches
 from candid.data.parts import open_images, open_part, subsample
-from candid.data.splits import ShardSplit, Track
+from candid.data.splits import ShardSplit
 from candid.evaluation.evaluate import Evaluation, prepare, training_of, view_of
 from candid.explanations.explainer import Explainer, Explanation
 from candid.trust.examine import Examination, Examiner
@@ -47,7 +48,7 @@ class Example:
 
 
 def examples(
-    request: Request, subjects: Sequence[Subject], evaluations: Sequence[Evaluation], track: Track
+    request: Request, subjects: Sequence[Subject], evaluations: Sequence[Evaluation], progress: Progress
 ) -> list[Example]:
     """At most as many as asked for; none if no model is generative."""
     generative = [
@@ -58,7 +59,7 @@ def examples(
     subject, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
     chosen, paths = [], []
     for why, source, index in _chosen(subject, evaluation):
-        path = _file(request, subject, evaluation, source, index, track)
+        path = _file(request, subject, evaluation, source, index, progress)
         if path is not None:
             chosen.append((why, source, index))
             paths.append(path)
@@ -117,7 +118,7 @@ def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
 
 
 def _file(
-    request: Request, subject: Subject, evaluation: Evaluation, source: str, index: int, track: Track
+    request: Request, subject: Subject, evaluation: Evaluation, source: str, index: int, progress: Progress
 ) -> Path | None:
     """The image's own file; of a data set without files, one that is written into the audit's folder.
 
@@ -136,7 +137,7 @@ def _file(
     if isinstance(split, ShardSplit):
         return None
     few = subsample(split, request.images)
-    ready = prepare(few, preprocessing, source, request.skip_bad, track, lambda text: None)
+    ready = prepare(few, preprocessing, source, request.skip_bad, progress)
     assert not isinstance(ready, ShardSplit)
     ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), preprocessing, 1)
     path = request.out / "examples" / f"{source}-{name}.png"

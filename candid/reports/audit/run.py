@@ -1,15 +1,16 @@
 """All studies of one or more models; what is finished is kept, so that a stopped audit goes on."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
 from candid.data.parts import Part, open_images, open_part, subsample
-from candid.data.splits import ShardSplit, Split, Track, untracked
+from candid.data.splits import ShardSplit, Split
 from candid.evaluation import evaluate as evaluation
 from candid.evaluation.evaluate import Evaluation, beta_of, training_of, view_of
 from candid.evaluation.output import remove_older
@@ -29,8 +30,6 @@ from candid.robustness.corruptions.benchmark import Reference, Sweep
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
 from candid.robustness.corruptions.tables import write_tables
 from candid.trust.held_out import HeldOut
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -113,38 +112,36 @@ class Audit:
     """Studies that there are none of, and why."""
 
 
-def audit(request: Request, track: Track = untracked, say: Say = lambda text: None) -> Audit:
+def audit(request: Request, progress: Progress = SILENT) -> Audit:
     """Every study of ``request``, after everything that can be wrong with it was looked at."""
     subjects, in_shards = _checked(request)
     absent: dict[str, str] = {}
     evaluations = []
     for subject in subjects:
-        say(f"evaluating {subject.name}")
-        evaluations.append(_evaluated(request, subject, track, say))
+        progress.log(f"evaluating {subject.name}")
+        evaluations.append(_evaluated(request, subject, progress))
     sweeps: list[Sweep] = []
     reference = None
     if request.corruption_images == 0:
         absent["corruptions"] = "No corruptions were asked for (--corruption-images 0)."
     else:
-        say("corrupting images")
-        sweeps, reference = _swept(request, subjects, track, say)
+        progress.log("corrupting images")
+        sweeps, reference = _swept(request, subjects, progress)
     attacked = None
     if request.attack_images == 0:
         absent["attacks"] = "No attacks were asked for (--attack-images 0)."
     elif in_shards:
         absent["attacks"] = "Tar shards are read from end to end: attacks need a folder of images."
     else:
-        say("attacking")
-        attacked = _attacked(request, subjects, track, say)
+        progress.log("attacking")
+        attacked = _attacked(request, subjects, progress)
     overviews: dict[str, Overview] = {}
     fields: dict[str, ReceptiveField] = {}
     for subject in subjects:
         if subject.is_generative:
-            say(f"explaining {subject.name}")
+            progress.log(f"explaining {subject.name}")
             try:
-                overviews[subject.name] = _explained(
-                    request, subjects, subject, in_shards, fields, track, say
-                )
+                overviews[subject.name] = _explained(request, subjects, subject, in_shards, fields, progress)
             except NonFiniteError as error:  # some networks can't be inverted far from real images
                 absent[f"explanations of {subject.name}"] = f"{subject.name} can't be explained: {error}"
     if not any(subject.is_generative for subject in subjects):
@@ -152,7 +149,7 @@ def audit(request: Request, track: Track = untracked, say: Say = lambda text: No
     elif in_shards:
         absent["examples"] = "Of tar shards no image can be looked up: examples need a folder of images."
     ordered = {subject.name: fields[subject.name] for subject in subjects if subject.name in fields}
-    shown = [] if in_shards else examples(request, subjects, evaluations, track)
+    shown = [] if in_shards else examples(request, subjects, evaluations, progress)
     return Audit(
         request, subjects, evaluations, sweeps, reference, attacked, overviews, ordered, shown, absent
     )
@@ -237,8 +234,8 @@ def evaluation_request(request: Request, subject: Subject) -> evaluation.Request
     )
 
 
-def _evaluated(request: Request, subject: Subject, track: Track, say: Say) -> Evaluation:
-    found = evaluation.evaluate(evaluation_request(request, subject), track, say)
+def _evaluated(request: Request, subject: Subject, progress: Progress) -> Evaluation:
+    found = evaluation.evaluate(evaluation_request(request, subject), progress)
     assert found is not None
     folder = request.out / "evaluation" / subject.folder
     remove_older(folder, write_evaluation(found, folder))
@@ -260,17 +257,20 @@ def sweep_request(request: Request, subjects: Sequence[Subject]) -> sweeping.Req
 
 
 def _swept(
-    request: Request, subjects: Sequence[Subject], track: Track, say: Say
+    request: Request, subjects: Sequence[Subject], progress: Progress
 ) -> tuple[list[Sweep], Reference | None]:
-    found = sweeping.sweep(sweep_request(request, subjects), track, _without(say, "no mCE"))
+    found = sweeping.sweep(sweep_request(request, subjects), _Without(progress, "no mCE"))
     assert found is not None
     write_tables(*found, request.out / "corruptions")
     return found
 
 
-def _without(say: Say, start: str) -> Say:
-    """Leaves out what advises an option that an audit does not have."""
-    return lambda text: None if text.startswith(start) else say(text)
+class _Without(Progress):
+    """Leaves out messages that advise an option which an audit does not have."""
+
+    def __init__(self, progress: Progress, start: str) -> None:
+        self.track = progress.track  # type: ignore[method-assign]
+        self.log = lambda text: None if text.startswith(start) else progress.log(text)  # type: ignore[method-assign]
 
 
 def attack_request(request: Request, subjects: Sequence[Subject]) -> attacking.Request:
@@ -292,12 +292,10 @@ def attack_groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
     return [group for group in ([s for s in subjects if s not in bare], bare) if group]
 
 
-def _attacked(request: Request, subjects: Sequence[Subject], track: Track, say: Say) -> Attacked:
+def _attacked(request: Request, subjects: Sequence[Subject], progress: Progress) -> Attacked:
     found: dict[str, Assaulted] = {}
     for group in attack_groups(subjects):
-        made = attacking.campaign(
-            attack_request(request, group), track, _without(say, "no detection figures")
-        )
+        made = attacking.campaign(attack_request(request, group), _Without(progress, "no detection figures"))
         assert made is not None
         found |= {
             subject.name: _renamed(each, subject.name) for subject, each in zip(group, made, strict=True)
@@ -342,11 +340,10 @@ def _explained(
     subject: Subject,
     in_shards: bool,
     fields: dict[str, ReceptiveField],
-    track: Track,
-    say: Say,
+    progress: Progress,
 ) -> Overview:
     asked = explanation_request(request, subjects, subject, in_shards)
-    found = explanation.overview(asked, track, say)
+    found = explanation.overview(asked, progress)
     names = {each.path: each.name for each in subjects}
     for path, own in zip((asked.model, *asked.beside), found.fields.values(), strict=False):
         fields[names[path]] = own

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.splits import Track, untracked
+from candid._support.progress import SILENT, Progress
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.robustness.attacks.refine import tightening
 from candid.robustness.attacks.search import Attackable, Objective, Search, lengths
@@ -91,7 +91,7 @@ def carlini_wagner(
     batch: int | None = None,
     keep_path: bool = False,
     keep_latents: bool = False,
-    track: Track = untracked,
+    progress: Progress = SILENT,
 ) -> Attack:
     """The attack of Carlini and Wagner (2017): the smallest perturbation for a wrong decision.
 
@@ -128,7 +128,7 @@ def carlini_wagner(
         batch: images at once; it changes results by no more than rounding.
         keep_path: whether to return margin and distance at every step.
         keep_latents: whether to return the latents as well.
-        track: shows the progress, by images.
+        progress: shows the progress, by images.
 
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> x = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
@@ -150,7 +150,7 @@ def carlini_wagner(
         phases["tightening"] = tightening
     for name, phase in phases.items():
         parts = (phase(search, numbers, objective, steps, patience) for numbers in search.batches(batch))
-        deque(track(chain.from_iterable(parts), name, len(search.x)), maxlen=0)
+        deque(progress.track(chain.from_iterable(parts), name, len(search.x)), maxlen=0)
     return _result(search, batch)
 
 
@@ -167,7 +167,7 @@ def projected_gradient(
     batch: int | None = None,
     keep_path: bool = False,
     keep_latents: bool = False,
-    track: Track = untracked,
+    progress: Progress = SILENT,
 ) -> Attack:
     """Projected gradient ascent of the margin (Madry et al., 2018) inside an L2 ball and [0, 1].
 
@@ -190,7 +190,7 @@ def projected_gradient(
     _check_positive(radius=radius, steps=steps, step_size=step_size)
     search = Search(model, images, targets, labels, keep_path or keep_latents, keep_latents)
     parts = (_ascent(search, numbers, radius, steps, step_size) for numbers in search.batches(batch))
-    deque(track(chain.from_iterable(parts), "attacking", len(search.x)), maxlen=0)
+    deque(progress.track(chain.from_iterable(parts), "attacking", len(search.x)), maxlen=0)
     return _result(search, batch)
 
 

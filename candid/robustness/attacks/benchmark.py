@@ -1,7 +1,7 @@
 """Attacks on models, measured: how far, how sure, and whether anyone would notice."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -15,11 +15,12 @@ from torch import Tensor
 from candid._support.distributed import first_error, gathered, launch
 from candid._support.errors import CandidError
 from candid._support.files import replacing, write_tensors
+from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import number, short_names
 from candid.data.loader import named_batches
 from candid.data.parts import Part, open_part, subsample
-from candid.data.splits import ShardSplit, Split, Track, untracked
+from candid.data.splits import ShardSplit, Split
 from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Passes, hash_of, kept_file
@@ -41,7 +42,6 @@ from candid.trust.held_out import HeldOut
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Say = Callable[[str], object]
 Method = Literal["carlini-wagner", "projected-gradient"]
 KAPPAS = (0.01, 1.0, math.inf)
 DS = (0.0, 66.0, 1000.0)
@@ -156,26 +156,24 @@ class Assaulted:
     figures: tuple[AttackFigures, ...]
 
 
-def campaign(
-    request: Request, track: Track = untracked, say: Say = lambda text: None
-) -> list[Assaulted] | None:
+def campaign(request: Request, progress: Progress = SILENT) -> list[Assaulted] | None:
     """Every model under every attack; None in all processes but the first."""
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = untracked, lambda text: None
+        progress = SILENT
     paths = list(dict.fromkeys(request.models))
     victims = [
-        _victim(request, path, name, fabric, track, say)
+        _victim(request, path, name, fabric, progress)
         for path, name in zip(paths, short_names(paths), strict=True)
     ]
     _check_together(request, victims)
     if request.method == "carlini-wagner" and not any(d > 0 for d in request.ds):
-        say("no detection figures: they mean nothing without the attack that fools it (--d 0,66,1000)")
+        progress.log("no detection figures: they need the attack that fools the detection (--d 0,66,1000)")
     found = [_assaulted(request, victim) for victim in victims]
     return [each for each in found if each is not None] if fabric.is_global_zero else None
 
 
-def _victim(request: Request, path: Path, name: str, fabric: "Fabric", track: Track, say: Say) -> Victim:
+def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress: Progress) -> Victim:
     model = checkpoint.load_any(path)
     is_generative = isinstance(model, GenerativeClassifier)
     held_out = HeldOut.of(model) if is_generative else None
@@ -189,14 +187,14 @@ def _victim(request: Request, path: Path, name: str, fabric: "Fabric", track: Tr
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
     preprocessing = view_of(model)
     split = prepare(
-        subsample(chosen, request.images), preprocessing, request.data, request.skip_bad, track, say
+        subsample(chosen, request.images), preprocessing, request.data, request.skip_bad, progress
     )
     batches = list(named_batches(split, preprocessing, CHUNK, workers=request.workers))
     labels = torch.cat([batch[1] for batch in batches])
     return Victim(
         name,
         beta_of(model),
-        Passes(model, fabric, request.out / "predictions", request.workers, track, say),
+        Passes(model, fabric, request.out / "predictions", request.workers, progress),
         split,
         Scene(
             torch.cat([batch[0] for batch in batches]),
@@ -273,7 +271,7 @@ def _attacked(request: Request, victim: Victim, kappa: float, d: float) -> Attac
     title = f"{victim.name}, {setting_name(request, kappa)}, d = {d:g}"
     made, error = [], None
     try:
-        for chunk in passes.track(own, title, len(own), size * fabric.world_size):
+        for chunk in passes.progress.track(own, title, len(own), size * fabric.world_size):
             made.append(_kept_or_made(request, victim, chunk, kappa, d, title))
     except CandidError as problem:
         error = problem

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.splits import Track, untracked
+from candid._support.progress import SILENT, Progress
 from candid.explanations.plane import DecisionPlane, decision_plane, oriented
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.robustness.attacks.attack import Attack, carlini_wagner
@@ -96,7 +96,7 @@ def trajectories(
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
     patience: int = PATIENCE,
-    track: Track = untracked,
+    progress: Progress = SILENT,
 ) -> Trajectories:
     """The paths of :func:`carlini_wagner`, without tightening, from N images.
 
@@ -129,7 +129,7 @@ def trajectories(
             patience=patience,
             tighten=False,
             keep_latents=True,
-            track=track,
+            progress=progress,
         )
         if attack.success.all():
             break

@@ -1,7 +1,7 @@
 """How models take corrupted images: errors, entropies and detection over all corruptions and severities."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from candid._support.distributed import launch
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import short_names
 from candid.data.images import Preprocessing
 from candid.data.parts import Part, open_part, subsample
-from candid.data.splits import Split, Track, untracked
+from candid.data.splits import Split
 from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
 from candid.evaluation.roc import area_under_curve
 from candid.evaluation.study import Detection, unseen
@@ -26,8 +27,6 @@ from candid.models import checkpoint
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
 from candid.trust.held_out import HeldOut
 from candid.trust.scores import Statistics, default_test, statistics_of
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -166,21 +165,19 @@ class Sweep:
         return found
 
 
-def sweep(
-    request: Request, track: Track = untracked, say: Say = lambda text: None
-) -> tuple[list[Sweep], Reference | None] | None:
+def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], Reference | None] | None:
     """Every model on every corruption; None in all processes but the first."""
     fabric = launch(request.devices)
     if not fabric.is_global_zero:
-        track, say = untracked, lambda text: None
+        progress = SILENT
     paths = list(dict.fromkeys((*request.models, *([request.baseline] if request.baseline else []))))
     found: dict[Path, Sweep] = {}
     classes = 0
     for path, name in zip(paths, short_names(paths), strict=True):
         model = checkpoint.load_any(path)
         classes = model.config.classes
-        passes = Passes(model, fabric, request.out / "predictions", request.workers, track, say)
-        swept = _swept(request, passes, name, track, say)
+        passes = Passes(model, fabric, request.out / "predictions", request.workers, progress)
+        swept = _swept(request, passes, name, progress)
         if swept is not None:
             found[path] = swept
     if not fabric.is_global_zero:
@@ -191,16 +188,16 @@ def sweep(
         reference = ALEXNET
     else:
         reference = None
-        say("no mCE: name the model that it is relative to with --baseline")
+        progress.log("no mCE: name the model that it is relative to with --baseline")
     return [found[path] for path in dict.fromkeys(request.models)], reference
 
 
-def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) -> Sweep | None:
+def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> Sweep | None:
     model = passes.model
     held_out = HeldOut.of(model)
     preprocessing = view_of(model)
     gaussian = None if held_out is None else held_out.gaussian
-    clean_split = _split(request.data, request.part, request, model, preprocessing, track, say)
+    clean_split = _split(request.data, request.part, request, model, preprocessing, progress)
     clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", gaussian)
     detection = None
     if clean is not None and held_out is not None:
@@ -216,7 +213,7 @@ def _swept(request: Request, passes: Passes, name: str, track: Track, say: Say) 
             change: Change | None = _change(corruption, severity, request.seed)
             if request.corrupted is not None:
                 folder = request.corrupted / corruption / str(severity)
-                split, change = _split(str(folder), "all", request, model, preprocessing, track, say), None
+                split, change = _split(str(folder), "all", request, model, preprocessing, progress), None
             title = f"{name}, {corruption} {severity}"
             predictions = passes.predictions(split, preprocessing, title, gaussian, change)
             if predictions is not None:
@@ -251,11 +248,10 @@ def _split(
     request: Request,
     model: Model,
     preprocessing: Preprocessing,
-    track: Track,
-    say: Say,
+    progress: Progress,
 ) -> Split:
     chosen = open_part(spec, model.class_names, part, training_of(model))
-    return prepare(subsample(chosen.split, request.images), preprocessing, spec, request.skip_bad, track, say)
+    return prepare(subsample(chosen.split, request.images), preprocessing, spec, request.skip_bad, progress)
 
 
 def _change(corruption: str, severity: int, seed: int) -> Change:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError, NonFiniteError
 from candid.robustness.attacks.attack import carlini_wagner, projected_gradient
-from tests.helpers import randomise, small_classifier
+from tests.helpers import RecordedProgress, randomise, small_classifier
 
 
 class Linear:
@@ -276,18 +276,13 @@ def test_a_resnet_is_fooled_and_left_as_it_was() -> None:
 
 
 def test_progress_is_by_images() -> None:
-    seen: dict[str, list[int]] = {}
-
-    def track(items: Any, name: str, length: int) -> Any:
-        assert length == 5
-        seen[name] = list(items)
-        return seen[name]
-
+    progress = RecordedProgress()
     model = Linear(3)
     x = model.images(5)
-    found = carlini_wagner(model, x, labels=model.logits(x).argmax(1), batch=2, track=track)
-    assert len(found) == 5 and list(seen) == ["attacking", "tightening"]
-    assert [sorted(numbers) for numbers in seen.values()] == [[0, 1, 2, 3, 4]] * 2
+    found = carlini_wagner(model, x, labels=model.logits(x).argmax(1), batch=2, progress=progress)
+    assert len(found) == 5
+    assert [(name, total) for name, total, *_ in progress.loops] == [("attacking", 5), ("tightening", 5)]
+    assert [sorted(numbers) for *_, numbers in progress.loops] == [[0, 1, 2, 3, 4]] * 2
 
 
 def test_mistakes_are_said(model: GenerativeClassifier) -> None:

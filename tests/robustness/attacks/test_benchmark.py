@@ -23,6 +23,7 @@ from candid.robustness.attacks.tables import attack_tables, write_attack_tables
 from candid.training.loop import train
 from candid.trust.detectors import TwoTailed
 from candid.trust.held_out import HeldOut
+from tests.helpers import RecordedProgress
 from tests.training.runs import run, small_config
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
@@ -139,10 +140,10 @@ def test_models_must_see_the_same_images(runs: Path, tmp_path: Path) -> None:
 
 
 def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
-    said: list[str] = []
+    progress = RecordedProgress()
     asked = request(runs, kept, ds=(0.0,))
-    lone = campaign(asked, say=said.append)
-    assert lone is not None and any("no detection figures" in text for text in said)
+    lone = campaign(asked, progress)
+    assert lone is not None and any("no detection figures" in text for text in progress.messages)
     assert all(each.detection is None for model in lone for each in model.figures)
     text = "".join(file.read_text() for file in write_attack_tables(lone, asked, kept / "lone"))
     records = json.loads((kept / "lone" / "attacks.json").read_text())["figures"]

@@ -23,6 +23,7 @@ from candid.inference.predictions import image_keys
 from candid.robustness.corruptions.benchmark import ALEXNET, Reference, Request, Sweep, sweep
 from candid.robustness.corruptions.registry import CORRUPTIONS, corrupt
 from candid.robustness.corruptions.tables import write_tables
+from tests.helpers import RecordedProgress
 
 CHOSEN = ("gaussian_noise", "contrast")
 
@@ -76,14 +77,9 @@ def test_a_second_sweep_reads_what_the_first_kept(runs: Path, tmp_path: Path) ->
     kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "predictions").iterdir()}
     assert len(kept) == 5
     next(iter(kept)).unlink()
-    shown: list[str] = []
-
-    def track(items: Any, title: str, *_: object) -> Any:
-        shown.append(title)
-        return items
-
-    assert sweep(request(runs, tmp_path), track) == first
-    assert len(shown) == 1
+    progress = RecordedProgress()
+    assert sweep(request(runs, tmp_path), progress) == first
+    assert len(progress.loops) == 1
     other = sweep(request(runs, tmp_path, seed=1))
     assert other is not None and other != first
 
