@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from candid._support.errors import CandidError, CheckpointError, NonFiniteError
+from candid._support.threads import prepare_threads
 from candid._support.version import __version__
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
+
+prepare_threads()  # before anything loads torch
 
 __all__ = [
     "PRESETS",

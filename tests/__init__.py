@@ -1,0 +1,1 @@
+import candid as candid  # it bounds threads and spinning, which must happen before torch is loaded
