@@ -42,15 +42,11 @@ class Network(Protocol):
     def parameters(self) -> Iterable[Any]: ...
 
 
-def use_threads(model: Network, processes: int = 1) -> int:
+def use_threads(model: Network) -> int:
     """Set torch's threads for a model and return their number.
 
     A small network gets one thread, any other one its share of the usable CPUs. A number that the user has
     chosen, through the environment or ``torch.set_num_threads``, stays.
-
-    Args:
-        model: The model that is going to run.
-        processes: The number of processes on this machine that share the CPUs.
     """
     import torch
 
@@ -62,9 +58,16 @@ def use_threads(model: Network, processes: int = 1) -> int:
         return found
     _, height, width = model.image_shape
     small = sum(p.numel() for p in model.parameters()) * height * width < SMALL_WORK
-    _last_set = 1 if small else max(1, usable_cpus() // processes)
+    _last_set = 1 if small else max(1, usable_cpus() // _processes())
     torch.set_num_threads(_last_set)
     return _last_set
+
+
+def _processes() -> int:
+    """The number of training processes that share the CPUs; SLURM gives each process CPUs of its own."""
+    if "SLURM_PROCID" in os.environ:
+        return 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
 
 
 def usable_cpus(root: Path = Path("/")) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from candid._support.distributed import first_error, gathered, summed
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
+from candid._support.threads import use_threads
 from candid.data.augment import reflected_frame, ten_crops
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
@@ -63,6 +64,7 @@ class Passes:
         self.fabric = fabric or _one_process()
         self.is_first = self.fabric.is_global_zero
         self.model = model.eval().to(self.fabric.device)
+        use_threads(self.model)
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
         self.batch = batch_size(model)
         self.folder, self.workers, self.progress = folder, workers, progress

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from candid._support.distributed import best_device
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.threads import use_threads
 from candid.data.datasets import is_image
 from candid.data.images import BadImageError, Preprocessing, decode_as, path_of
 from candid.data.parts import unknown
@@ -102,6 +103,7 @@ class Examiner:
         self.gaussian = None if held_out is None else held_out.gaussian
         self.preprocessing = view_of(model)
         self.model = model.eval().to(best_device())
+        use_threads(self.model)
         self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
 
     def examine(self, paths: Iterable[Path]) -> Iterator[Examination | Unusable]:
