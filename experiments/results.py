@@ -24,7 +24,8 @@ from candid.evaluation.compare import FIGURES
 from candid.evaluation.study import temperature_scaled
 from candid.inference.predictions import Predictions
 from candid.models import zoo
-from candid.reports import plots
+from candid.reports.plots import comparison as comparison_plots
+from candid.reports.plots import style
 from experiments.cards import add_figures
 from experiments.tables import card_figures, filled, headline, second_seed, tables, title
 
@@ -153,7 +154,7 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
             continue
         found = test_predictions(work / "evaluation" / name)
         bins[title(name)] = all_bins(found.posterior, found.labels), top_bins(found.posterior, found.labels)
-    plots.save(plots.calibration_curves(bins), PAGE / "calibration.png")
+    style.save(comparison_plots.calibration_curves(bins), PAGE / "calibration.png")
     results = {
         "models": models,
         "corruptions": corrupted(names, data, corrupted_images, work),

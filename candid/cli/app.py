@@ -294,7 +294,8 @@ def train(
     if not resume and data is None:
         raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
 
-        from candid.reports import plots
+    from candid.reports.plots import style
+    from candid.reports.plots import training as training_plots
     from candid.training.display import TrainingDisplay
     from candid.training.loop import train as run_training
     from candid.training.options import load_config, resumed
@@ -313,7 +314,7 @@ def train(
         resume=resume,
         devices=devices,
         progress=TrainingDisplay(),
-        after_epoch=lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
+        after_epoch=lambda folder, rows: style.save(training_plots.curves(rows), folder.path / "curves.png"),
     )
     if outcome.finished and is_first_process():
         _print_results(out, outcome.results)

@@ -76,7 +76,8 @@ def attack(
         raise CandidError(f"--trajectories draws up to 6 ways in a figure, not {trajectories}.")
 
     from candid._support.progress import TerminalProgress
-    from candid.reports import plots
+    from candid.reports.plots import attacks as attacks_plots
+    from candid.reports.plots import style
     from candid.robustness.attacks.benchmark import Request, campaign, setting_name
     from candid.robustness.attacks.tables import record, write_attack_tables
 
@@ -105,8 +106,8 @@ def attack(
     if found is None:
         return
     files = write_attack_tables(found, request, out)
-    files.append(plots.save(plots.attack_bars(found), out / "attacks.png", svg=True))
-    files.append(plots.save(plots.attack_examples(found), out / "examples.png"))
+    files.append(style.save(attacks_plots.attack_bars(found), out / "attacks.png", svg=True))
+    files.append(style.save(attacks_plots.attack_examples(found), out / "examples.png"))
     for path, end, each in zip(dict.fromkeys(request.models), ends, found, strict=False):
         files += _draw_trajectories(path, each, request, trajectories, end, progress)
     if as_json:
@@ -136,7 +137,8 @@ def _draw_trajectories(
     """Of images that the model classifies rightly, at each kappa; of a ResNet, which has no latents, none."""
     from candid._support.distributed import best_device
     from candid.models import checkpoint
-    from candid.reports import plots
+    from candid.reports.plots import style
+    from candid.reports.plots import trajectories as trajectories_plots
     from candid.robustness.attacks.benchmark import setting_name
     from candid.robustness.attacks.trajectories import trajectories
 
@@ -165,7 +167,7 @@ def _draw_trajectories(
         )
         name = re.sub(r"[^\w.-]+", "-", found.name)
         file = request.out / f"trajectories-{name}-{kappa:g}.png"
-        files.append(plots.save(plots.trajectories(drawn, title), file))
+        files.append(style.save(trajectories_plots.trajectories(drawn, title), file))
     return files
 
 

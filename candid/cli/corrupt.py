@@ -115,7 +115,8 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
     from candid._support.progress import TerminalProgress
     from candid._support.randomness import generator
     from candid.data.images import BadImageError, centre_box, decode
-    from candid.reports import plots
+    from candid.reports.plots import corruptions as corruptions_plots
+    from candid.reports.plots import style
     from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
     from candid.robustness.corruptions.registry import corrupt as corrupted
 
@@ -130,7 +131,7 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
         name: torch.cat([corrupted(image[None], name, s, generator(seed, i)) for s in SEVERITIES])
         for i, name in enumerate(progress.track(CORRUPTIONS, "corrupting", len(CORRUPTIONS)))
     }
-    figure = plots.save(plots.corruption_grid(image, rows, source.name), path, svg=True)
+    figure = style.save(corruptions_plots.corruption_grid(image, rows, source.name), path, svg=True)
     print(f"Figure: {figure}, as SVG, too.")
 
 

@@ -57,14 +57,18 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
     """The figures; None if the training was stopped."""
     from candid.cli.demo_run import digits_demo, round_trip
     from candid.evaluation.calibration_error import all_bins, top_bins
-    from candid.reports import plots
+    from candid.reports.plots import demo as demo_plots
+    from candid.reports.plots import evaluation as evaluation_plots
+    from candid.reports.plots import latent as latent_plots
+    from candid.reports.plots import style
+    from candid.reports.plots import training as training_plots
 
     progress.log("Training the digits preset at beta 1 on scikit-learn's digits.")
     shown = digits_demo(
         out / "digits",
         progress,
         epochs,
-        lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
+        lambda folder, rows: style.save(training_plots.curves(rows), folder.path / "curves.png"),
     )
     if shown is None:
         return None
@@ -78,10 +82,10 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
         f"and back: largest error {trip.largest_error:.1e} where white is 1."
     )
     return [
-        plots.save(plots.opinions(shown), out / "digits.png"),
-        plots.save(plots.calibration(*bins, "test digits"), out / "calibration.png"),
-        plots.save(plots.counterfactuals(shown.changes, names), out / "counterfactuals.png"),
-        plots.save(plots.round_trip(trip), out / "round_trip.png"),
+        style.save(demo_plots.opinions(shown.opinions), out / "digits.png"),
+        style.save(evaluation_plots.calibration(*bins, "test digits"), out / "calibration.png"),
+        style.save(latent_plots.counterfactuals(shown.changes, names), out / "counterfactuals.png"),
+        style.save(demo_plots.round_trip(trip.image, trip.spread, trip.restored), out / "round_trip.png"),
         out / "digits" / "curves.png",
     ]
 

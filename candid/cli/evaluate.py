@@ -132,12 +132,13 @@ def named(values: list[str] | None, option: str, form: str) -> dict[str, str]:
 
 def _figures(evaluation: Any, out: Path) -> list[Path]:
     from candid.evaluation.calibration_error import all_bins, top_bins
-    from candid.reports import plots
+    from candid.reports.plots import evaluation as evaluation_plots
+    from candid.reports.plots import style
     from candid.trust.scores import TESTS
 
     found, scaled = evaluation.predictions, evaluation.scaled
     drawn = {
-        "calibration": plots.calibration(
+        "calibration": evaluation_plots.calibration(
             all_bins(found.posterior, found.labels),
             top_bins(found.posterior, found.labels),
             scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
@@ -151,7 +152,7 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
             for test in detection.tests
             if test.kind == "paper"
         }
-        drawn["ood_zones"] = plots.ood_zones(
+        drawn["ood_zones"] = evaluation_plots.ood_zones(
             detection.held_out.statistics["log_density"] / dimensions,
             paper,
             0.1,
@@ -165,9 +166,9 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
         }
         by_set = {name: {test: aucs[test][name] for test in aucs} for name in detection.outside}
         kinds = {test.name: test.kind for test in TESTS}
-        drawn["roc"] = plots.roc_curves(detection.curves(), by_set, kinds)
-        drawn["auc"] = plots.auc_table(aucs, kinds)
-    return [plots.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
+        drawn["roc"] = evaluation_plots.roc_curves(detection.curves(), by_set, kinds)
+        drawn["auc"] = evaluation_plots.auc_table(aucs, kinds)
+    return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
@@ -288,9 +289,13 @@ def compare(
 
     rows = read_rows(evaluations)
 
-    from candid.reports import plots
+    from candid.reports.plots import comparison as comparison_plots
+    from candid.reports.plots import style
 
-    files = [write_table(rows, out), plots.save(plots.trade_off(rows), out / "trade_off.png", svg=True)]
+    files = [
+        write_table(rows, out),
+        style.save(comparison_plots.trade_off(rows), out / "trade_off.png", svg=True),
+    ]
     if as_json:
         print(json.dumps([row | {"beta": None if row["beta"] is None else str(row["beta"])} for row in rows]))
         return

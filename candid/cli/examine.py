@@ -55,7 +55,8 @@ def examine(
 
     from candid._support.progress import TerminalProgress
     from candid.models import checkpoint
-    from candid.reports import plots
+    from candid.reports.plots import examine as examine_plots
+    from candid.reports.plots import style
 
     loaded = checkpoint.load_any(model)
     examiner = Examiner(loaded, model, test, novelty, error)
@@ -86,7 +87,7 @@ def examine(
         explanation = None if explainer is None else explainer.explain(each)
         page = None
         if explanation is not None:
-            page = plots.save(plots.examination(each, explanation, names), pages.path_for(each.path))
+            page = style.save(examine_plots.examination(each, explanation, names), pages.path_for(each.path))
         if as_json:
             print(json.dumps(_record(each, explanation, page, loaded), allow_nan=False), flush=True)
         else:

@@ -116,24 +116,29 @@ def _numbers(spec: str) -> tuple[float, ...]:
 
 def _draw(found: Any, temperatures: Sequence[float], out: Path) -> list[Path]:
     from candid.explanations.coefficients import dct_basis
-    from candid.reports import plots
+    from candid.reports.plots import coefficients as coefficients_plots
+    from candid.reports.plots import latent as latent_plots
+    from candid.reports.plots import plane as plane_plots
+    from candid.reports.plots import receptive_field as receptive_field_plots
+    from candid.reports.plots import similarity as similarity_plots
+    from candid.reports.plots import style
 
     names = found.class_names
     figures = {
-        "similarity": plots.similarity(found.similarity),
-        "dct_basis": plots.dct_basis(dct_basis(*found.spread.shape)),
-        "mean_spread": plots.mean_spread(found.spread),
-        "samples": plots.samples(found.samples, [names[y] for y in found.sampled], temperatures),
+        "similarity": similarity_plots.similarity(found.similarity),
+        "dct_basis": coefficients_plots.dct_basis(dct_basis(*found.spread.shape)),
+        "mean_spread": coefficients_plots.mean_spread(found.spread),
+        "samples": latent_plots.samples(found.samples, [names[y] for y in found.sampled], temperatures),
     }
     if found.groups:
-        figures["similarity_groups"] = plots.similarity_groups(found.groups)
+        figures["similarity_groups"] = similarity_plots.similarity_groups(found.groups)
     if found.fields:
-        figures["receptive_fields"] = plots.receptive_fields(found.fields)
+        figures["receptive_fields"] = receptive_field_plots.receptive_fields(found.fields)
     if found.interpolations:
-        figures["interpolation"] = plots.interpolation(found.interpolations, names)
+        figures["interpolation"] = latent_plots.interpolation(found.interpolations, names)
     if found.plane is not None:
-        figures["decision_plane"] = plots.decision_plane(found.plane, found.points, found.labels)
-    return [plots.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
+        figures["decision_plane"] = plane_plots.decision_plane(found.plane, found.points, found.labels)
+    return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 
 def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:

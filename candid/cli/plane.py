@@ -54,7 +54,8 @@ def plane(
     if classes is not None:
         from candid.explanations.plane import fit_plane
         from candid.explanations.similarity import chosen_classes
-        from candid.reports import plots
+        from candid.reports.plots import style
+        from candid.reports.plots import training as training_plots
 
         outcome = fit_plane(
             loaded,
@@ -69,7 +70,9 @@ def plane(
             workers=workers,
             devices=devices,
             progress=progress,
-            after_epoch=lambda folder, rows: plots.save(plots.curves(rows), folder.path / "curves.png"),
+            after_epoch=lambda folder, rows: style.save(
+                training_plots.curves(rows), folder.path / "curves.png"
+            ),
         )
         if not outcome.finished or not is_first_process():
             return
@@ -91,7 +94,8 @@ def _draw(
     from candid.data.parts import open_part, subsample
     from candid.evaluation.evaluate import prepare, training_of, view_of
     from candid.explanations.plane import decision_plane, located
-    from candid.reports import plots
+    from candid.reports.plots import plane as plane_plots
+    from candid.reports.plots import style
 
     chosen, preprocessing = open_part(data, model.class_names, None, training_of(model)), view_of(model)
     split = prepare(subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress)
@@ -99,6 +103,6 @@ def _draw(
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
     title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"
-    figure = plots.decision_plane(drawn, points, labels, title)
-    path = plots.save(figure, out / "decision_plane.png", svg=True)
+    figure = plane_plots.decision_plane(drawn, points, labels, title)
+    path = style.save(figure, out / "decision_plane.png", svg=True)
     return {"images": len(labels), "accuracy": accuracy, "figure": str(path)}

@@ -13,7 +13,9 @@ from candid.explanations.counterfactual import counterfactual, interpolate, samp
 from candid.explanations.decision_space import decision_spaces, in_words
 from candid.explanations.explainer import Explanation
 from candid.explanations.heatmaps import heatmaps
-from candid.reports import plots
+from candid.reports.plots import examine as examine_plots
+from candid.reports.plots import latent as latent_plots
+from candid.reports.plots import style
 from candid.trust.examine import Examination
 from candid.trust.verdict import Verdict
 from tests.explanations.mixtures import decided_classifier
@@ -38,7 +40,7 @@ def texts(figure: Any) -> str:
 
 
 def check(figure: Figure, tmp_path: Path) -> str:
-    plots.save(figure, tmp_path / "figure.png", svg=True)
+    style.save(figure, tmp_path / "figure.png", svg=True)
     check_nothing_is_cut_off(figure)
     return texts(figure)
 
@@ -66,7 +68,7 @@ def test_a_page_shows_what_was_found(
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
     reading = in_words(space, NAMES, p_value, verdict)
     explanation = Explanation(heatmaps(model, outputs), space, reading, changed)
-    shown = check(plots.examination(examined, explanation, NAMES), tmp_path)
+    shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (
         "posterior (%)",
         "σ",
@@ -87,20 +89,20 @@ def test_single_figures_are_labelled(
     outputs = model(image[None] / 255)
     (space,) = decision_spaces(model, outputs)
     maps = heatmaps(model, outputs, top=2)
-    assert "saliency" in check(plots.heatmaps(image, maps, NAMES), tmp_path)
+    assert "saliency" in check(examine_plots.heatmaps(image, maps, NAMES), tmp_path)
     reading = in_words(space, NAMES)
-    shown = check(plots.decision_space(space, NAMES, reading), tmp_path)
+    shown = check(examine_plots.decision_space(space, NAMES, reading), tmp_path)
     assert "distance from it (σ)" in shown and reading.sentence.split()[0] in shown
     found = counterfactual(model, image, space.classes[-1], 0.4)
-    shown = check(plots.counterfactual(found, NAMES), tmp_path)
+    shown = check(latent_plots.counterfactual(found, NAMES), tmp_path)
     assert "grey levels" in shown and "target 40 %" in shown and "original" in shown
-    shown = check(plots.counterfactuals([found, found], NAMES), tmp_path)
+    shown = check(latent_plots.counterfactuals([found, found], NAMES), tmp_path)
     assert "has 40 %" in shown and shown.count(" %") >= 14
     between = interpolate(model, image, image.flip(2), steps=4)
-    shown = check(plots.interpolation([between, between], NAMES), tmp_path)
+    shown = check(latent_plots.interpolation([between, between], NAMES), tmp_path)
     assert shown.count("%") >= 8
     drawn = samples(model, [0, 1, 2], (0.5, 1.0), n=2)
-    shown = check(plots.samples(drawn, NAMES, (0.5, 1.0)), tmp_path)
+    shown = check(latent_plots.samples(drawn, NAMES, (0.5, 1.0)), tmp_path)
     assert "T = 0.5" in shown and "T = 1" in shown
 
 
@@ -108,7 +110,7 @@ def test_the_map_that_is_drawn_is_the_one_that_was_found(
     model: GenerativeClassifier, image: torch.Tensor
 ) -> None:
     maps = heatmaps(model, model(image[None] / 255), top=2)
-    figure = plots.heatmaps(image, maps, NAMES)
+    figure = examine_plots.heatmaps(image, maps, NAMES)
     drawn = [axes.images[-1].get_array() for axes in figure.axes if len(axes.images) == 2]
     assert len(drawn) == 3
     assert torch.as_tensor(drawn[0]).allclose(maps.saliency[0])

@@ -17,10 +17,13 @@ from matplotlib.text import Text
 from PIL import Image
 from torch import Tensor
 
-from candid.cli.demo_run import DigitsDemo, Opinion, RoundTrip
 from candid.evaluation.calibration_error import Bins, all_bins, top_bins
 from candid.evaluation.roc import Roc, area_under_curve, roc_curve
-from candid.reports import plots
+from candid.reports.plots import comparison as comparison_plots
+from candid.reports.plots import demo as demo_plots
+from candid.reports.plots import evaluation as evaluation_plots
+from candid.reports.plots import style
+from candid.reports.plots import training as training_plots
 from candid.reports.plots.style import BLUE, VERMILION
 from candid.trust.detectors import OneTailed, ScalarDetector, TwoTailed, Typicality
 
@@ -54,17 +57,21 @@ def models(*rows: tuple[Any, ...], name: str = "ResNet-50") -> list[dict[str, An
 def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
     areas = {"joint": {name: 0.8}}
     for figure in (
-        plots.trade_off(models(*PAPER, name=name)),
-        plots.auc_table(areas, KINDS),
-        plots.roc_curves({name: {"joint": roc_curve(torch.rand(9), torch.rand(9))}}, {name: {"joint": 0.8}}),
+        comparison_plots.trade_off(models(*PAPER, name=name)),
+        evaluation_plots.auc_table(areas, KINDS),
+        evaluation_plots.roc_curves(
+            {name: {"joint": roc_curve(torch.rand(9), torch.rand(9))}}, {name: {"joint": 0.8}}
+        ),
         calibration_curves(name),
     ):
-        plots.save(figure, tmp_path / "figure.png", svg=True)
+        style.save(figure, tmp_path / "figure.png", svg=True)
 
 
 def calibration_curves(title: str) -> Figure:
     posterior, labels = posteriors()
-    return plots.calibration_curves({title: (all_bins(posterior, labels), top_bins(posterior, labels))})
+    return comparison_plots.calibration_curves(
+        {title: (all_bins(posterior, labels), top_bins(posterior, labels))}
+    )
 
 
 def posteriors(images: int = 300) -> tuple[Tensor, Tensor]:
@@ -76,7 +83,7 @@ def posteriors(images: int = 300) -> tuple[Tensor, Tensor]:
 def calibration(images: int = 300, title: str = "digits", scaled: bool = False) -> Figure:
     posterior, labels = posteriors(images)
     softer = posterior.sqrt() / posterior.sqrt().sum(1, keepdim=True)
-    return plots.calibration(
+    return evaluation_plots.calibration(
         all_bins(posterior, labels),
         top_bins(posterior, labels),
         title,
@@ -94,7 +101,9 @@ def skewed(images: int = 999) -> Tensor:
 
 
 def zones(held_out: Tensor, others: Mapping[str, Tensor], alpha: float = 0.1) -> Figure:
-    return plots.ood_zones(held_out, detectors(held_out), alpha, others, "log p(x) per dimension (nats)")
+    return evaluation_plots.ood_zones(
+        held_out, detectors(held_out), alpha, others, "log p(x) per dimension (nats)"
+    )
 
 
 def sets(count: int) -> dict[str, Tensor]:
@@ -113,7 +122,7 @@ def curves(sets: int, tests: int, images: int = 100) -> tuple[dict[str, dict[str
 
 def table(sets: list[str]) -> Figure:
     aucs = torch.rand(len(KINDS), len(sets)).tolist()
-    return plots.auc_table(
+    return evaluation_plots.auc_table(
         {test: dict(zip(sets, row, strict=True)) for test, row in zip(KINDS, aucs, strict=True)}, KINDS
     )
 
@@ -121,23 +130,25 @@ def table(sets: list[str]) -> Figure:
 CASES: dict[str, Callable[[], Figure]] = {
     "calibration": lambda: calibration(scaled=True),
     "calibration of one image": lambda: calibration(1, title=LONG + LONG),
-    "calibration of empty bins": lambda: plots.calibration(
+    "calibration of empty bins": lambda: evaluation_plots.calibration(
         Bins(*torch.zeros(3, 15)), Bins(*torch.zeros(3, 1))
     ),
     "zones": lambda: zones(skewed(), sets(2)),
     "zones and eight sets": lambda: zones(skewed(), {**sets(7), LONG: torch.full((9,), -1e9)}),
     "zones of one value": lambda: zones(torch.tensor([5.0]), {"noise": torch.tensor([-math.inf])}, 0.6),
-    "roc": lambda: plots.roc_curves(*curves(1, 13)),
-    "roc of eight sets": lambda: plots.roc_curves(*curves(8, 2)),
-    "roc of a long name": lambda: plots.roc_curves(
+    "roc": lambda: evaluation_plots.roc_curves(*curves(1, 13)),
+    "roc of eight sets": lambda: evaluation_plots.roc_curves(*curves(8, 2)),
+    "roc of a long name": lambda: evaluation_plots.roc_curves(
         *({LONG: {LONG: only["set 0"]["test 0"]}} for only in curves(1, 1))  # type: ignore[arg-type]
     ),
     "table": lambda: table([f"set {i}" for i in range(8)]),
     "table of long names": lambda: table([LONG, "b"]),
-    "table of one set": lambda: plots.auc_table({"two-tailed": {"noise": 1.0}}, KINDS),
-    "trade-off": lambda: plots.trade_off(models(*PAPER)),
-    "trade-off of two": lambda: plots.trade_off(models(PAPER[2], PAPER[3])),
-    "trade-off of one": lambda: plots.trade_off(models((0.0625, *PAPER[0][1:]), PAPER[1], name=LONG)),
+    "table of one set": lambda: evaluation_plots.auc_table({"two-tailed": {"noise": 1.0}}, KINDS),
+    "trade-off": lambda: comparison_plots.trade_off(models(*PAPER)),
+    "trade-off of two": lambda: comparison_plots.trade_off(models(PAPER[2], PAPER[3])),
+    "trade-off of one": lambda: comparison_plots.trade_off(
+        models((0.0625, *PAPER[0][1:]), PAPER[1], name=LONG)
+    ),
 }
 
 
@@ -176,7 +187,7 @@ def test_every_figure_has_named_axes_and_is_written_whole_and_always_the_same(
 ) -> None:
     torch.manual_seed(0)
     figure = CASES[name]()
-    assert plots.save(figure, tmp_path / "new" / "a.png", svg=True) == tmp_path / "new" / "a.png"
+    assert style.save(figure, tmp_path / "new" / "a.png", svg=True) == tmp_path / "new" / "a.png"
     assert {file.name for file in (tmp_path / "new").iterdir()} == {"a.png", "a.svg"}
     with Image.open(tmp_path / "new" / "a.png") as image:
         shades = np.asarray(image.convert("L"))
@@ -191,7 +202,7 @@ def test_every_figure_has_named_axes_and_is_written_whole_and_always_the_same(
     assert figure.axes[-1].get_xlabel() in drawn
     if name in TWICE:
         torch.manual_seed(0)
-        plots.save(CASES[name](), tmp_path / "again" / "a.png", svg=True)
+        style.save(CASES[name](), tmp_path / "again" / "a.png", svg=True)
         for file in (tmp_path / "new").iterdir():
             assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
 
@@ -201,15 +212,15 @@ def test_a_figure_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     figure = Figure()
     figure.text(0, 0, "$\\undefined$")
     with pytest.raises(ValueError, match="undefined"):
-        plots.save(figure, tmp_path / "a.png", svg=True)
+        style.save(figure, tmp_path / "a.png", svg=True)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a.png", b"old")]
-    plots.save(calibration(), tmp_path / "a.png")
+    style.save(calibration(), tmp_path / "a.png")
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    plots.save(table(["noise"]), tmp_path / "a.png")
+    style.save(table(["noise"]), tmp_path / "a.png")
     assert dict(matplotlib.rcParams) == before
     assert matplotlib.get_backend().lower() == "agg"
 
@@ -218,7 +229,7 @@ def test_calibration_shows_the_bins() -> None:
     every = Bins(torch.tensor([90, 0, 10]), torch.tensor([0.1, 0, 0.9]), torch.tensor([0.2, 0, 0.4]))
     top = Bins(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0.75]), torch.tensor([0, 0, 1.0]))
     scaled = Bins(torch.tensor([0, 2, 0]), torch.tensor([0, 0.5, 0]), torch.tensor([0, 0.5, 0]))
-    figure = plots.calibration(every, top, "digits", scaled)
+    figure = evaluation_plots.calibration(every, top, "digits", scaled)
     left, right, left_counts, right_counts = figure.axes
     assert points(left) == pytest.approx(np.array([(0.1, 0.2), (0.9, 0.4)]))
     assert points(right) == [(0.75, 1), (0.5, 0.5)]
@@ -287,7 +298,7 @@ def test_equal_values_have_a_zone_around_them() -> None:
 def test_roc_curves_are_the_given_ones_and_told_apart() -> None:
     found, aucs = curves(5, 13, images=2000)
     kinds = {f"test {t}": ("control", "paper", "new", "classifier")[t % 4] for t in range(13)}
-    figure = plots.roc_curves(found, aucs, kinds)
+    figure = evaluation_plots.roc_curves(found, aucs, kinds)
     assert [axes.get_title() for axes in figure.axes] == list(found)
     order = sorted(kinds, key=lambda test: ("paper", "new", "classifier", "control").index(kinds[test]))
     for axes, by_test in zip(figure.axes, aucs.values(), strict=True):
@@ -308,7 +319,7 @@ def test_roc_curves_are_the_given_ones_and_told_apart() -> None:
 
 
 def test_tests_without_kinds_are_told_apart_too() -> None:
-    figure = plots.roc_curves(*curves(1, 13))
+    figure = evaluation_plots.roc_curves(*curves(1, 13))
     lines = figure.axes[0].lines[1:]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 13
 
@@ -321,7 +332,7 @@ def test_the_table_has_every_auc_by_kind_and_the_best_in_bold() -> None:
         "two-tailed": {"noise": 1.0, "SVHN": 0.899},
         "odd": {"SVHN": 0.5},
     }
-    (axes,) = plots.auc_table(aucs, KINDS).axes
+    (axes,) = evaluation_plots.auc_table(aucs, KINDS).axes
     tests = [label.get_text() for label in axes.get_yticklabels()]
     columns = [label.get_text() for label in axes.get_xticklabels()]
     assert tests == ["one-tailed", "two-tailed", "energy", "code-length", "odd"]
@@ -344,7 +355,7 @@ def test_the_table_has_every_auc_by_kind_and_the_best_in_bold() -> None:
 
 
 def test_the_trade_off_has_each_beta_in_its_marker() -> None:
-    figure = plots.trade_off(models(*PAPER))
+    figure = comparison_plots.trade_off(models(*PAPER))
     by_beta = sorted((row for row in PAPER if row[0]), key=lambda row: row[0] or 0)
     for axes, x, y, scale, (resnet, flow) in zip(
         figure.axes, (1, 3), (2, 4), (1, 100), ((7.87, -3.11), (77.4, 2.59)), strict=True
@@ -364,14 +375,14 @@ def test_the_trade_off_has_each_beta_in_its_marker() -> None:
 
 
 def test_a_trade_off_of_nothing_but_lines() -> None:
-    for axes in plots.trade_off(models(PAPER[1], PAPER[5])).axes:
+    for axes in comparison_plots.trade_off(models(PAPER[1], PAPER[5])).axes:
         assert {"β = 0", "ResNet-50"} <= set(written(axes))
         assert not points(axes)
 
 
 def test_curves_of_a_run() -> None:
     rows = [{"epoch": i, "train_accuracy": i / 9, "val_accuracy": i / 10} for i in range(1, 4)]
-    (axes,) = plots.curves(rows).axes
+    (axes,) = training_plots.curves(rows).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [  # type: ignore[arg-type]
         [row[key] for row in rows] for key in ("train_accuracy", "val_accuracy")
     ]
@@ -381,13 +392,11 @@ def test_curves_of_a_run() -> None:
 def test_figures_of_the_demo(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     posterior = torch.tensor([[0.25, 0.75], [0.875, 0.125]])
-    opinion = Opinion(images, posterior, torch.tensor([0.5, 0.01]))
-    demo = DigitsDemo(1.0, 1.0, 0.0, posterior, torch.tensor([1, 0]), {"digits": opinion}, [])
-    figure = plots.opinions(demo, shown=2)
+    figure = demo_plots.opinions({"digits": (images, posterior, torch.tensor([0.5, 0.01]))}, shown=2)
     assert {"1: 75 %", "0: 88 %", "p = 0.50", "p = 0.01", "digits"} <= set(written(figure))
     sure, unsure = (axes.xaxis.label.get_color() for axes in figure.axes)
     assert unsure == VERMILION != sure
     image = torch.rand(3, 4, 4)
-    figure = plots.round_trip(RoundTrip(image, torch.zeros(48), torch.rand(4, 4), image + 0.1))
+    figure = demo_plots.round_trip(image, torch.rand(4, 4), image + 0.1)
     assert "largest: 3e+01" in written(figure)
-    plots.save(figure, tmp_path / "a.png", svg=True)
+    style.save(figure, tmp_path / "a.png", svg=True)

@@ -14,10 +14,18 @@ from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.evaluation.calibration_error import all_bins, top_bins
 from candid.evaluation.compare import read_rows
-from candid.reports import plots
 from candid.reports.audit.grades import CONTROL, listed, percent
 from candid.reports.audit.markup import Picture
 from candid.reports.audit.run import Audit
+from candid.reports.plots import attacks as attacks_plots
+from candid.reports.plots import comparison as comparison_plots
+from candid.reports.plots import corruptions as corruptions_plots
+from candid.reports.plots import evaluation as evaluation_plots
+from candid.reports.plots import examine as examine_plots
+from candid.reports.plots import latent as latent_plots
+from candid.reports.plots import receptive_field as receptive_field_plots
+from candid.reports.plots import similarity as similarity_plots
+from candid.reports.plots import style
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
 
 SCREEN, DRAWN = 96, 140
@@ -37,7 +45,7 @@ class Pictures:
         self.room = ROOM
 
     def _picture(self, name: str, figure: Any, alt: str, caption: str, scale: float = 1) -> Picture:
-        path = plots.save(figure, self.folder / f"{name}.png", svg=True)
+        path = style.save(figure, self.folder / f"{name}.png", svg=True)
         with Image.open(path) as image:
             width, height = (round(scale * side * SCREEN / DRAWN) for side in image.size)
         address = embedded(path)
@@ -63,7 +71,7 @@ class Pictures:
         )
         return self._picture(
             "trade_off",
-            plots.trade_off(rows),
+            comparison_plots.trade_off(rows),
             f"Losses, and accuracy against bits per dimension. {alt}.",
             "What beta trades: likelihood against classification. Dashed lines are ResNets, which have "
             "no likelihood.",
@@ -81,7 +89,7 @@ class Pictures:
             errors.append(f"{subject.name} {percent(evaluation.metrics['top1_ece'])}")
         return self._picture(
             "calibration",
-            plots.calibration_curves(both),
+            comparison_plots.calibration_curves(both),
             "Share right against confidence. Calibration errors of the most probable class: "
             f"{listed(errors)}.",
             "Share of predictions that are right, against how sure the model is of them.",
@@ -112,7 +120,7 @@ class Pictures:
         )
         return self._picture(
             "roc",
-            plots.roc_curves(curves, areas),
+            evaluation_plots.roc_curves(curves, areas),
             f"ROC curves. Areas under them: {text}.",
             f"How well the test that verdicts rest on tells each set from the data's images. {CONTROL} "
             "needs no model.",
@@ -130,7 +138,7 @@ class Pictures:
                 test.name: test.detector().fit(known) for test in detection.tests if test.kind == "paper"
             }
             others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
-            figure = plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
+            figure = evaluation_plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
             means = [f"held-out images {float(known.mean()):.2f}"]
             means += [f"{name} {float(each.mean()):.2f}" for name, each in others.items()]
             yield self._picture(
@@ -154,7 +162,7 @@ class Pictures:
         }
         return self._picture(
             "corrupted",
-            plots.corruption_grid(image, rows),
+            corruptions_plots.corruption_grid(image, rows),
             f"An image of the data with {len(rows)} corruptions at severities 1 to 5.",
             "What the corruptions look like, on one image as the model sees it.",
             scale=0.65,
@@ -172,7 +180,7 @@ class Pictures:
         found = self.found.attacked.found
         yield self._picture(
             "attacks",
-            plots.attack_bars(found),
+            attacks_plots.attack_bars(found),
             "Bars of the size of perturbations, the detection and the uncertainty, for each model, kappa "
             "and d; the numbers are in the tables below.",
             "How large perturbations are, whether log q(x) tells attacked images from their originals, "
@@ -181,7 +189,7 @@ class Pictures:
         )
         yield self._picture(
             "attacked",
-            plots.attack_examples(found),
+            attacks_plots.attack_examples(found),
             "One image under all attacks with the class it is taken for, and the amplified differences.",
             "One image under all attacks, and below each what was changed, amplified.",
         )
@@ -194,14 +202,14 @@ class Pictures:
         pair = f"{found.class_names[closest.first]} and {found.class_names[closest.second]}"
         yield self._picture(
             f"similarity-{folder}",
-            plots.similarity(found.similarity),
+            similarity_plots.similarity(found.similarity),
             f"Matrix of the distances of class means of {name}; the closest are {pair}.",
             f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
         )
         shown = [found.class_names[y] for y in found.sampled]
         yield self._picture(
             f"samples-{folder}",
-            plots.samples(found.samples, shown, TEMPERATURES),
+            latent_plots.samples(found.samples, shown, TEMPERATURES),
             f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
             f"{name}: images drawn from the model itself. What it has learned of a class, and what it has "
             "not.",
@@ -209,7 +217,7 @@ class Pictures:
         if found.interpolations:
             yield self._picture(
                 f"interpolation-{folder}",
-                plots.interpolation(found.interpolations, found.class_names),
+                latent_plots.interpolation(found.interpolations, found.class_names),
                 f"Images on the straight line in the latent space of {name} between pairs of images.",
                 f"{name}: from one image to another, in a straight line through latent space.",
             )
@@ -224,7 +232,7 @@ class Pictures:
             widths.append(f"{name} {'more than the image' if width is None else f'{width:.1f} pixels'}")
         return self._picture(
             "receptive_fields",
-            plots.receptive_fields(self.found.fields),
+            receptive_field_plots.receptive_fields(self.found.fields),
             f"Sensitivity of features to pixels by distance. Full widths at half maximum: {listed(widths)}.",
             "Which pixels the features of a position depend on.",
         )
@@ -236,7 +244,7 @@ class Pictures:
             pages = []
             for opinion in example.opinions:
                 folder = next(each.folder for each in self.found.subjects if each.name == opinion.model)
-                drawn = plots.examination(opinion.examined, opinion.explanation, opinion.class_names)
+                drawn = examine_plots.examination(opinion.examined, opinion.explanation, opinion.class_names)
                 pages.append(
                     self._picture(
                         f"example-{number}-{folder}",

@@ -1,8 +1,8 @@
-"""What `candid demo` shows."""
+"""The figures of ``candid demo``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib import rc_context
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from candid.reports.plots.style import GREEN, SMALL, STYLE, VERMILION
 
-if TYPE_CHECKING:
-    from candid.cli.demo_run import DigitsDemo, RoundTrip
-
 SIGNIFICANT = 0.05
 
 
 @rc_context(STYLE)
-def round_trip(trip: RoundTrip) -> Figure:
-    """A photo, how large its latent is at each frequency, the photo back, and the error."""
+def round_trip(image: Tensor, spread: Tensor, restored: Tensor) -> Figure:
+    """Draw a photo, the spread of its latent at each frequency, the restored photo, and the error.
+
+    Images are (3, H, W) in [0, 1].
+    """
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     axes = figure.subplots(1, 4)
-    error = (trip.restored - trip.image).abs().amax(0)
-    _photo(axes[0], trip.image, "the photo")
-    _map(figure, axes[1], trip.spread, "its latent: spread by frequency")
+    error = (restored - image).abs().amax(0)
+    _photo(axes[0], image, "the photo")
+    _map(figure, axes[1], spread, "its latent: spread by frequency")
     axes[1].set_xlabel("frequency along the width")
     axes[1].set_ylabel("along the height")
-    _photo(axes[2], trip.restored, "and back")
+    _photo(axes[2], restored, "and back")
     _map(figure, axes[3], error * 255, "error in grey levels (white is 255)")
     axes[3].set_xticks([])
     axes[3].set_yticks([])
@@ -37,15 +37,18 @@ def round_trip(trip: RoundTrip) -> Figure:
 
 
 @rc_context(STYLE)
-def opinions(demo: DigitsDemo, shown: int = 8) -> Figure:
-    """Examples of each group of images, with the model's class, its posterior and the p-value."""
-    figure = Figure(figsize=(0.9 * shown + 1, 1.25 * len(demo.opinions) + 0.5), layout="constrained")
-    rows = figure.subplots(len(demo.opinions), shown, squeeze=False)
-    for axes_row, (name, opinion) in zip(rows, demo.opinions.items(), strict=True):
+def opinions(groups: Mapping[str, tuple[Tensor, Tensor, Tensor]], shown: int = 8) -> Figure:
+    """Draw examples of each group of images with the most probable class, its posterior and the p-value.
+
+    A group has 8-bit images (N, 1, H, W), posteriors (N, M) and p-values (N,).
+    """
+    figure = Figure(figsize=(0.9 * shown + 1, 1.25 * len(groups) + 0.5), layout="constrained")
+    rows = figure.subplots(len(groups), shown, squeeze=False)
+    for axes_row, (name, (images, posterior, p_values)) in zip(rows, groups.items(), strict=True):
         for i, axes in enumerate(axes_row):
-            axes.imshow(opinion.images[i, 0].numpy(), cmap="gray", vmin=0, vmax=255)
-            probability, label = opinion.posterior[i].max(0)
-            p = float(opinion.p_value[i])
+            axes.imshow(images[i, 0].numpy(), cmap="gray", vmin=0, vmax=255)
+            probability, label = posterior[i].max(0)
+            p = float(p_values[i])
             axes.set_title(f"{int(label)}: {100 * float(probability):.0f} %", fontsize=SMALL)
             axes.set_xlabel(f"p = {p:.2f}", fontsize=SMALL, color=GREEN if p > SIGNIFICANT else VERMILION)
             axes.set_xticks([])

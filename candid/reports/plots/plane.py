@@ -61,15 +61,14 @@ def decision_plane(
     labels = torch.full((len(points),), -1) if labels is None else labels.cpu()
     (left, right), (bottom, top) = _reach(plane, points)
     x, y = np.linspace(left, right, GRID), np.linspace(bottom, top, GRID)
-    grid = torch.from_numpy(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
-    logits = plane.logits(grid).numpy().reshape(GRID, GRID, -1)
+    logits = grid_logits(plane, x, y)
 
     width = HEIGHT * (right - left) / (top - bottom)
     longest = min(LONGEST, max(16, *map(len, plane.class_names)))
     figure = Figure(figsize=(width + 1.8 + 0.085 * longest, HEIGHT + 1), layout="compressed")
     axes = figure.subplots()
     axes.imshow(
-        _background(plane, grid).reshape(GRID, GRID, 3),
+        _background(plane, grid_points(x, y)),
         extent=(left, right, bottom, top),
         origin="lower",
         interpolation="bilinear",
@@ -80,16 +79,36 @@ def decision_plane(
     axes.plot(*plane.means.T.numpy(), "o", color=BLACK, markersize=6, markeredgecolor="white", zorder=5)
     handles.append(Line2D([], [], linestyle="", marker="o", color=BLACK, label="mean of a class"))
     _names(axes, plane, (x, y), logits.argmax(-1))
+    set_plane_axes(axes, x, y)
+    axes.set_title(plain(fill(title, 60)))
+    legend(figure, handles, right=True)
+    return figure
+
+
+def set_plane_axes(axes: Axes, x: Values, y: Values) -> None:
+    """Give ``axes`` the limits and labels of a plane in latent space."""
     axes.set(
-        xlim=(left, right),
-        ylim=(bottom, top),
+        xlim=(x[0], x[-1]),
+        ylim=(y[0], y[-1]),
         xlabel="first axis of the plane (standard deviations)",
         ylabel="second axis (standard deviations)",
     )
     axes.set_aspect("equal")
-    axes.set_title(plain(fill(title, 60)))
-    legend(figure, handles, right=True)
-    return figure
+
+
+def grid_points(x: Values, y: Values) -> Tensor:
+    """Return the points of a grid, (len(y), len(x), 2)."""
+    return torch.from_numpy(np.stack(np.meshgrid(x, y), -1))
+
+
+def grid_logits(plane: DecisionPlane, x: Values, y: Values) -> Values:
+    """Return the logits of the classes in the plane, (len(y), len(x), M)."""
+    return plane.logits(grid_points(x, y)).numpy()
+
+
+def grid_points_per_inch(x: Values, y: Values, height: float) -> tuple[float, float]:
+    """Return how many points of the grid make an inch down and along, in axes ``height`` inches high."""
+    return len(y) / height, len(x) * (y[-1] - y[0]) / (x[-1] - x[0]) / height
 
 
 def _reach(plane: DecisionPlane, points: Tensor) -> Values:
@@ -106,12 +125,12 @@ def _reach(plane: DecisionPlane, points: Tensor) -> Values:
 
 
 def _background(plane: DecisionPlane, grid: Tensor) -> Values:
-    """Colours (N, 3): the classes' mixed by posterior, nearly white where the mixture puts nothing."""
+    """Colours (H, W, 3): the classes' mixed by posterior, nearly white where the mixture puts nothing."""
     colours = np.array([to_rgb(_colour(i)) for i in range(len(plane.means))])
     log_density = plane.log_density(grid).numpy()
     strength = 0.12 + 0.5 * np.exp(0.5 * (log_density - log_density.max()))
     mixed: Values = plane.posterior(grid).numpy() @ colours
-    return 1 - strength[:, None] * (1 - mixed)
+    return 1 - strength[..., None] * (1 - mixed)
 
 
 def _boundaries(axes: Axes, x: Values, y: Values, logits: Values) -> None:
@@ -151,7 +170,7 @@ def _images(axes: Axes, plane: DecisionPlane, points: Tensor, labels: Tensor) ->
 def _names(axes: Axes, plane: DecisionPlane, grid: tuple[Values, Values], best: NDArray[np.int64]) -> None:
     """The name of each class where its cell has most room; none, but in the legend, if it doesn't fit."""
     x, y = grid
-    inch = GRID / HEIGHT, GRID * (y[-1] - y[0]) / (x[-1] - x[0]) / HEIGHT  # grid points, down and along
+    inch = grid_points_per_inch(x, y, HEIGHT)
     for i, name in enumerate(plane.class_names):
         cell = np.pad(best == i, 1)
         column, row = (np.abs(axis - plane.means[i, k].item()).argmin() for k, axis in enumerate(grid))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
@@ -15,6 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from candid._support.files import replacing
+
+matplotlib.use("Agg")
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType

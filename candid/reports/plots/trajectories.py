@@ -1,4 +1,4 @@
-"""The ways of attacks through latent space."""
+"""The paths of attacks through latent space."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from candid._support.errors import CandidError
+from candid.reports.plots.plane import GRID, Style, Values, grid_logits, grid_points_per_inch, set_plane_axes
 from candid.reports.plots.style import (
     BLACK,
     COLOURS,
@@ -33,10 +34,8 @@ from candid.reports.plots.style import (
 if TYPE_CHECKING:
     from candid.robustness.attacks.trajectories import Trajectories
 
-Values = NDArray[np.float64]
-Style = dict[str, Any]
 MARKERS = "os^DvP"
-MOST_PATHS, MOST_CLASSES, MOST_LINES, GRID = len(MARKERS), 30, 10, 400
+MOST_PATHS, MOST_CLASSES, MOST_LINES = len(MARKERS), 30, 10
 HEIGHT, PICTURE = 5.4, 1.35  # of the plane and of an image, inches
 LONGEST, SHORTEST = 24, 10  # letters of a name, and where there is less room
 SHADE = "#ececec"
@@ -63,13 +62,7 @@ def trajectories(found: Trajectories, title: str = "") -> Figure:
     axes: Axes = upper.subplots()
     x, y = np.linspace(left, right, GRID), np.linspace(bottom, top, GRID)
     handles = [*_draw_paths(axes, found), *_draw_cells(axes, found, x, y)]
-    axes.set(
-        xlim=(left, right),
-        ylim=(bottom, top),
-        xlabel="first axis of the plane (standard deviations)",
-        ylabel="second axis (standard deviations)",
-    )
-    axes.set_aspect("equal")
+    set_plane_axes(axes, x, y)
     _draw_names(axes, found, x, y)
     upper.legend(handles=handles, loc="outside right upper", alignment="left")
     if not found.exact:
@@ -95,7 +88,7 @@ def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[A
     target = found.classes.index(found.target)
     handles: list[Artist] = []
     if found.exact:
-        logits = _logits(found, x, y)
+        logits = grid_logits(found.plane, x, y)
         ahead = [own - np.delete(logits, i, -1).max(-1) for i, own in enumerate(np.moveaxis(logits, -1, 0))]
         drawn: list[tuple[str, Any, float, list[Values]]] = [("decision boundary", "-", 0.0, ahead)]
         if 0 < found.kappa < math.inf:
@@ -141,11 +134,11 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
 
 def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
     """Of each class, off the paths: in its cell if it is exact; else, of a few, beside, with a line to it."""
-    cells = _logits(found, x, y).argmax(-1)
+    cells = grid_logits(found.plane, x, y).argmax(-1)
     free = np.ones(cells.shape, bool)
     for points in (*found.plane.means[:, None], *(path.points for path in found.paths)):
         free[_on_grid(points.numpy(), x, y)] = False
-    inch = GRID / HEIGHT, GRID * (y[-1] - y[0]) / (x[-1] - x[0]) / HEIGHT  # grid points, down and along
+    inch = grid_points_per_inch(x, y, HEIGHT)
     sizes = np.bincount(cells.ravel(), minlength=len(found.classes))
     sizes[found.classes.index(found.target)] = -1  # has the first choice
     for i in sizes.argsort():
@@ -196,12 +189,6 @@ def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
             axes.spines[:].set(visible=True, color=COLOURS[i], linewidth=2.5)
     for axes, said in zip(rows[:, 0], ("original", "attacked", f"difference × {factor:g}"), strict=True):
         axes.set_ylabel(said)
-
-
-def _logits(found: Trajectories, x: Values, y: Values) -> Values:
-    """Of the classes in the plane, (len(y), len(x), M)."""
-    grid = torch.from_numpy(np.stack(np.meshgrid(x, y), -1))
-    return found.plane.logits(grid).numpy()
 
 
 def _on_grid(points: Values, x: Values, y: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

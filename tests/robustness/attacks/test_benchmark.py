@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import candid
 from candid._support.errors import CandidError
 from candid.cli.app import app
-from candid.reports import plots
+from candid.reports.plots import attacks as attacks_plots
 from candid.robustness.attacks.attack import carlini_wagner
 from candid.robustness.attacks.benchmark import CHUNK, Assaulted, Request, campaign
 from candid.robustness.attacks.detection import typical_score
@@ -152,7 +152,7 @@ def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
     areas = [i for i, name in enumerate(head) if "AUC" in name or "adaptive" in name or "its success" in name]
     assert len(areas) == 5 and {row[i] for row in rows for i in areas} == {("–", "")}
     assert text.count(" – | – | – | – | – |") == 2
-    assert len(plots.attack_bars(lone).axes) == 2
+    assert len(attacks_plots.attack_bars(lone).axes) == 2
 
 
 def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: list[Assaulted]) -> None:
@@ -176,12 +176,12 @@ def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: list[Ass
     ((head, lines),) = attack_tables(found, asked).values()
     assert all(len(line) == len(head) for line in lines)
 
-    perturbation, detection, _ = plots.attack_bars(found).axes
+    perturbation, detection, _ = attacks_plots.attack_bars(found).axes
     heights = [patch.get_height() for patch in perturbation.patches]  # type: ignore[attr-defined]
     assert heights == pytest.approx([255 * each["per_pixel"] for each in records])
     rates = [text.get_text() for text in detection.texts]
     assert rates == ["no test", *(f"{100 * each['success']:.0f}" for each in records[:2])]
-    assert len(plots.attack_examples(found).axes) == 4 * 3
+    assert len(attacks_plots.attack_examples(found).axes) == 4 * 3
 
 
 def test_other_attacks(runs: Path, tmp_path: Path) -> None:
