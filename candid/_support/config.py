@@ -1,24 +1,190 @@
-"""Frozen dataclasses to and from plain dictionaries (JSON, TOML), strictly.
+"""Options as frozen dataclasses: from dictionaries (JSON, TOML), Python calls and to command lines.
 
-An unknown key, a wrong type or a missing value stops with one sentence that names the key.
+Each option is declared once, as a field with its type, its default and an :class:`Option`. A wrong key,
+type or value stops with one sentence that names the key.
 """
 
 import dataclasses
 import math
+import shlex
 import types
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from candid._support.errors import CandidError, did_you_mean
 
 T = TypeVar("T")
-MaybeInfinite = Annotated[float, "inf is a value"]
+_INFINITE = "inf is a value"
+MaybeInfinite = Annotated[float, _INFINITE]
 """The type of a field that takes infinity; a plain float field is finite."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What a field means and which values it takes: ``Annotated[int, Option("Images a step.", least=1)]``.
+
+    Args:
+        help: one or two sentences: what the option changes, and in which unit.
+        least, most: the smallest and the largest value (of each entry, if the field is a list).
+        above, below: values lie strictly above or below this.
+        metavar: what stands for the value in help. With a comma in it, the entries of a list of strings are
+            separated by commas; else the flag is repeated. Lists of numbers always use commas.
+        flag: the name on the command line if it differs from the field's: ``--json``, ``--flip/--no-flip``.
+        default: what help shows as the default if that is not a fixed value.
+        positional: whether the command takes it by position.
+        hidden: whether only Python and recipes have it.
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    metavar: str | None = None
+    flag: str | None = None
+    default: str | None = None
+    positional: bool = False
+    hidden: bool = False
+
+    @property
+    def range(self) -> str:
+        """The range in words.
+
+        >>> Option("", above=0, most=1).range, Option("").range
+        ('above 0 and at most 1', '')
+        """
+        limits = (("least", "at least"), ("above", "above"), ("most", "at most"), ("below", "below"))
+        found = [(word, getattr(self, name)) for name, word in limits if getattr(self, name) is not None]
+        return " and ".join(f"{word} {value:g}" for word, value in found)
+
+    def allows(self, value: float) -> bool:
+        """Return whether ``value`` lies in the range."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+class Field(NamedTuple):
+    """A field of an options class."""
+
+    name: str
+    type: Any
+    """Without its annotations."""
+    option: Option
+    default: Any
+    """``dataclasses.MISSING`` if it is required."""
+
+    @property
+    def flag(self) -> str:
+        """The flag on the command line, such as ``--learning-rate``."""
+        return (self.option.flag or f"--{self.name.replace('_', '-')}").partition("/")[0]
+
+    @property
+    def by_commas(self) -> bool:
+        """Whether the value is a list that is written with commas."""
+        entry = self.entry
+        return entry is not None and (entry is not str or "," in (self.option.metavar or ""))
+
+    @property
+    def entry(self) -> Any:
+        """The type of the entries of a list, None if it is no list."""
+        plain = _without_none(self.type)
+        return get_args(plain)[0] if get_origin(plain) in (tuple, list) else None
+
+
+def fields(cls: type) -> Iterator[Field]:
+    """Yield the fields of the dataclass ``cls`` that have an :class:`Option`."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        option = option_of(hints[field.name])
+        if option is not None:
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            yield Field(field.name, _without_option(hints[field.name]), option, default)
+
+
+def option_of(hint: Any) -> Option | None:
+    """Return the :class:`Option` of an annotated type."""
+    return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Option)), None)
+
+
+def _without_option(hint: Any) -> Any:
+    if get_origin(hint) is not Annotated:
+        return hint
+    return MaybeInfinite if _INFINITE in hint.__metadata__ else hint.__origin__
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not type(None))
+    return hint
+
+
+def build(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Return the options ``cls`` with the keyword arguments ``values`` of a Python call.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Options:
+    ...     novelty: Annotated[float, Option("False-alarm rate.", above=0, below=1)] = 0.05
+    ...     def __post_init__(self) -> None:
+    ...         check_fields(self)
+    >>> build(Options, {"novelty": 0.1})
+    Options(novelty=0.1)
+    >>> build(Options, {"noveltiy": 0.1})
+    Traceback (most recent call last):
+    ...
+    candid._support.errors.CandidError: There is no option 'noveltiy': did you mean 'novelty'?
+    >>> build(Options, {"novelty": 1})
+    Traceback (most recent call last):
+    ...
+    candid._support.errors.CandidError: 'novelty' must be above 0 and below 1, not 1.
+    """
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise CandidError(f"There is no option '{key}': {did_you_mean(key, known)}")
+    return from_dict(cls, values)
+
+
+def as_command(command: str, positionals: typing.Sequence[object], options: Any) -> str:
+    """Return the command line that has the same effect; options that have their default are left out.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Options:
+    ...     severities: Annotated[tuple[int, ...], Option("Severities.")] = (1, 3, 5)
+    ...     skip_bad: Annotated[bool, Option("Skip bad images.")] = False
+    >>> as_command("candid corrupt", ["my model", "data"], Options((1, 2), True))
+    "candid corrupt 'my model' data --severities 1,2 --skip-bad"
+    """
+    words = [str(each) for each in positionals]
+    for field in fields(type(options)):
+        value = getattr(options, field.name)
+        if value == field.default or field.option.hidden or value is None:
+            continue
+        if field.option.positional:
+            words += map(str, value) if field.entry is not None else [str(value)]
+        elif isinstance(value, bool):
+            words.append(field.flag if value else f"--no-{field.flag[2:]}")
+        elif field.entry is None:
+            words += [field.flag, _word(value)]
+        elif field.by_commas:
+            words += [field.flag, ",".join(map(_word, value))]
+        else:
+            words += [word for each in value for word in (field.flag, _word(each))]
+    return " ".join([command, *map(shlex.quote, words)])
+
+
+def _word(value: Any) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
 def to_dict(config: Any) -> dict[str, Any]:
-    """The dataclass as nested dictionaries and lists, ready for JSON."""
+    """Return the dataclass as nested dictionaries and lists, ready for JSON."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
@@ -27,7 +193,9 @@ def _plain(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -47,26 +215,26 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise CandidError(f"The configuration{_at(where)} must be a table of keys, not {values!r}.")
     hints = typing.get_type_hints(cls, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
-        if key not in fields:
+        if key not in known:
             raise CandidError(
-                f"Unknown key '{where}{key}' in the configuration: {did_you_mean(str(key), fields)}"
+                f"Unknown key '{where}{key}' in the configuration: {did_you_mean(str(key), known)}"
             )
-    for name, field in fields.items():
+    for name, field in known.items():
         if name not in values and _is_required(field):
             raise CandidError(f"The configuration lacks the key '{where}{name}': add it.")
     return cls(**{key: convert(value, hints[key], where + key) for key, value in values.items()})
 
 
 def check_fields(config: Any) -> None:
-    """For ``__post_init__``: every field has its type; lists become tuples and whole numbers floats."""
+    """Check types and ranges in ``__post_init__``; lists become tuples, whole numbers floats, text paths."""
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         object.__setattr__(config, name, convert(getattr(config, name), hint, name))
 
 
 def check_range(config: Any, low: int, high: int, *names: str) -> None:
-    """Every number of the fields ``names`` lies in [low, high]."""
+    """Check that every number of the fields ``names`` lies in [low, high]."""
     for name in names:
         value = getattr(config, name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -75,7 +243,14 @@ def check_range(config: Any, low: int, high: int, *names: str) -> None:
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:
-    """``value`` as the type ``hint``, or an error that names ``key``."""
+    """Return ``value`` as the type ``hint``, or raise an error that names ``key``."""
+    option = option_of(hint)
+    if option is not None:
+        found = convert(value, _without_option(hint), key)
+        for number in found if isinstance(found, tuple) else (found,):
+            if isinstance(number, int | float) and not option.allows(number):
+                raise CandidError(f"'{key}' must be {option.range}, not {number:g}.")
+        return found
     origin, arguments = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
@@ -95,10 +270,11 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (hint,) = (a for a in arguments if a is not type(None))
-        return convert(value, hint, key)
+        return convert(value, _without_none(hint), key)
     if origin is tuple:
         return _convert_tuple(value, arguments, key)
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return _finite(value, key)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
