@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from scipy.special import betaincinv
+from scipy.stats import binomtest
 from torch import Tensor
 
 from candid._support.errors import CandidError
@@ -17,8 +17,6 @@ from candid.inference.metrics import check_labels
 
 CRITICAL = 0.997
 """The confidence from which on the paper calls a prediction sure."""
-COLDEST, HOTTEST = 1e-3, 1e3
-"""The range of temperatures that are fitted."""
 _AT_ONCE = 2**18  # numbers in one piece of work: bounds the memory, whatever the number of images
 
 
@@ -101,42 +99,7 @@ def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CR
     return _overconfidence(sums, critical).item() if sums[0] else None
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature T, from 0.001 to 1000, of the least cross-entropy of softmax(logits / T).
-
-    With d = logits - logits[label] and b = 1 / T, the loss log sum exp(b d) is convex in b, so its slope,
-    the mean of sum softmax(b d) d, changes its sign once; that is bisected. T is 1 if it makes no difference.
-
-    >>> logits, labels = torch.tensor([[2.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1])
-    >>> round(fit_temperature(logits, labels), 6)  # 2 / log 3: three of four are right
-    1.820478
-    """
-    check_labels(logits, labels)
-    if not torch.stack(logits.aminmax()).isfinite().all():
-        raise CandidError("Some logits are NaN or infinite: no temperature fits them.")
-
-    def margins() -> Iterator[Tensor]:
-        rows = max(1, _AT_ONCE // logits.shape[1])
-        for part, y in zip(logits.split(rows), labels.split(rows), strict=True):
-            yield part.double() - part.gather(1, y[:, None]).double()
-
-    def slope(b: float) -> float:
-        return sum(((b * d).softmax(1) * d).sum().item() for d in margins())
-
-    if not any(d.any() for d in margins()):
-        return 1.0
-    low, high = 1 / HOTTEST, 1 / COLDEST
-    if slope(high) <= 0:
-        return COLDEST
-    if slope(low) >= 0:
-        return HOTTEST
-    while high / low > 1 + 1e-12:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return (low * high) ** -0.5
-
-
-def calibration_figures(
+def calibration_metrics(
     posterior: Tensor,
     labels: Tensor,
     bins: int = 15,
@@ -272,10 +235,9 @@ def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Int
 
 
 def _binomial(hits: int, n: int, level: float) -> Interval:
-    """Clopper & Pearson's interval of a share."""
-    low = float(betaincinv(hits, n - hits + 1, (1 - level) / 2)) if hits else 0.0
-    high = float(betaincinv(hits + 1, n - hits, (1 + level) / 2)) if hits < n else 1.0
-    return Interval(hits / n, low, high)
+    """Return Clopper and Pearson's interval of a share."""
+    low, high = binomtest(hits, n).proportion_ci(level, method="exact")
+    return Interval(hits / n, float(low), float(high))
 
 
 def _intervals(

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from candid.evaluation.calibration_error import Interval, calibration_figures, mean_interval, share_interval
-from candid.evaluation.roc import Roc, detection_figures, roc_curve
+from candid.evaluation.calibration_error import Interval, calibration_metrics, mean_interval, share_interval
 from candid.inference.metrics import check_labels, label_ranks
 from candid.inference.predictions import Model, Predictions
+from candid.inference.roc import Roc, detection_metrics, roc_curve
 from candid.models.resnet import ResNet
 from candid.trust.density import shuffled_halves
 from candid.trust.detectors import Detector
@@ -42,7 +42,7 @@ def performance(predictions: Predictions, model: Model) -> Figures:
         constant = model.bits_offset * math.log(2) + math.log(2 * math.pi) / 2
         found["bits_per_dim"] = bits
         found["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
-    return found | calibration_figures(predictions.posterior, predictions.labels)
+    return found | calibration_metrics(predictions.posterior, predictions.labels)
 
 
 def ten_crop_performance(log_posterior: Tensor, labels: Tensor) -> Figures:
@@ -129,7 +129,7 @@ class Detection:
             p = self.p_values(self.outside[name])
             found[name] = {
                 test: {
-                    **detection_figures(self.scores_inside[test], outside),
+                    **detection_metrics(self.scores_inside[test], outside),
                     "detected": share(p[test] <= LEVEL),
                 }
                 for test, outside in scores.items()

@@ -10,8 +10,8 @@ from candid._support.errors import CandidError
 from candid.data.images import Preprocessing
 from candid.data.parts import subsample
 from candid.data.splits import ShardSplit, Split
-from candid.evaluation.calibration_error import fit_temperature
 from candid.inference.features import FeatureGaussian
+from candid.inference.metrics import fit_temperature
 from candid.inference.predictions import Model
 from candid.inference.runner import VERSION, Passes, hash_of
 from candid.models.checkpoint import save_calibration

@@ -4,10 +4,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.inference.metrics import accuracy, bits_per_dimension, cross_entropy, top_k_accuracy
+from candid.inference import metrics
+from candid.inference.metrics import (
+    accuracy,
+    bits_per_dimension,
+    cross_entropy,
+    fit_temperature,
+    top_k_accuracy,
+)
 
 
 @pytest.mark.parametrize("classes", [2, 7])
@@ -80,3 +89,74 @@ def test_top_k_accuracy_refuses(scores: torch.Tensor, labels: torch.Tensor, k: i
     with pytest.raises(CandidError) as caught:
         top_k_accuracy(scores, labels, k)
     assert message in str(caught.value)
+
+
+def calibrated(images: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Logits, and labels drawn from their softmax."""
+    logits = 2 * torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("factor", [0.05, 1, 30])
+def test_temperature_is_the_optimum(
+    classes: int, factor: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = calibrated(300, classes, generator)
+    logits = factor * logits - 90_000  # as a flow's
+    monkeypatch.setattr(metrics, "_AT_ONCE", 1000)
+
+    def loss(log_t: float) -> float:
+        return cross_entropy(logits / math.exp(log_t), labels)
+
+    best = minimize_scalar(
+        loss, bounds=(math.log(factor) - 2, math.log(factor) + 2), options={"xatol": 1e-10}
+    )
+    assert fit_temperature(logits, labels) == pytest.approx(math.exp(best.x), rel=1e-6)
+
+
+def test_temperature_undoes_a_scaling(generator: torch.Generator) -> None:
+    logits, labels = calibrated(5000, 5, generator)
+    once = fit_temperature(logits, labels)
+    assert once == pytest.approx(1, abs=0.05)
+    assert fit_temperature(3 * logits, labels) == pytest.approx(3 * once, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "temperature"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], [0, 1], 1e-3),  # all right: the sharper, the better
+        ([[1e6, 0.0], [0.0, 1e6]], [0, 1], 1e-3),
+        ([[1.0, 0.0], [0.0, 1.0]], [1, 0], 1e3),  # all wrong: the flatter, the better
+        ([[1.0, 0.0], [1.0, 0.0]], [0, 1], 1e3),
+        ([[2.0, 2.0], [-7.0, -7.0]], [0, 1], 1),  # makes no difference
+        ([[5.0]], [0], 1),
+    ],
+)
+def test_temperature_has_bounds(logits: list[list[float]], labels: list[int], temperature: float) -> None:
+    assert fit_temperature(torch.tensor(logits), torch.tensor(labels)) == temperature
+
+
+@pytest.mark.parametrize("factor", [0.05, 1, 30])
+def test_temperature_is_the_one_of_a_bisection(factor: float, generator: torch.Generator) -> None:
+    logits, labels = calibrated(300, 5, generator)
+    d = factor * (logits - logits.gather(1, labels[:, None]))
+    low, high = 1e-3, 1e3  # of 1 / T
+    while high / low > 1 + 1e-12:
+        middle = (low * high) ** 0.5
+        falls = ((middle * d).softmax(1) * d).sum() < 0
+        low, high = (middle, high) if falls else (low, middle)
+    assert fit_temperature(factor * logits, labels) == pytest.approx((low * high) ** -0.5, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        ([[0.0, math.nan]], [0], "NaN or infinite"),
+        ([[0.0, -math.inf]], [0], "NaN or infinite"),
+        ([[1.0, 0.0], [0.0, 1.0]], [1, 2], "Label 2"),
+    ],
+)
+def test_temperature_refuses_bad_logits(logits: list[list[float]], labels: list[int], message: str) -> None:
+    with pytest.raises(CandidError, match=message):
+        fit_temperature(torch.tensor(logits), torch.tensor(labels))

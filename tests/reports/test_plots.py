@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from candid.evaluation.calibration_error import Bins, all_bins, top_bins
-from candid.evaluation.roc import Roc, area_under_curve, roc_curve
+from candid.inference.roc import Roc, area_under_curve, roc_curve
 from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import demo as demo_plots
 from candid.reports.plots import evaluation as evaluation_plots

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from candid.evaluation.calibration_error import Bins, expected_calibration_error
-from candid.evaluation.roc import Roc
+from candid.inference.roc import Roc
 from candid.reports.plots.style import (
     BLACK,
     BLUE,

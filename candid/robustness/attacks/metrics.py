@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from candid.evaluation.roc import area_under_curve
 from candid.inference.predictions import Predictions
+from candid.inference.roc import area_under_curve
 from candid.robustness.attacks.attack import Attack
 from candid.trust.detectors import OneTailed, TwoTailed
 from candid.trust.held_out import HeldOut

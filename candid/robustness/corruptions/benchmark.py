@@ -19,9 +19,9 @@ from candid.data.images import Preprocessing
 from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import Split
 from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
-from candid.evaluation.roc import area_under_curve
 from candid.evaluation.study import Detection, unseen
 from candid.inference.predictions import Model, Predictions, image_keys
+from candid.inference.roc import area_under_curve
 from candid.inference.runner import Change, Passes
 from candid.models import checkpoint
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt

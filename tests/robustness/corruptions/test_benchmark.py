@@ -18,8 +18,8 @@ from candid._support.randomness import generator
 from candid.cli.app import app
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
-from candid.evaluation.roc import area_under_curve
 from candid.inference.predictions import image_keys
+from candid.inference.roc import area_under_curve
 from candid.robustness.corruptions.benchmark import ALEXNET, Reference, Request, Sweep, sweep
 from candid.robustness.corruptions.registry import CORRUPTIONS, corrupt
 from candid.robustness.corruptions.tables import write_tables

@@ -10,7 +10,7 @@ from sklearn import metrics
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.evaluation.roc import area_under_curve, detection_figures, false_positive_rate_at, roc_curve
+from candid.inference.roc import area_under_curve, detection_metrics, false_positive_rate_at, roc_curve
 
 FINITE = st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6)  # whole numbers make ties
 SCORES = st.lists(FINITE, min_size=1, max_size=25)
@@ -74,10 +74,10 @@ def test_area_is_exact_on_many_images(generator: torch.Generator) -> None:
 
 def test_figures_of_any_memory_layout() -> None:
     inliers, outliers = torch.tensor([[0.0, 1.0], [1.0, 2.0]], dtype=torch.float64).unbind(1)
-    assert detection_figures(inliers, outliers) == {"auc": 0.875, "fpr95": 0.5}
+    assert detection_metrics(inliers, outliers) == {"auc": 0.875, "fpr95": 0.5}
 
 
-@pytest.mark.parametrize("function", [roc_curve, area_under_curve, false_positive_rate_at, detection_figures])
+@pytest.mark.parametrize("function", [roc_curve, area_under_curve, false_positive_rate_at, detection_metrics])
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
