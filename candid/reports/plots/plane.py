@@ -68,7 +68,7 @@ def decision_plane(
     figure = Figure(figsize=(width + 1.8 + 0.085 * longest, HEIGHT + 1), layout="compressed")
     axes = figure.subplots()
     axes.imshow(
-        _background(plane, grid_points(x, y)),
+        _background(plane, grid_points(x, y).view(-1, 2)).reshape(GRID, GRID, 3),
         extent=(left, right, bottom, top),
         origin="lower",
         interpolation="bilinear",
@@ -125,12 +125,12 @@ def _reach(plane: DecisionPlane, points: Tensor) -> Values:
 
 
 def _background(plane: DecisionPlane, grid: Tensor) -> Values:
-    """Colours (H, W, 3): the classes' mixed by posterior, nearly white where the mixture puts nothing."""
+    """Colours (N, 3): the classes' mixed by posterior, nearly white where the mixture puts nothing."""
     colours = np.array([to_rgb(_colour(i)) for i in range(len(plane.means))])
     log_density = plane.log_density(grid).numpy()
     strength = 0.12 + 0.5 * np.exp(0.5 * (log_density - log_density.max()))
     mixed: Values = plane.posterior(grid).numpy() @ colours
-    return 1 - strength[..., None] * (1 - mixed)
+    return 1 - strength[:, None] * (1 - mixed)
 
 
 def _boundaries(axes: Axes, x: Values, y: Values, logits: Values) -> None:
