@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
 from candid._support.randomness import generator
 from candid.data.images import EXTENSIONS, centre_box, decode
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
 
 SIZE = (224, 224)
 OURS, PEER = "Candid", "imagecorruptions"
@@ -80,9 +80,9 @@ class Peer:
 def measure(images: Tensor, name: str, severity: int) -> dict[str, float]:
     """Seconds and mean absolute change, here."""
     start = time.perf_counter()
-    corrupted = corrupt(images, name, severity, generator(0, severity))
+    found = corrupted(images, name, severity, generator(0, severity))
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "change": (corrupted.float() - images.float()).abs().mean().item()}
+    return {"seconds": seconds, "change": (found.float() - images.float()).abs().mean().item()}
 
 
 def main() -> int:

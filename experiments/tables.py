@@ -6,7 +6,7 @@ from typing import Any
 
 from candid._support.text import number
 from candid.models import zoo
-from candid.robustness.corruptions.tables import SHORT
+from candid.robustness.corruptions.apply import CORRUPTIONS
 
 Results = Mapping[str, Any]
 PAPER = {
@@ -206,12 +206,12 @@ def _corruption_areas(results: Results, test: str) -> Table:
             if areas is None:
                 continue
             name = title(record["model"])
-            yield f"**{name}**", *(_area(areas[corruption]) for corruption in SHORT)
+            yield f"**{name}**", *(_area(areas[corruption]) for corruption in CORRUPTIONS)
             found = PAPER_AREAS.get(name.removeprefix("β = "))
             if test == "two-tailed" and found is not None:
                 yield "*on ImageNet*", *(_area(area / 100) for area in found)
 
-    return ("", *SHORT.values()), rows()
+    return ("", *(each.short for each in CORRUPTIONS.values())), rows()
 
 
 def _other_images(results: Results) -> Table:

@@ -66,7 +66,7 @@ def audit(
     from candid.reports.audit.output import write
     from candid.reports.audit.run import Request
     from candid.reports.audit.run import audit as run_audit
-    from candid.robustness.corruptions.registry import CORRUPTIONS
+    from candid.robustness.corruptions.apply import CORRUPTIONS
 
     progress = TerminalProgress()
     request = Request(

@@ -69,8 +69,8 @@ def corrupt(
         raise CandidError("Name one or more models, then the data, or an image with --preview.")
 
     from candid._support.progress import TerminalProgress
+    from candid.robustness.corruptions.apply import CORRUPTIONS
     from candid.robustness.corruptions.benchmark import Request, sweep
-    from candid.robustness.corruptions.registry import CORRUPTIONS
     from candid.robustness.corruptions.tables import table, write_tables
 
     progress = TerminalProgress()
@@ -117,8 +117,7 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
     from candid.data.images import BadImageError, centre_box, decode
     from candid.reports.plots import corruptions as corruptions_plots
     from candid.reports.plots import style
-    from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
-    from candid.robustness.corruptions.registry import corrupt as corrupted
+    from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
 
     if size < 8:
         raise CandidError(f"--size {size} is too small to be corrupted: choose 8 or more.")

@@ -16,7 +16,7 @@ from candid.reports.audit.run import (
     sweep_request,
 )
 from candid.robustness.attacks.benchmark import DS, KAPPAS
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES
 
 
 def _line(*words: object) -> str:

@@ -26,7 +26,7 @@ from candid.reports.plots import latent as latent_plots
 from candid.reports.plots import receptive_field as receptive_field_plots
 from candid.reports.plots import similarity as similarity_plots
 from candid.reports.plots import style
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
 
 SCREEN, DRAWN = 96, 140
 """Dots an inch: of a page, and of what :func:`candid.reports.plots.save` writes."""
@@ -156,7 +156,7 @@ class Pictures:
         if image is None or min(image.shape[1:]) < 8:
             return None
         rows = {
-            name: torch.cat([corrupt(image[None], name, s, generator(0, i)) for s in SEVERITIES])
+            name: torch.cat([corrupted(image[None], name, s, generator(0, i)) for s in SEVERITIES])
             for i, name in enumerate(CORRUPTIONS)
             if name in self.found.request.corruptions
         }

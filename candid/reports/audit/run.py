@@ -26,8 +26,8 @@ from candid.robustness.attacks import benchmark as attacking
 from candid.robustness.attacks.benchmark import DS, KAPPAS, Assaulted
 from candid.robustness.attacks.tables import write_attack_tables
 from candid.robustness.corruptions import benchmark as sweeping
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES
 from candid.robustness.corruptions.benchmark import Reference, Sweep
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
 from candid.robustness.corruptions.tables import write_tables
 from candid.trust.held_out import HeldOut
 

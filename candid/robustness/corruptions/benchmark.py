@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from candid._support.distributed import launch
-from candid._support.errors import CandidError, did_you_mean
+from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import short_names
@@ -24,7 +24,8 @@ from candid.inference.predictions import Model, Predictions, image_keys
 from candid.inference.roc import area_under_curve
 from candid.inference.runner import Change, Passes
 from candid.models import checkpoint
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+from candid.robustness.corruptions.registry import check_names, check_severities
 from candid.trust.held_out import HeldOut
 from candid.trust.scores import Statistics, default_test, statistics_of
 
@@ -38,19 +39,10 @@ class Reference:
     errors: Mapping[str, float]
 
 
-ALEXNET = Reference(
-    "AlexNet",
-    0.435,
-    dict(
-        zip(
-            CORRUPTIONS,
-            (0.886, 0.894, 0.923, 0.820, 0.826, 0.786, 0.798, 0.867, 0.827, 0.819, 0.565, 0.853, 0.646, 0.718,
-             0.607),
-            strict=True,
-        )
-    ),
-)  # fmt: skip
-"""As published with ImageNet-C."""
+def alexnet() -> Reference:
+    """Return AlexNet's errors, as published with ImageNet-C."""
+    errors = {name: each.alexnet for name, each in CORRUPTIONS.items() if each.alexnet is not None}
+    return Reference("AlexNet", 0.435, errors)
 
 
 @dataclass(frozen=True)
@@ -75,12 +67,8 @@ class Request:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        for name in self.corruptions:
-            if name not in CORRUPTIONS:
-                raise CandidError(f"Unknown corruption '{name}': {did_you_mean(name, CORRUPTIONS)}")
-        for severity in self.severities:
-            if severity not in SEVERITIES:
-                raise CandidError(f"Severity {severity} does not exist: choose 1, 2, 3, 4 or 5.")
+        check_names(self.corruptions)
+        check_severities(self.severities)
         if not self.models or not self.corruptions or not self.severities:
             raise CandidError("A sweep needs at least one model, one corruption and one severity.")
 
@@ -131,14 +119,19 @@ class Sweep:
         return Reference(self.name, self.clean_error, self.mean_errors)
 
     def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
-        """``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors."""
-        return {name: _ratio(own, reference.errors[name]) for name, own in self.mean_errors.items()}
+        """Return ``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors.
+
+        Corruptions that the reference was not measured on are left out.
+        """
+        known = {name: own for name, own in self.mean_errors.items() if name in reference.errors}
+        return {name: _ratio(own, reference.errors[name]) for name, own in known.items()}
 
     def relative_errors(self, reference: Reference) -> dict[str, float | None]:
         """``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
         return {
             name: _ratio(own - self.clean_error, reference.errors[name] - reference.clean)
             for name, own in self.mean_errors.items()
+            if name in reference.errors
         }
 
     def record(self, reference: Reference | None) -> dict[str, Any]:
@@ -185,7 +178,7 @@ def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], R
     if request.baseline is not None:
         reference: Reference | None = found[request.baseline].as_reference()
     elif classes == 1000 and request.severities == SEVERITIES:
-        reference = ALEXNET
+        reference = alexnet()
     else:
         reference = None
         progress.log("no mCE: name the model that it is relative to with --baseline")
@@ -260,9 +253,9 @@ def _change(corruption: str, severity: int, seed: int) -> Change:
 
 
 def _apply(corruption: str, severity: int, seed: int, images: Tensor) -> Tensor:
-    number = list(CORRUPTIONS).index(corruption)
+    number = CORRUPTIONS[corruption].number
     pixels = int(image_keys(images).sum()) % 2**63
-    return corrupt(images, corruption, severity, generator(seed, number, severity, pixels))
+    return corrupted(images, corruption, severity, generator(seed, number, severity, pixels))
 
 
 def _error(predictions: Predictions) -> float:
@@ -280,7 +273,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def _mean_if_known(values: Iterable[float | None]) -> float | None:
     known = list(values)
-    return None if None in known else _mean(value for value in known if value is not None)
+    return None if None in known or not known else _mean(value for value in known if value is not None)
 
 
 def _ratio(value: float, of: float) -> float | None:

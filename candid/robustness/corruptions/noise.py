@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
+from candid.robustness.corruptions.registry import corruption
+
 Generators = Sequence[Generator]
 
 
@@ -28,12 +30,34 @@ def normal(generators: Generators, *shape: int, device: torch.device | None = No
     return torch.stack([torch.randn(shape, generator=each) for each in generators]).to(device)
 
 
+@corruption(  # standard deviation, as a share of 255
+    "noise",
+    {
+        224: (0.08, 0.12, 0.18, 0.26, 0.38),
+        64: (0.04, 0.08, 0.12, 0.15, 0.18),
+        32: (0.04, 0.06, 0.08, 0.09, 0.1),
+    },
+    short="Gauss.",
+    alexnet=0.886,
+    number=0,
+)
 def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> Tensor:
     """Normal numbers of 255 ``deviation`` added to every value."""
     noise = normal(generators, *images.shape[1:], device=images.device)
     return noise.mul_(255 * deviation).add_(images)
 
 
+@corruption(  # photons at full brightness
+    "noise",
+    {
+        224: (60, 25, 12, 5, 3),
+        64: (250, 100, 50, 30, 15),
+        32: (500, 250, 100, 75, 50),
+    },
+    short="Shot",
+    alexnet=0.894,
+    number=1,
+)
 def shot_noise(images: Tensor, generators: Generators, photons: float) -> Tensor:
     """Photon counts: Poisson(x photons / 255), scaled back; the fewer photons, the noisier."""
     share, other = (table.to(images.device) for table in _walker_tables(photons))
@@ -71,6 +95,17 @@ def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
     return torch.tensor(shares), torch.tensor(others, dtype=torch.float32)
 
 
+@corruption(  # share of values
+    "noise",
+    {
+        224: (0.03, 0.06, 0.09, 0.17, 0.27),
+        64: (0.01, 0.02, 0.05, 0.08, 0.14),
+        32: (0.01, 0.02, 0.03, 0.05, 0.07),
+    },
+    short="Impulse",
+    alexnet=0.923,
+    number=2,
+)
 def impulse_noise(images: Tensor, generators: Generators, share: float) -> Tensor:
     """A ``share`` of the values, each channel on its own, becomes 0 or 255 with equal chances."""
     u = uniform(generators, *images.shape[1:], device=images.device)

@@ -6,25 +6,8 @@ from pathlib import Path
 
 from candid._support.tables import Cell, area_cell, as_csv, html_page, latex, markdown
 from candid.evaluation.output import write_texts
+from candid.robustness.corruptions.apply import CORRUPTIONS
 from candid.robustness.corruptions.benchmark import Reference, Sweep
-
-SHORT = {
-    "gaussian_noise": "Gauss.",
-    "shot_noise": "Shot",
-    "impulse_noise": "Impulse",
-    "defocus_blur": "Defocus",
-    "glass_blur": "Glass",
-    "motion_blur": "Motion",
-    "zoom_blur": "Zoom",
-    "snow": "Snow",
-    "frost": "Frost",
-    "fog": "Fog",
-    "brightness": "Bright",
-    "contrast": "Contrast",
-    "elastic_transform": "Elastic",
-    "pixelate": "Pixel",
-    "jpeg_compression": "JPEG",
-}
 
 
 def write_tables(sweeps: Sequence[Sweep], reference: Reference | None, out: Path) -> list[Path]:
@@ -64,7 +47,7 @@ def table(sweeps: Sequence[Sweep], reference: Reference | None) -> tuple[list[st
                 *(area_cell(areas.get(name)) for name in corruptions),
             ]
         )
-    return head + [SHORT[name] for name in corruptions], rows
+    return head + [CORRUPTIONS[name].short for name in corruptions], rows
 
 
 def _percent(share: float | None) -> str:

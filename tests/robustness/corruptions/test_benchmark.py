@@ -20,8 +20,8 @@ from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
 from candid.inference.predictions import image_keys
 from candid.inference.roc import area_under_curve
-from candid.robustness.corruptions.benchmark import ALEXNET, Reference, Request, Sweep, sweep
-from candid.robustness.corruptions.registry import CORRUPTIONS, corrupt
+from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
+from candid.robustness.corruptions.benchmark import Reference, Request, Sweep, alexnet, sweep
 from candid.robustness.corruptions.tables import write_tables
 from tests.helpers import RecordedProgress
 
@@ -53,7 +53,7 @@ def test_errors_entropies_and_areas_are_those_of_the_corrupted_images(runs: Path
         surprises = []
         for i, severity in enumerate((1, 5)):
             parts = [
-                corrupt(
+                corrupted(
                     part, name, severity, generator(0, number, severity, int(image_keys(part).sum()) % 2**63)
                 )
                 for part in images.split(250)
@@ -98,20 +98,21 @@ def test_corruption_errors_are_relative_to_a_baseline(runs: Path, tmp_path: Path
 
 
 def test_alexnet_is_its_own_reference() -> None:
-    errors = {name: [error] * 5 for name, error in ALEXNET.errors.items()}
-    alexnet = Sweep("AlexNet", None, ALEXNET.clean, 1.0, errors, {name: [1.5] * 5 for name in errors})
-    record = alexnet.record(ALEXNET)
+    published = alexnet()
+    errors = {name: [error] * 5 for name, error in published.errors.items()}
+    swept = Sweep("AlexNet", None, published.clean, 1.0, errors, {name: [1.5] * 5 for name in errors})
+    record = swept.record(published)
     assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
     assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
     perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
-    assert alexnet.record(perfect)["mce"] is None
+    assert swept.record(perfect)["mce"] is None
 
 
 def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> None:
     test = open_dataset("digits", holdout=0.3).test
     assert isinstance(test, ArraySplit)
     for severity in (1, 5):
-        changed = corrupt(test.images[:40], "contrast", severity, generator(0))
+        changed = corrupted(test.images[:40], "contrast", severity, generator(0))
         for i, (image, label) in enumerate(zip(changed, test.labels, strict=False)):
             place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
             place.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
     assert found is not None
     own = found[0][0]
     model = candid.load(runs / "own/model/best")
-    wrong = model.predict(corrupt(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
+    wrong = model.predict(corrupted(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
     assert own.images == 40 and own.severities == (1, 5)
     assert own.errors["contrast"][1] == pytest.approx(float(wrong.double().mean()), abs=0.026)
 

@@ -27,11 +27,14 @@ from candid._support.randomness import generator
 from candid.cli.corrupt import corrupt as command
 from candid.data.images import centre_box, decode
 from candid.reports.plots.corruptions import corruption_grid
+from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+from candid.robustness.corruptions.benchmark import Sweep, alexnet
 from candid.robustness.corruptions.blur import _scattered
 from candid.robustness.corruptions.digital import _affine, elastic_transform
 from candid.robustness.corruptions.filters import convolved, disk, framed, gaussian_blur, streaked, zoomed
-from candid.robustness.corruptions.noise import shot_noise
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt
+from candid.robustness.corruptions.noise import Generators, shot_noise
+from candid.robustness.corruptions.registry import corruption
+from candid.robustness.corruptions.tables import table
 from candid.robustness.corruptions.weather import frosted_windows, plasma
 
 NAMES = list(CORRUPTIONS)
@@ -67,8 +70,8 @@ def noise(*shape: int) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator(1))
 
 
-def change(corrupted: Tensor, clean: Tensor) -> float:
-    return (corrupted.double() - clean.double()).abs().mean().item()
+def change(after: Tensor, clean: Tensor) -> float:
+    return (after.double() - clean.double()).abs().mean().item()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -79,9 +82,9 @@ def test_severity_grows(name: str, size: int, channels: int) -> None:
     kept = clean.clone()
     changes = []
     for severity in SEVERITIES:
-        corrupted = corrupt(clean, name, severity, generator(0))
-        assert corrupted.shape == clean.shape and corrupted.dtype == torch.uint8
-        changes.append(change(corrupted, clean))
+        found = corrupted(clean, name, severity, generator(0))
+        assert found.shape == clean.shape and found.dtype == torch.uint8
+        changes.append(change(found, clean))
     assert torch.equal(clean, kept)
     assert min(changes) > 0.5
     for severity, below, above in zip(SEVERITIES[1:], changes, changes[1:], strict=False):
@@ -103,28 +106,28 @@ def test_bits_depend_on_the_generator_alone(
     name: str, severity: int, channels: int, height: int, width: int, cut: int, seed: int
 ) -> None:
     clean = noise(3, channels, height, width)
-    whole = corrupt(clean, name, severity, generator(seed))
+    whole = corrupted(clean, name, severity, generator(seed))
     assert whole.shape == clean.shape
     one = generator(seed)
-    parts = [corrupt(part, name, severity, one) for part in (clean[:cut], clean[cut:])]
+    parts = [corrupted(part, name, severity, one) for part in (clean[:cut], clean[cut:])]
     assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_images_have_randomness_of_their_own(name: str) -> None:
     same = photos(64, 3)[:1].expand(3, -1, -1, -1)
-    a, b, c = corrupt(same, name, 3, generator(0))
-    (other,) = corrupt(same[:1], name, 3, generator(1))
+    a, b, c = corrupted(same, name, 3, generator(0))
+    (other,) = corrupted(same[:1], name, 3, generator(1))
     different = [not torch.equal(a, each) for each in (b, c, other)]
     assert different == [name in RANDOM] * 3
 
 
 def test_many_images_are_corrupted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     clean = noise(7, 1, 16, 16)
-    whole = corrupt(clean, "snow", 2, generator(0))
-    monkeypatch.setattr("candid.robustness.corruptions.registry.VALUES", 600)
-    assert torch.equal(corrupt(clean, "snow", 2, generator(0)), whole)
-    assert corrupt(clean[:0], "snow", 2, generator(0)).shape == (0, 1, 16, 16)
+    whole = corrupted(clean, "snow", 2, generator(0))
+    monkeypatch.setattr("candid.robustness.corruptions.apply.VALUES", 600)
+    assert torch.equal(corrupted(clean, "snow", 2, generator(0)), whole)
+    assert corrupted(clean[:0], "snow", 2, generator(0)).shape == (0, 1, 16, 16)
 
 
 @settings(max_examples=12, deadline=None)
@@ -136,7 +139,7 @@ def test_many_images_are_corrupted_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_plain_colours_stay(name: str, severity: int, colour: tuple[int, ...], size: int) -> None:
     plain = torch.tensor(colour, dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, size, size)
-    assert torch.equal(corrupt(plain, name, severity, generator(0)), plain)
+    assert torch.equal(corrupted(plain, name, severity, generator(0)), plain)
 
 
 def test_parameters_are_those_of_the_nearest_size() -> None:
@@ -155,13 +158,13 @@ def grey(level: int) -> Tensor:
 
 
 def test_noise_has_the_published_spread() -> None:
-    gaussian = corrupt(grey(128), "gaussian_noise", 1, generator(0)).double()
+    gaussian = corrupted(grey(128), "gaussian_noise", 1, generator(0)).double()
     assert gaussian.std().item() == pytest.approx(255 * 0.08, rel=0.01)
     assert gaussian.mean().item() == pytest.approx(127.5, abs=0.3)  # truncation takes half a level
-    shot = corrupt(grey(50), "shot_noise", 1, generator(0)).double()
+    shot = corrupted(grey(50), "shot_noise", 1, generator(0)).double()
     assert shot.var().item() == pytest.approx(50 * 255 / 60, rel=0.02)
     assert shot.mean().item() == pytest.approx(49.6, abs=0.3)
-    impulses = corrupt(grey(128), "impulse_noise", 5, generator(0))
+    impulses = corrupted(grey(128), "impulse_noise", 5, generator(0))
     for level, share in ((0, 0.135), (128, 0.73), (255, 0.135)):
         assert (impulses == level).double().mean().item() == pytest.approx(share, abs=0.005)
     assert not torch.equal(impulses[:, 0] == 128, impulses[:, 1] == 128)
@@ -276,7 +279,7 @@ def test_frosted_windows_differ_and_fit_at_their_sides() -> None:
 def test_fog_keeps_the_maximum() -> None:
     clean = photos(64, 3) // 2
     for severity in SEVERITIES:
-        foggy = corrupt(clean, "fog", severity, generator(0))
+        foggy = corrupted(clean, "fog", severity, generator(0))
         assert (foggy.amax((1, 2, 3)) <= clean.amax((1, 2, 3))).all()
 
 
@@ -287,7 +290,7 @@ def test_brightness_adds_to_the_value_of_hsv(colour: tuple[int, int, int], sever
     hue, saturation, value = colorsys.rgb_to_hsv(*(level / 255 for level in colour))
     amount = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     wanted = colorsys.hsv_to_rgb(hue, saturation, min(1, value + amount))
-    found = corrupt(plain, "brightness", severity, generator(0))[0, :, 0, 0].tolist()
+    found = corrupted(plain, "brightness", severity, generator(0))[0, :, 0, 0].tolist()
     for level, exact in zip(found, wanted, strict=True):
         assert level - 0.01 <= 255 * exact < level + 1.01
 
@@ -314,12 +317,12 @@ def test_pixelate_and_jpeg_are_pils(size: int, severity: int) -> None:
     (share,) = CORRUPTIONS["pixelate"].parameters_for(size, severity)
     small = image.resize((int(size * share), int(size * share)), Image.Resampling.BOX)
     large = torch.from_numpy(np.array(small.resize((size, size), Image.Resampling.BOX)))
-    pixelated = corrupt(clean, "pixelate", severity, generator(0))[0].permute(1, 2, 0)
+    pixelated = corrupted(clean, "pixelate", severity, generator(0))[0].permute(1, 2, 0)
     assert (pixelated.int() - large.int()).abs().max() <= 1
     (quality,) = CORRUPTIONS["jpeg_compression"].parameters_for(size, severity)
     image.save(file := BytesIO(), "JPEG", quality=int(quality))
     read = torch.from_numpy(np.array(Image.open(file)))
-    assert torch.equal(corrupt(clean, "jpeg_compression", severity, generator(0))[0].permute(1, 2, 0), read)
+    assert torch.equal(corrupted(clean, "jpeg_compression", severity, generator(0))[0].permute(1, 2, 0), read)
 
 
 @pytest.fixture(scope="session")
@@ -338,20 +341,26 @@ def test_photos_change_as_much_as_by_imagecorruptions(name: str, twelve: Tensor)
     peer = json.loads((Path(__file__).parent / "peer_changes.json").read_text())["twelve"][name]
     tolerance = 0.3 if name in ("frost", "snow", "fog") else 0.15
     for severity, wanted in zip(SEVERITIES, peer, strict=True):
-        found = change(corrupt(twelve, name, severity, generator(0, severity)), twelve)
+        found = change(corrupted(twelve, name, severity, generator(0, severity)), twelve)
         assert found == pytest.approx(wanted, rel=tolerance)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: corrupt(noise(1, 3, 32, 32), "gausian_noise", 1, generator(0)), "mean 'gaussian_noise'?"),
-        (lambda: corrupt(noise(1, 3, 32, 32), "fog", 6, generator(0)), "Severity 6 does not exist"),
-        (lambda: corrupt(noise(1, 3, 32, 32), "fog", 0, generator(0)), "Severity 0 does not exist"),
-        (lambda: corrupt(noise(1, 3, 7, 32), "defocus_blur", 1, generator(0)), "7 x 32 pixels are too small"),
-        (lambda: corrupt(noise(1, 3, 32, 32).float(), "fog", 1, generator(0)), "not torch.float32"),
-        (lambda: corrupt(noise(1, 4, 32, 32), "fog", 1, generator(0)), "not (1, 4, 32, 32)"),
-        (lambda: corrupt(noise(3, 32, 32), "fog", 1, generator(0)), "not (3, 32, 32)"),
+        (
+            lambda: corrupted(noise(1, 3, 32, 32), "gausian_noise", 1, generator(0)),
+            "mean 'gaussian_noise'?",
+        ),
+        (lambda: corrupted(noise(1, 3, 32, 32), "fog", 6, generator(0)), "Severity 6 does not exist"),
+        (lambda: corrupted(noise(1, 3, 32, 32), "fog", 0, generator(0)), "Severity 0 does not exist"),
+        (
+            lambda: corrupted(noise(1, 3, 7, 32), "defocus_blur", 1, generator(0)),
+            "7 x 32 pixels are too small",
+        ),
+        (lambda: corrupted(noise(1, 3, 32, 32).float(), "fog", 1, generator(0)), "not torch.float32"),
+        (lambda: corrupted(noise(1, 4, 32, 32), "fog", 1, generator(0)), "not (1, 4, 32, 32)"),
+        (lambda: corrupted(noise(3, 32, 32), "fog", 1, generator(0)), "not (3, 32, 32)"),
     ],
 )
 def test_bad_input_is_named(call: Callable[[], Tensor], message: str) -> None:
@@ -393,3 +402,28 @@ def test_command_draws_a_preview(tmp_path: Path) -> None:
         failed = CliRunner().invoke(app, arguments)
         assert isinstance(failed.exception, CandidError)
         assert message in str(failed.exception)
+
+
+def test_a_sixteenth_corruption_is_one_function() -> None:
+    """It changes neither the others nor their random numbers, and AlexNet's mCE leaves it out."""
+    before = dict(CORRUPTIONS)
+    image = noise(1, 3, 32, 32)
+    fog = corrupted(image, "fog", 3, generator(0))
+
+    @corruption("digital", {32: (1, 2, 3, 4, 5)})
+    def darkness(images: Tensor, _: Generators, levels: float) -> Tensor:
+        return images - levels
+
+    try:
+        assert list(CORRUPTIONS) == [*before, "darkness"]
+        dark = corrupted(image, "darkness", 5, generator(0))
+        assert torch.equal(dark, (image.int() - 5).clamp(min=0).to(torch.uint8))
+        assert torch.equal(corrupted(image, "fog", 3, generator(0)), fog)
+        errors = {name: [0.5] * 5 for name in CORRUPTIONS}
+        found = Sweep("model", 1.0, 0.1, 1.0, errors, errors)
+        record, (head, rows) = found.record(alexnet()), table([found], alexnet())
+        assert len(record["errors"]) == len(before) + 1 and set(record["ce"]) == set(before)
+        assert record["mce"] is not None and head[-1] == "darkness" and len(head) == len(rows[0])
+    finally:
+        CORRUPTIONS.clear()
+        CORRUPTIONS.update(before)
