@@ -143,11 +143,11 @@ def margins(logits: Tensor, targets: Tensor) -> Tensor:
 
 def opened(model: str, data: str, images: int) -> tuple[Logits, Tensor, Tensor]:
     """A saved model, images of ``data`` and their labels."""
-    from candid.evaluation.evaluate import prepare, training_of, view_of  # takes seconds
+    from candid.evaluation.evaluate import prepare
 
     loaded = load_any(model)
-    preprocessing = view_of(loaded)
-    split = subsample(open_part(data, loaded.class_names, None, training_of(loaded)).split, images)
+    preprocessing = loaded.preprocessing
+    split = subsample(open_part(data, loaded.class_names, None, loaded.record.config).split, images)
     ready = prepare(split, preprocessing, data, True, TerminalProgress())
     x, y, _ = next(iter(named_batches(ready, preprocessing, len(ready))))
     return Logits(loaded), to_float(x, "cpu"), y

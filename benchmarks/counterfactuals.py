@@ -18,7 +18,7 @@ from candid import load
 from candid._support.progress import TerminalProgress
 from candid.data.loader import named_batches
 from candid.data.parts import open_part, subsample
-from candid.evaluation.evaluate import prepare, training_of, view_of
+from candid.evaluation.evaluate import prepare
 from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
 from candid.inference.predictions import to_float
 
@@ -33,9 +33,9 @@ def main() -> int:
     chosen = options.parse_args()
     set_threads(chosen.threads)
     model = load(chosen.model)
-    preprocessing = view_of(model)
+    preprocessing = model.preprocessing
     split = subsample(
-        open_part(chosen.data, model.class_names, None, training_of(model)).split, chosen.images
+        open_part(chosen.data, model.class_names, None, model.record.config).split, chosen.images
     )
     ready = prepare(split, preprocessing, "images", True, TerminalProgress())
     found: list[Counterfactual] = []

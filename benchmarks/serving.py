@@ -27,7 +27,6 @@ from sklearn.datasets import load_sample_image
 
 import candid
 from benchmarks.common import Figure, alternate, conclude, parser, set_threads, show_times
-from candid.evaluation.evaluate import view_of
 from candid.serve.limits import Limits, decoded
 
 CLIENTS = 32
@@ -113,7 +112,7 @@ def main() -> int:
     model = candid.load(arguments.model).frozen()
     _, height, width = model.image_shape
     files = photo_patches(images, height)
-    preprocessing, limits = view_of(model), Limits()
+    preprocessing, limits = model.preprocessing, Limits()
     batches = torch.stack([decoded(file, preprocessing, limits.max_pixels) for file in files]).split(
         limits.batch
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.files import replacing
-from candid.evaluation.evaluate import beta_of, training_of
 from candid.models import checkpoint, zoo
 from candid.models.resnet import ResNet
 from candid.models.zoo.cards import as_markdown
@@ -42,7 +41,7 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
     """From the model in the zoo and its run; figures are added by :func:`add_figures`."""
     folder = zoo.FOLDER / name
     model = checkpoint.load_any(folder)
-    config = training_of(model)
+    config = model.record.config
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
         epochs = list(csv.DictReader(file))
     hours = [float(row["seconds"]) / 3600 for row in epochs]
@@ -50,7 +49,7 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
     flow = model.config if isinstance(model, ResNet) else model.config.flow
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     kind = "ResNet with bottleneck blocks" if isinstance(model, ResNet) else "Generative classifier"
-    beta = beta_of(model)
+    beta = model.record.beta
     again = " Trained again with another seed, to see what chance does." if config["seed"] else ""
     best = model.metadata["training"]["epoch"]
     _write(

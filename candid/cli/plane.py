@@ -41,7 +41,6 @@ def plane(
     other. If MODEL is such a model already and --classes is left out, it is only drawn.
     """
     from candid.models import checkpoint
-    from candid.models.flow.classifier import GenerativeClassifier
     from candid.training.display import TrainingDisplay
 
     if classes is not None and (out / "config.toml").exists():
@@ -78,7 +77,9 @@ def plane(
             return
         model = out / "model" / "best"
         loaded = checkpoint.load(model)
-    if not isinstance(loaded, GenerativeClassifier) or not loaded.config.planar:
+    from candid.models.protocol import require_latent
+
+    if not require_latent(loaded, "A decision plane").mixture.planar:
         raise CandidError(f"The means of '{model}' lie in no plane: choose classes with --classes.")
     found = _draw(loaded, data, out, images, skip_bad, workers, progress)
     if as_json:
@@ -92,12 +93,12 @@ def _draw(
     model: Any, data: str, out: Path, images: int | None, skip_bad: bool, workers: int, progress: Any
 ) -> dict[str, Any]:
     from candid.data.parts import open_part, subsample
-    from candid.evaluation.evaluate import prepare, training_of, view_of
+    from candid.evaluation.evaluate import prepare
     from candid.explanations.plane import decision_plane, located
     from candid.reports.plots import plane as plane_plots
     from candid.reports.plots import style
 
-    chosen, preprocessing = open_part(data, model.class_names, None, training_of(model)), view_of(model)
+    chosen, preprocessing = open_part(data, model.class_names, None, model.record.config), model.preprocessing
     split = prepare(subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress)
     points, labels = located(model, split, preprocessing, workers, progress)
     drawn = decision_plane(model)

@@ -16,10 +16,10 @@ from candid.data.parts import Part, open_images, open_part, subsample, trained_o
 from candid.data.splits import Split, other_size
 from candid.evaluation import study
 from candid.evaluation.study import Detection
-from candid.inference.predictions import Model, Predictions
+from candid.inference.predictions import Predictions
 from candid.inference.runner import Passes
 from candid.models import checkpoint
-from candid.models.resnet import ResNet
+from candid.models.protocol import Model
 from candid.trust.held_out import HeldOut, calibrate, fewer, needed
 from candid.trust.judge import LEVEL, Judge
 from candid.trust.scores import Statistics, statistics_of, with_ensemble
@@ -89,7 +89,7 @@ def evaluate(request: Request, progress: Progress = SILENT) -> Evaluation | None
     held_out = _held_out(request, model, others)
     judge = None if held_out is None else Judge.of(held_out, request.test, request.novelty, request.error)
     part, splits = _splits(request, model, progress)
-    preprocessing = view_of(model)
+    preprocessing = model.preprocessing
 
     def ask(each: Model, folder: str) -> tuple[Passes, dict[str, Predictions | None]]:
         known = HeldOut.of(each)
@@ -152,8 +152,8 @@ def evaluate(request: Request, progress: Progress = SILENT) -> Evaluation | None
 
 def _splits(request: Request, model: Model, progress: Progress) -> tuple[str, dict[str, Split]]:
     """The part of the data to evaluate, and the other sets, as the model sees them."""
-    preprocessing = view_of(model)
-    chosen = open_part(request.data, model.class_names, request.part, training_of(model))
+    preprocessing = model.preprocessing
+    chosen = open_part(request.data, model.class_names, request.part, model.record.config)
     splits = {chosen.part: chosen.split}
     for name, spec in request.ood.items():
         if name in splits:
@@ -181,24 +181,6 @@ def prepare(
     if not len(ready):
         raise CandidError(f"'{name}' has no image that can be used: give others.")
     return ready
-
-
-def view_of(model: Model) -> Preprocessing:
-    """How ``model`` saw images in training; as photos, with a margin, if that is not known."""
-    return Preprocessing(*model.image_shape, training_of(model).get("crop", "resized"))
-
-
-def training_of(model: Model) -> dict[str, Any]:
-    """The configuration of the model's training; empty if it has no record of it."""
-    record = model.metadata.get("training")
-    config = record.get("config") if isinstance(record, dict) else None
-    return config if isinstance(config, dict) else {}
-
-
-def beta_of(model: Model) -> float | None:
-    """What ``model`` was trained with; None for a ResNet, and where it is not known."""
-    beta = training_of(model).get("beta", model.metadata.get("beta"))
-    return None if beta is None or isinstance(model, ResNet) else float(beta)
 
 
 def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> HeldOut | None:
@@ -229,10 +211,10 @@ def _present(found: Mapping[str, Predictions | None]) -> dict[str, Predictions]:
 def _metrics(
     request: Request, model: Model, part: str, predictions: Predictions, crops: Tensor | None
 ) -> dict[str, Any]:
-    beta = beta_of(model)
+    beta = model.record.beta
     metrics = {
         "model": str(request.model),
-        "kind": "resnet" if isinstance(model, ResNet) else "generative",
+        "kind": model.kind,
         "beta": None if beta is None else str(beta),
         "data": request.data,
         "part": part,
@@ -260,7 +242,7 @@ def calibrate_model(request: Request, progress: Progress = SILENT) -> HeldOut | 
     if not fabric.is_global_zero:
         progress = SILENT
     model = checkpoint.load_any(checkpoint.own_folder(request.model))
-    training, preprocessing = training_of(model), view_of(model)
+    training, preprocessing = model.record.config, model.preprocessing
     kept_out: Part | None = "val" if trained_on(request.data, training) else None
     if kept_out is not None and request.part in ("train", "all"):
         raise CandidError(

@@ -12,7 +12,6 @@ from candid._support.errors import CandidError
 from candid._support.files import replacing
 from candid.evaluation.evaluate import Evaluation
 from candid.inference.predictions import ANY_NAME, Predictions
-from candid.models.resnet import ResNet
 from candid.trust.scores import TESTS
 
 RESULTS = ("ood", "ood_zones", "roc", "auc")
@@ -57,7 +56,7 @@ def _csv(rows: Iterator[Sequence[Any]]) -> str:
 
 def _image_rows(evaluation: Evaluation) -> Iterator[Sequence[Any]]:
     names = evaluation.model.class_names
-    density, judged = not isinstance(evaluation.model, ResNet), bool(evaluation.opinions)
+    density, judged = evaluation.model.density_of == "pixels", bool(evaluation.opinions)
     yield [
         *("set", "image", "label", "predicted", "posterior"),
         *(("log_density_nats", "bits_per_dim") if density else ()),
@@ -86,7 +85,7 @@ def _basics(evaluation: Evaluation, name: str, predictions: Predictions) -> Iter
         label = int(predictions.labels[i])
         known = names[label] if label >= 0 else ""
         row = [name, path, known, names[int(predicted[i])], f"{confidence[i]:.6g}"]
-        if density is not None and not isinstance(model, ResNet):
+        if density is not None and model.density_of == "pixels":
             bits = -float(density[i]) / (model.dimensions * math.log(2))
             row += [f"{density[i]:.8g}", f"{bits:.6g}"]
         yield row

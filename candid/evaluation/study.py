@@ -12,9 +12,9 @@ from torch import Tensor
 
 from candid.evaluation.calibration_error import Interval, calibration_metrics, mean_interval, share_interval
 from candid.inference.metrics import check_labels, label_ranks
-from candid.inference.predictions import Model, Predictions
+from candid.inference.predictions import Predictions
 from candid.inference.roc import Roc, detection_metrics, roc_curve
-from candid.models.resnet import ResNet
+from candid.models.protocol import Model, require_latent
 from candid.trust.density import shuffled_halves
 from candid.trust.detectors import Detector
 from candid.trust.held_out import HeldOut
@@ -37,9 +37,11 @@ def performance(predictions: Predictions, model: Model) -> Figures:
     nats = found["cross_entropy"]
     assert nats is not None
     found["L_Y"] = Interval(*(value + math.log(predictions.logits.shape[1]) for value in nats))
-    if predictions.log_density is not None and not isinstance(model, ResNet):
+    if predictions.log_density is not None and model.density_of == "pixels":
         bits = mean_interval(-predictions.log_density / (model.dimensions * math.log(2)))
-        constant = model.bits_offset * math.log(2) + math.log(2 * math.pi) / 2
+        constant = (
+            require_latent(model, "Bits per dimension").bits_offset * math.log(2) + math.log(2 * math.pi) / 2
+        )
         found["bits_per_dim"] = bits
         found["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
     return found | calibration_metrics(predictions.posterior, predictions.labels)

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.inference.predictions import Model
-from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.pooling import dct_matrix
+from candid.models.protocol import Model, require_latent
 
 CHUNK = 4096
 """Columns of the prototypes at a time in float64."""
@@ -39,10 +38,8 @@ def mean_spread(model: Model) -> Tensor:
     >>> mean_spread(GenerativeClassifier.from_preset("cifar")).shape
     torch.Size([4, 4])
     """
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no class means whose spread can be shown: give a generative model.")
-    flow, mixture = model.config.flow, model.mixture
-    height, width = flow.height // flow.downsampling, flow.width // flow.downsampling
+    model = require_latent(model, "The spread of class means")
+    mixture, (height, width) = model.mixture, model.grid
     spreads = [_spread(mixture.mean, None)]
     spreads += [_spread(chunk, mixture.weights) for chunk in mixture.prototypes.split(CHUNK, dim=1)]
     return torch.cat(spreads).view(width, height, -1).mean(2).T.cpu()  # z runs along the width slowest

@@ -10,7 +10,7 @@ from torch import Tensor
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.randomness import generator
 from candid.inference.predictions import to_float
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import LatentModel, require_latent
 
 TARGET = 0.5
 CLOSE = 0.01
@@ -51,7 +51,7 @@ class Path:
 
 
 @torch.no_grad()
-def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float = TARGET) -> Path:
+def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) -> Path:
     """From the latent ``z`` (D,) along the means until the posterior of the class ``y`` is ``target``.
 
     Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c; where that
@@ -87,7 +87,7 @@ def check_target(target: float) -> None:
         raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
 
 
-def _direction(model: GenerativeClassifier, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
+def _direction(model: LatentModel, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
     """A step along the means (D,) that makes ``y`` more probable, and what each logit gains by it, (M,)."""
     others = logits.index_fill(0, torch.tensor(y, device=logits.device), -math.inf)
     posterior = logits.softmax(0)
@@ -173,7 +173,7 @@ class Counterfactual:
 
 @torch.no_grad()
 def counterfactual(
-    model: GenerativeClassifier, image: Tensor, y: int, target: float = TARGET, steps: int = 7
+    model: LatentModel, image: Tensor, y: int, target: float = TARGET, steps: int = 7
 ) -> Counterfactual:
     """Moves an 8-bit image (C, H, W) along the means until the posterior of class ``y`` is ``target``.
 
@@ -189,7 +189,7 @@ def counterfactual(
         raise CandidError(f"A path has at least its two ends: ask for 2 steps or more, not {steps}.")
     image = image.cpu()
     fast = _checked(model, image).frozen()
-    x = to_float(image[None], fast.noise.device)
+    x = to_float(image[None], fast.device)
     path = path_towards(fast, fast.latent(x)[0], y, target)
     pixels, _ = fast.flow.inverse(path.at(torch.ones(1)))
     in_pixels = float(fast.mixture.posterior(fast.flow(pixels)[0])[0, y])
@@ -199,7 +199,7 @@ def counterfactual(
     shares = torch.linspace(0, share, steps)
     shown = torch.cat((image[None], _rounded(fast, path.at(shares[1:]))))
     shown[-1] = _nudged(fast, shown[-1], y, target)
-    outputs = fast(to_float(shown, fast.noise.device))
+    outputs = fast(to_float(shown, fast.device))
     bits = -fast.log_density_of(outputs) / (fast.dimensions * math.log(2))
     posteriors = outputs.logits.double().softmax(1).cpu()
     return Counterfactual(
@@ -219,7 +219,7 @@ def counterfactual(
     )
 
 
-def _place(model: GenerativeClassifier, path: Path, y: int, target: float) -> tuple[float, float]:
+def _place(model: LatentModel, path: Path, y: int, target: float) -> tuple[float, float]:
     """The share of ``path`` whose 8-bit image has the target, and the posterior of the one at its end."""
     low, high = 0.0, 2.0
     tried: dict[float, float] = {}
@@ -233,21 +233,21 @@ def _place(model: GenerativeClassifier, path: Path, y: int, target: float) -> tu
     return _closest(tried, target)[0], tried[1.0]
 
 
-def _nudged(model: GenerativeClassifier, image: Tensor, y: int, target: float) -> Tensor:
+def _nudged(model: LatentModel, image: Tensor, y: int, target: float) -> Tensor:
     """``image`` with some pixels a grey level up or down, if its posterior is near the target but not close.
 
     Of images with few pixels, those next to each other on a path can differ by more than that.
     """
     random, rows = generator(0), torch.arange(4 * PLACES)
     for _ in range(NUDGES):
-        error = abs(float(model.posterior(to_float(image[None], model.noise.device))[0, y]) - target)
+        error = abs(float(model.posterior(to_float(image[None], model.device))[0, y]) - target)
         if not CLOSE < error < NEAR:
             break
         pixels = torch.randint(image.numel(), (len(rows),), generator=random)
         changed = image.flatten().int().repeat(len(rows), 1)
         changed[rows, pixels] += 1 - 2 * (rows % 2).int()
         candidates = changed.clamp(0, 255).to(torch.uint8).view(-1, *image.shape)
-        errors = (model.posterior(to_float(candidates, model.noise.device))[:, y] - target).abs().cpu()
+        errors = (model.posterior(to_float(candidates, model.device))[:, y] - target).abs().cpu()
         if float(errors.min()) < error:
             image = candidates[errors.argmin()]
     return image
@@ -258,21 +258,20 @@ def _closest(tried: dict[float, float], target: float) -> tuple[float, float]:
     return min(((place, abs(reached - target)) for place, reached in tried.items()), key=lambda pair: pair[1])
 
 
-def _reached(model: GenerativeClassifier, path: Path, places: list[float], y: int) -> dict[float, float]:
+def _reached(model: LatentModel, path: Path, places: list[float], y: int) -> dict[float, float]:
     """The posteriors of ``y`` for the 8-bit images at ``places``."""
     images = _rounded(model, path.at(torch.tensor(places)))
-    reached = model.posterior(to_float(images, model.noise.device))[:, y]
+    reached = model.posterior(to_float(images, model.device))[:, y]
     return dict(zip(places, reached.tolist(), strict=True))
 
 
-def _rounded(model: GenerativeClassifier, z: Tensor) -> Tensor:
+def _rounded(model: LatentModel, z: Tensor) -> Tensor:
     """The 8-bit images of latents, (N, C, H, W)."""
     return (255 * model.invert(z)).round().clamp(0, 255).to(torch.uint8).cpu()
 
 
-def _checked(model: GenerativeClassifier, image: Tensor) -> GenerativeClassifier:
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet can't be turned back into images: give a generative model.")
+def _checked(model: LatentModel, image: Tensor) -> LatentModel:
+    model = require_latent(model, "A counterfactual")
     if image.dtype != torch.uint8 or tuple(image.shape) != model.image_shape:
         expected = " x ".join(map(str, model.image_shape))
         raise CandidError(
@@ -292,7 +291,7 @@ class Interpolation:
 
 
 @torch.no_grad()
-def interpolate(model: GenerativeClassifier, first: Tensor, second: Tensor, steps: int = 9) -> Interpolation:
+def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 9) -> Interpolation:
     """From one 8-bit image (C, H, W) to another through latent space.
 
     The means of their classes are joined by a straight line. What the images have beyond them is turned from
@@ -310,14 +309,14 @@ def interpolate(model: GenerativeClassifier, first: Tensor, second: Tensor, step
         )
     first, second = first.cpu(), second.cpu()
     fast = _checked(_checked(model, first), second).frozen()
-    outputs = fast(to_float(torch.stack((first, second)), fast.noise.device))
+    outputs = fast(to_float(torch.stack((first, second)), fast.device))
     means = fast.mixture.means(outputs.logits.argmax(1))
     t = torch.linspace(0, 1, steps, device=means.device, dtype=means.dtype)[:, None]
     beyond = outputs.z - means
     z = torch.lerp(means[0], means[1], t) + _turned(beyond[0], beyond[1], t)
     images = _rounded(fast, z)
     images[0], images[-1] = first, second
-    return Interpolation(images, fast.posterior(to_float(images, fast.noise.device)).double().cpu())
+    return Interpolation(images, fast.posterior(to_float(images, fast.device)).double().cpu())
 
 
 def _turned(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
@@ -335,7 +334,7 @@ def _turned(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 
 
 def samples(
-    model: GenerativeClassifier,
+    model: LatentModel,
     classes: list[int],
     temperatures: tuple[float, ...],
     n: int = 1,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.explanations.similarity import expected_uncertainty
-from candid.models.flow.classifier import GenerativeClassifier, Outputs
+from candid.models.protocol import LatentModel, Outputs, require_latent
 from candid.trust.verdict import Verdict
 
 TOP = 5
@@ -57,34 +57,34 @@ class DecisionSpace:
 
 
 @torch.no_grad()
-def decision_spaces(model: GenerativeClassifier, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
+def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
     """The decision space of each image, from one forward pass.
 
     A class is normal with unit variance: its position along the line is normal, its distance from the line
     in the n-dimensional span chi-distributed with n - 1 degrees of freedom.
 
     >>> model = GenerativeClassifier.from_preset("digits").eval()
-    >>> space = decision_spaces(model, model(torch.rand(1, 1, 8, 8)))[0]
+    >>> space = decision_spaces(model, model.outputs(torch.rand(1, 1, 8, 8)))[0]
     >>> len(space.classes), round(space.half_width, 3), round(space.half_height, 3)
     (5, 1.645, 2.789)
     """
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no class means to show a decision between: give a generative model.")
-    if min(model.config.classes, top) < 2:
+    require_latent(model, "A decision space")
+    assert outputs.latent is not None
+    if min(len(model.class_names), top) < 2:
         raise CandidError(
             "A decision is between at least two classes: give a model with so many, and a top of 2."
         )
     log_priors = model.mixture.log_priors.double()
     posterior = outputs.logits.double().softmax(1)
-    best = posterior.topk(min(top, model.config.classes))
+    best = posterior.topk(min(top, len(model.class_names)))
     return [
         _space(model, z, classes, values, log_priors)
-        for z, values, classes in zip(outputs.z, best.values, best.indices, strict=True)
+        for z, values, classes in zip(outputs.latent, best.values, best.indices, strict=True)
     ]
 
 
 def _space(
-    model: GenerativeClassifier, z: Tensor, classes: Tensor, posterior: Tensor, log_priors: Tensor
+    model: LatentModel, z: Tensor, classes: Tensor, posterior: Tensor, log_priors: Tensor
 ) -> DecisionSpace:
     means = model.mixture.means(classes).double()
     difference = means[1] - means[0]

@@ -6,8 +6,7 @@ from candid._support.errors import CandidError
 from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
 from candid.explanations.decision_space import DecisionSpace, Reading, decision_spaces, in_words
 from candid.explanations.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
-from candid.inference.predictions import Model
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import Model, require_latent
 from candid.trust.examine import Examination
 
 
@@ -33,19 +32,17 @@ class Explainer:
         towards: int | None = None,
         target: float = TARGET,
     ) -> None:
-        if not isinstance(model, GenerativeClassifier):
-            raise CandidError("A ResNet can't explain itself, it has no latent: give a generative model.")
+        model = require_latent(model, "An explanation")
         if top < 1:
             raise CandidError(f"A page has the heatmap of at least 1 class, not of {top}.")
         check_contrast(contrast)
         check_target(target)
-        self.model, self.top, self.contrast = model, min(top, model.config.classes), contrast
+        self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
         self.towards, self.target = towards, target
         self.fast, self.spatial = model.frozen(), SpatialMixture(model)
 
     def explain(self, examined: Examination) -> Explanation:
         """Heatmaps of the most probable classes, the decision space, and if asked for, a counterfactual."""
-        assert examined.outputs is not None
         (space,) = decision_spaces(self.model, examined.outputs)
         return Explanation(
             heatmaps(self.model, examined.outputs, None, self.top, self.contrast, self.spatial),

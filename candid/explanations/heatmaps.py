@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.models.flow.classifier import GenerativeClassifier, Outputs
 from candid.models.flow.pooling import DCTPooling
 from candid.models.flow.precision import full_precision
+from candid.models.protocol import LatentModel, Outputs, require_latent
 
 CONTRAST = 0.03
 """The paper's."""
@@ -23,21 +23,19 @@ class SpatialMixture:
     prototypes: all classes at all positions cost 2 % of what the imagenet network does.
 
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
-    >>> outputs = model(torch.rand(2, 3, 32, 32))
+    >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
     >>> spatial = SpatialMixture(model)
-    >>> terms = spatial.terms(spatial.maps(outputs.z))
+    >>> terms = spatial.terms(spatial.maps(outputs.latent))
     >>> terms.shape, terms.sum(1).allclose((outputs.logits - model.mixture.log_priors).double(), atol=1e-4)
     (torch.Size([2, 16, 10]), True)
     """
 
     @torch.no_grad()
-    def __init__(self, model: GenerativeClassifier) -> None:
-        if not isinstance(model, GenerativeClassifier):
-            raise CandidError("A ResNet has no class means to make heatmaps from: give a generative model.")
-        flow, mixture = model.config.flow, model.mixture
-        self.shape = flow.height // flow.downsampling, flow.width // flow.downsampling
+    def __init__(self, model: LatentModel) -> None:
+        mixture = require_latent(model, "Heatmaps").mixture
+        self.shape = model.grid
         self.positions = math.prod(self.shape)
-        self.dct = DCTPooling(flow.constant_coefficients, *self.shape).to(mixture.prototypes.device).double()
+        self.dct = DCTPooling(model.feature_size, *self.shape).to(mixture.prototypes.device).double()
         self.log_priors, self.weights, self.dtype = mixture.log_priors, mixture.weights, mixture.mean.dtype
         free = mixture.mean / math.sqrt(self.positions)  # at every position the same
         self.mean = free if mixture.constant else None  # (M, C)
@@ -92,7 +90,7 @@ class Heatmaps:
 
 @torch.no_grad()
 def heatmaps(
-    model: GenerativeClassifier,
+    model: LatentModel,
     outputs: Outputs,
     classes: Tensor | None = None,
     top: int = 3,
@@ -112,14 +110,14 @@ def heatmaps(
 
     Args:
         model: in evaluation mode.
-        outputs: what ``model(x)`` returned, of B images.
+        outputs: what ``model.outputs(x)`` returned, of B images.
         classes: whose maps to keep, (B, n); the ``top`` most probable ones if None.
         top: number of classes.
         contrast: the paper's constant.
         spatial: made once for many calls; it depends on the model alone.
 
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
-    >>> outputs = model(torch.rand(2, 3, 32, 32))
+    >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
     >>> maps = heatmaps(model, outputs)
     >>> maps.posterior.shape, maps.saliency.shape
     (torch.Size([2, 3, 4, 4]), torch.Size([2, 4, 4]))
@@ -135,7 +133,8 @@ def heatmaps(
         classes = log_posterior.topk(top).indices
     classes = classes.to(log_posterior.device)
     check_contrast(contrast)
-    maps = spatial.maps(outputs.z)
+    assert outputs.latent is not None
+    maps = spatial.maps(outputs.latent)
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
     terms, log_priors = spatial.terms(maps), spatial.log_priors.double()
     saliency = half_squares - (terms + log_priors).logsumexp(2)

@@ -15,7 +15,7 @@ from candid._support.text import short_names
 from candid.data.loader import named_batches
 from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import ShardSplit, Split
-from candid.evaluation.evaluate import prepare, training_of, view_of
+from candid.evaluation.evaluate import prepare
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
 from candid.explanations.plane import DecisionPlane, decision_plane, located
@@ -23,7 +23,7 @@ from candid.explanations.receptive_field import ReceptiveField, receptive_field
 from candid.explanations.similarity import Pair, Similarity, measured_uncertainty, similarity
 from candid.inference.runner import Passes
 from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import LatentModel, require_latent
 
 MEASURED_IMAGES = 2000
 """Of the data, for what the model makes of pairs of classes."""
@@ -117,18 +117,14 @@ def overview(request: Request, progress: Progress = SILENT) -> Overview:
         raise CandidError(
             f"--projections takes a number from 3 on, or 0 for none, not {request.projections}."
         )
-    model = checkpoint.load_any(request.model)
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError(
-            f"'{request.model}' is a ResNet, without class means: name it with --beside instead."
-        )
+    model = require_latent(checkpoint.load_any(request.model), "An overview of the classes")
     model.to(best_device())
     similar = similarity(model, request.classes, request.order)
     groups = {name: similarity(model, spec, request.order) for name, spec in request.groups.items()}
     pairs = similar.closest_pairs(request.pairs)
     images = None if request.data is None else _Images(model, request, progress)
     sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
-    plane = decision_plane(model) if model.config.planar else None
+    plane = decision_plane(model) if model.mixture.planar else None
     points, labels = (None, None) if plane is None or images is None else images.located()
     return Overview(
         model.class_names,
@@ -150,13 +146,13 @@ def overview(request: Request, progress: Progress = SILENT) -> Overview:
 class _Images:
     """Real images, and what a model makes of them."""
 
-    def __init__(self, model: GenerativeClassifier, request: Request, progress: Progress) -> None:
+    def __init__(self, model: LatentModel, request: Request, progress: Progress) -> None:
         assert request.data is not None
-        chosen = open_part(request.data, model.class_names, request.part, training_of(model))
+        chosen = open_part(request.data, model.class_names, request.part, model.record.config)
         if isinstance(chosen.split, ShardSplit):
             raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
         self.model, self.request, self.progress, self.part = model, request, progress, chosen.part
-        self.preprocessing = view_of(model)
+        self.preprocessing = model.preprocessing
         few = subsample(chosen.split, MEASURED_IMAGES)
         self.split: Split = prepare(few, self.preprocessing, chosen.part, request.skip_bad, progress)
 
@@ -177,11 +173,11 @@ class _Images:
             model = self.model if path == self.request.model else checkpoint.load_any(path)
             if model.image_shape != self.model.image_shape:
                 raise CandidError(f"'{path}' takes images of another size: compare models of the same.")
-            model.to(self.model.noise.device)
+            model.to(self.model.device)
             projections = self.request.projections
             if projections is None:
                 with torch.no_grad():
-                    channels = model.feature_maps(shown[:1].to(model.image_mean) / 255).shape[1]
+                    channels = model.feature_maps(shown[:1].to(model.device, model.dtype) / 255).shape[1]
                 projections = PROJECTIONS if channels > EXACT_CHANNELS else 0
             fields[name] = receptive_field(
                 model, shown, projections or None, seed=self.request.seed, progress=self.progress

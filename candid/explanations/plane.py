@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from candid._support.progress import SILENT, Progress
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
 from candid.data.splits import Split
-from candid.evaluation.evaluate import training_of
-from candid.inference.predictions import Model, to_float
+from candid.inference.predictions import to_float
 from candid.inference.runner import batch_size
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import LatentModel, Model, require_latent
 from candid.training.display import TrainingDisplay
 from candid.training.loop import AfterEpoch, Outcome, train
 from candid.training.options import TrainConfig, load_config
@@ -42,8 +42,7 @@ def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     >>> planar_model(model, [7, 1, 3]).class_names
     ('7', '1', '3')
     """
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no class means to put in a plane: give a generative classifier.")
+    model = cast(GenerativeClassifier, require_latent(model, "A decision plane"))
     if model.is_frozen:
         raise CandidError("A frozen model has no weights to fine-tune: give the one it was made from.")
     _check_classes(classes, model.config.classes)
@@ -59,7 +58,7 @@ def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     checkpoint.load_weights(planar, state, "the model")
     planar.metadata = copy.deepcopy(model.metadata)
     planar.metadata["training"] = _record(planar.metadata.get("training"), only=names)
-    return planar.to(model.noise.device).train(model.training)
+    return planar.to(model.device).train(model.training)
 
 
 def _check_classes(classes: Sequence[int], count: int) -> None:
@@ -138,14 +137,14 @@ class DecisionPlane:
 
 
 @torch.no_grad()
-def decision_plane(model: GenerativeClassifier) -> DecisionPlane:
+def decision_plane(model: LatentModel) -> DecisionPlane:
     """The plane that the means of a planar model lie in.
 
     >>> plane = decision_plane(planar_model(GenerativeClassifier.from_preset("digits"), [7, 1, 3]))
     >>> plane.project(torch.randn(5, 64)).shape, plane.means.shape
     (torch.Size([5, 2]), torch.Size([3, 2]))
     """
-    if not isinstance(model, GenerativeClassifier) or not model.config.planar:
+    if not require_latent(model, "A decision plane").mixture.planar:
         raise CandidError("The means of this model lie in no plane: choose classes and fit one first.")
     mixture = model.mixture
     assert mixture.weights is not None
@@ -212,7 +211,7 @@ def plane_config(model: GenerativeClassifier, data: str, changes: dict[str, Any]
 
     A model without a record of its training is taken for one of photos, as ImageNet's are.
     """
-    recorded = training_of(model)
+    recorded = model.record.config
     if "preset" in recorded:
         base = recorded | {"beta": float(recorded["beta"]), "val_data": None, "epoch_images": None}
     else:
@@ -230,7 +229,7 @@ def plane_config(model: GenerativeClassifier, data: str, changes: dict[str, Any]
 
 @torch.inference_mode()
 def located(
-    model: GenerativeClassifier,
+    model: LatentModel,
     split: Split,
     preprocessing: Preprocessing,
     workers: int = 0,
@@ -242,6 +241,6 @@ def located(
     batch = batch_size(model)
     batches = named_batches(split, preprocessing, batch, workers=workers)
     for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
-        points.append(plane.project(fast.latent(to_float(images, model.noise.device))))
+        points.append(plane.project(fast.latent(to_float(images, model.device))))
         labels.append(y)
     return torch.cat(points), torch.cat(labels)

@@ -12,8 +12,7 @@ from torch import Tensor
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid.inference.predictions import Model
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import Model, as_latent
 
 NUMBERS_A_BATCH = 64 * 3 * 32 * 32
 """Of the images that are differentiated at once: about 100 MB of activations are kept for them."""
@@ -112,10 +111,8 @@ def receptive_field(
     (torch.Size([8, 8]), Cell(top=4, left=4, height=4, width=4))
     """
     _check(model, images, projections, batch)
-    if isinstance(model, GenerativeClassifier):
-        model = model.frozen()
-    else:
-        model = copy.deepcopy(model).eval().requires_grad_(False)
+    latent = as_latent(model)
+    model = copy.deepcopy(model).eval().requires_grad_(False) if latent is None else latent.frozen()
     _, column, cell = _centre_column(model, images[:1])
     passes = column.shape[1] if projections is None else projections
     del column  # and the activations that its graph keeps
@@ -187,7 +184,7 @@ def _sensitivities(
 
 def _centre_column(model: Model, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
     """The images as the model takes them, their features in the centre (B, C), and where that is."""
-    x = images.to(model.image_mean)
+    x = images.to(model.device, model.dtype)
     x = (x / 255 if images.dtype == torch.uint8 else x).detach().requires_grad_()
     maps = model.feature_maps(x)
     (top, height), (left, width) = (

@@ -12,8 +12,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
-from candid.inference.predictions import Model
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import Model, require_latent
 
 OPTIMAL = 300
 """So many classes at most have the tree's branches turned to bring neighbours closest: a cubic effort."""
@@ -74,8 +73,7 @@ def similarity(
     >>> found.closest_pairs(1)[0].distance == found.distances[found.distances > 0].min()
     tensor(True)
     """
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no class means to compare classes by: give a generative model.")
+    model = require_latent(model, "The similarity of classes")
     if order not in ("clustering", "given"):
         raise CandidError(f"The order of classes is 'clustering' or 'given', not '{order}'.")
     names = model.class_names

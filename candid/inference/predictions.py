@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,10 +15,8 @@ from candid._support.randomness import generator
 from candid.data.splits import NamedBatch
 from candid.inference.complexity import code_lengths_by_scale
 from candid.inference.features import FeatureGaussian
-from candid.models.flow.classifier import GenerativeClassifier, Outputs
-from candid.models.resnet import ResNet
+from candid.models.protocol import Model, Outputs
 
-Model = GenerativeClassifier | ResNet
 COLUMNS = ("labels", "keys", "logits", "complexity", "terms", "distance")
 """What there is of each image, as tensors."""
 ANY_NAME = "surrogateescape"
@@ -119,8 +117,7 @@ def predict_batches(
     model: Model, batches: Iterable[NamedBatch], gaussian: FeatureGaussian | None = None
 ) -> Predictions:
     """``model``, in evaluation mode, on batches of 8-bit images (B, C, H, W), labels (B,) and names."""
-    if isinstance(model, GenerativeClassifier):
-        model = model.frozen()
+    model = model.frozen()
     parts = [predict(model, *batch, gaussian) for batch in batches]
     return Predictions.joined(parts) if parts else _nothing(model, gaussian)
 
@@ -134,12 +131,12 @@ def predict(
     gaussian: FeatureGaussian | None = None,
 ) -> Predictions:
     """``model`` on one batch."""
-    passed = outputs_of(model, to_float(images, model.image_mean.device))
+    passed = model.outputs(to_float(images, model.device))
     return predictions_of(passed, model, images, labels, paths, gaussian)
 
 
 def predictions_of(
-    passed: "Passed",
+    passed: Outputs,
     model: Model,
     images: Tensor,
     labels: Tensor,
@@ -152,41 +149,11 @@ def predictions_of(
         labels,
         image_keys(images),
         passed.logits.cpu(),
-        log_priors_of(model),
+        model.log_priors,
         code_lengths_by_scale(images).cpu(),
-        None if passed.terms is None else passed.terms.cpu(),
+        None if passed.log_density_terms is None else passed.log_density_terms.cpu(),
         None if gaussian is None else gaussian.distance(passed.features).cpu(),
     )
-
-
-class Passed(NamedTuple):
-    """What comes out of a network for B images."""
-
-    logits: Tensor
-    """(B, M)."""
-    features: Tensor
-    """Mean-pooled, (B, F)."""
-    terms: Tensor | None
-    """Of the log density, if there is one."""
-    outputs: Outputs | None
-    """With the latent, if there is one."""
-
-
-def outputs_of(model: Model, x: Tensor) -> Passed:
-    """``model`` on images in [0, 1]."""
-    if isinstance(model, ResNet):
-        features = model.features(x)
-        return Passed(model.fc(features), features, None, None)
-    outputs, terms = model.forward_by_stage(x)
-    features = outputs.z[:, : model.config.flow.constant_coefficients]
-    return Passed(outputs.logits, features, terms, outputs)
-
-
-def log_priors_of(model: Model) -> Tensor:
-    """Of the classes, (M,); uniform for a baseline."""
-    if isinstance(model, ResNet):
-        return torch.full((model.config.classes,), 1 / model.config.classes).log()
-    return model.mixture.log_priors.cpu()
 
 
 def _nothing(model: Model, gaussian: FeatureGaussian | None) -> Predictions:

@@ -23,9 +23,8 @@ from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
 from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split
 from candid.inference.features import FeatureGaussian, Moments
-from candid.inference.predictions import Model, Predictions, image_keys, outputs_of, predict, to_float
-from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.resnet import ResNet
+from candid.inference.predictions import Predictions, image_keys, predict, to_float
+from candid.models.protocol import Model
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -65,7 +64,7 @@ class Passes:
         self.is_first = self.fabric.is_global_zero
         self.model = model.eval().to(self.fabric.device)
         use_threads(self.model)
-        self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
+        self.fast = self.model.frozen()
         self.batch = batch_size(model)
         self.folder, self.workers, self.progress = folder, workers, progress
 
@@ -108,7 +107,7 @@ class Passes:
         def averaged(batch: NamedBatch) -> Predictions:
             images, labels, paths = batch
             crops = ten_crops(reflected_frame(images, sides) if in_memory else images, preprocessing.size)
-            logits = outputs_of(self.fast, to_float(crops.flatten(0, 1), self.fabric.device)).logits
+            logits = self.fast.outputs(to_float(crops.flatten(0, 1), self.fabric.device)).logits
             of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
             mean = of_crops.logsumexp(1) - math.log(10)
             none = torch.zeros(len(labels))
@@ -124,12 +123,12 @@ class Passes:
         self, split: Split, preprocessing: Preprocessing, name: str, images: int = 20_000
     ) -> FeatureGaussian:
         """Where the features of each class lie, from about ``images`` labelled ones; the same everywhere."""
-        sums = Moments(self.model.config.classes, self._features)
+        sums = Moments(len(self.model.class_names), self.model.feature_size)
 
         @torch.inference_mode()
         def add(batch: NamedBatch) -> None:
             images, labels, _ = batch
-            sums.add(outputs_of(self.fast, to_float(images, self.fabric.device)).features.cpu(), labels)
+            sums.add(self.fast.outputs(to_float(images, self.fabric.device)).features.cpu(), labels)
 
         self._each(
             add,
@@ -142,13 +141,6 @@ class Passes:
         for part in ("count", "first", "second"):
             setattr(sums, part, summed(self.fabric, getattr(sums, part)))
         return sums.gaussian()
-
-    @property
-    def _features(self) -> int:
-        model = self.model
-        if isinstance(model, ResNet):
-            return model.fc.in_features
-        return model.config.flow.constant_coefficients
 
     def _kept_or_made(
         self,

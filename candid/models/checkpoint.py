@@ -25,6 +25,7 @@ from candid.models import zoo
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.invertible import Memory
 from candid.models.flow.presets import ClassifierConfig
+from candid.models.protocol import Model
 from candid.models.resnet import ResNet, ResNetConfig
 
 RECORD = "model.json"
@@ -68,7 +69,7 @@ def save(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str], hal
         json.dumps(model.metadata, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
-    weights, calibration = model.state_dict(), model.calibration
+    weights, calibration = model.state_dict(), model.held_out
     if half:
         weights = {name: _halved(tensor) for name, tensor in weights.items()}
         calibration = {}
@@ -84,11 +85,11 @@ def _halved(tensor: Tensor) -> Tensor:
     return rounded if rounded.isfinite().all() else tensor
 
 
-def save_calibration(model: GenerativeClassifier | ResNet, path: str | os.PathLike[str]) -> None:
+def save_calibration(model: Model, path: str | os.PathLike[str]) -> None:
     """Put the calibration of ``model`` into the folder it was loaded from; the weights stay as they are."""
     folder = own_folder(path)
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    _write(folder, record, {"calibration": model.calibration})
+    _write(folder, record, {"calibration": model.held_out})
 
 
 def _write(folder: Path, record: dict[str, Any], parts: dict[str, dict[str, Tensor]]) -> None:
@@ -133,7 +134,7 @@ def load_any(path: str | os.PathLike[str], memory: Memory = "plain") -> Generati
     load_weights(model, _read_tensors(folder, "weights", record["weights"]), source=str(folder))
     model.metadata = record["metadata"]
     if isinstance(record.get("calibration"), dict):
-        model.calibration = _read_tensors(folder, "calibration", record["calibration"])
+        model.held_out = _read_tensors(folder, "calibration", record["calibration"])
     return model.float().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -21,7 +21,6 @@ from candid._support.files import replacing
 from candid._support.randomness import generator
 from candid._support.text import short_name
 from candid._support.version import __version__
-from candid.evaluation.evaluate import beta_of
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.mixture import log_standard_normal
@@ -138,7 +137,7 @@ def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Pa
 def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
     """What a file says about itself: everything is text, lists and dictionaries are JSON."""
     generative = isinstance(model, GenerativeClassifier)
-    beta = beta_of(model)
+    beta = model.record.beta
     return {
         "candid_version": __version__,
         "kind": "generative" if generative else "resnet",

@@ -4,8 +4,8 @@ Parameters are named as torchvision names them, so that its published ResNet-50 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from candid.models.flow.presets import (
     check_batch,
     checked_names,
 )
+from candid.models.protocol import DensityOf, ImageClassifier, Outputs, TrainingRecord
 
 EXPANSION = 4
 
@@ -69,7 +70,7 @@ class ResNetConfig:
         )
 
 
-class ResNet(nn.Module):
+class ResNet(ImageClassifier):
     """Images in [0, 1] to class posteriors; normalisation included.
 
     >>> net = ResNet(ResNetConfig(height=32, width=32, classes=10, blocks=(1, 1), widths=(8, 16), stem="3x3"))
@@ -77,20 +78,17 @@ class ResNet(nn.Module):
     torch.Size([2, 10])
     """
 
-    image_mean: Tensor
+    kind: ClassVar = "resnet"
+    density_of: ClassVar[DensityOf] = None
+    config: ResNetConfig
     image_std: Tensor
 
     def __init__(
         self, config: ResNetConfig, class_names: Sequence[str] | None = None, seed: int | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(checked_names(class_names, config.classes))
         self.config = config
-        self.class_names = checked_names(class_names, config.classes)
         self.image_shape = (config.channels, config.height, config.width)
-        self.metadata: dict[str, Any] = {}
-        """What else is saved with the model, as JSON."""
-        self.calibration: dict[str, Tensor] = {}
-        """What held-out images looked like to the model: p-values come from it."""
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
@@ -114,8 +112,32 @@ class ResNet(nn.Module):
             self.add_module(f"layer{stage}", layer)
         self.fc = nn.Linear(channels, config.classes)
 
+    @property
+    def record(self) -> TrainingRecord:
+        """How the model was trained; a ResNet has no beta."""
+        return replace(super().record, beta=None)
+
+    @property
+    def feature_size(self) -> int:
+        """Number of mean-pooled features."""
+        return self.fc.in_features
+
+    @property
+    def log_priors(self) -> Tensor:
+        """Log p(y), uniform, (M,)."""
+        return torch.full((self.config.classes,), 1 / self.config.classes).log()
+
+    def frozen(self) -> "ResNet":
+        """The model itself: nothing is folded."""
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))
+
+    def outputs(self, images: Tensor) -> Outputs:
+        """One forward pass."""
+        features = self.features(images)
+        return Outputs(self.fc(features), features, None, None)
 
     def features(self, x: Tensor) -> Tensor:
         """Mean-pooled features, (B, 4 x last width)."""
@@ -138,15 +160,6 @@ class ResNet(nn.Module):
         """Unnormalised log posterior, (B, M)."""
         logits: Tensor = self(x)
         return logits
-
-    def posterior(self, x: Tensor) -> Tensor:
-        """p(y | x), (B, M); rows sum to one."""
-        return self.logits(x).softmax(dim=1)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """The most probable class, (B,)."""
-        return self.logits(x).argmax(dim=1)
 
 
 class _Bottleneck(nn.Module):

@@ -178,7 +178,7 @@ class ModelInfo(BaseModel):
     """A model that can be asked."""
 
     name: str
-    kind: Literal["generative", "resnet"]
+    kind: str
     summary: str | None
     classes: list[str]
     image_shape: tuple[int, int, int] = Field(description="Channels, height, width.")

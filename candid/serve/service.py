@@ -18,9 +18,8 @@ from candid._support.errors import CandidError
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
-from candid.inference.predictions import Model
 from candid.inference.runner import batch_size
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import Model, as_latent, require_latent
 from candid.serve.answers import (
     Changed,
     ClassMap,
@@ -82,17 +81,16 @@ class Service:
         self.preprocessing = self.examiner.preprocessing
         self.model, self.name, self.summary = self.examiner.model, name, summary
         self.classes = self.model.class_names
-        generative = isinstance(self.model, GenerativeClassifier)
-        self.explainer = Explainer(model, TOP) if generative and len(self.classes) > 1 else None
+        has_latent = as_latent(self.model) is not None
+        self.explainer = Explainer(model, TOP) if has_latent and len(self.classes) > 1 else None
         self.neighbours = [] if self.explainer is None else _neighbours(model)
 
     def info(self, limits: Limits) -> ModelInfo:
         """What the model is, what it can't do, and what may be sent."""
         judge = self.examiner.judge
-        generative = isinstance(self.model, GenerativeClassifier)
         return ModelInfo(
             name=self.name,
-            kind="generative" if generative else "resnet",
+            kind=self.model.kind,
             summary=self.summary,
             classes=list(self.classes),
             image_shape=self.model.image_shape,
@@ -113,12 +111,12 @@ class Service:
         A batch of small images is faster on a core of its own than on two: its layers are too short to share.
         """
         _, height, width = self.model.image_shape
-        small = self.model.image_mean.device.type == "cpu" and height * width <= SMALL**2
+        small = self.model.device.type == "cpu" and height * width <= SMALL**2
         return min(4, torch.get_num_threads()) if small else 0
 
     def _missing(self) -> Sequence[str]:
         found = []
-        if not isinstance(self.model, GenerativeClassifier):
+        if as_latent(self.model) is None:
             found.append(
                 "This model is a ResNet, which has no likelihood and no class means: it shows no decision "
                 "space, heatmaps, nearest classes or counterfactuals."
@@ -215,9 +213,12 @@ class Service:
         """What would make it the class ``asked.towards``."""
         fast = self.examiner.fast
         try:
-            if not isinstance(fast, GenerativeClassifier):
-                raise CandidError("A ResNet can't be turned back into images: ask a generative model.")
-            return self._changed(asked, counterfactual(fast, asked.image, asked.towards, asked.target))
+            return self._changed(
+                asked,
+                counterfactual(
+                    require_latent(fast, "A counterfactual"), asked.image, asked.towards, asked.target
+                ),
+            )
         except CandidError as error:
             return Impossible(file=asked.file, error=str(error))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from candid._support.errors import CandidError
-from candid.inference.predictions import Model
+from candid.models.protocol import Model
 from candid.serve.answers import Changed, Impossible, Sent
 from candid.serve.service import Asked, Service
 

@@ -26,9 +26,8 @@ from candid.inference.metrics import bits_per_dimension
 from candid.inference.predictions import to_float
 from candid.inference.runner import Passes
 from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.loss import Losses
-from candid.models.resnet import ResNet
+from candid.models.protocol import require_latent
 from candid.training.display import TrainingDisplay
 from candid.training.losses import losses_of, sums_over
 from candid.training.optimiser import (
@@ -253,8 +252,10 @@ class _Run:
     def _figures(self, losses: list[float]) -> Row:
         loss, l_x, l_y = losses
         row = {"loss": loss, "cross_entropy": l_y}
-        if isinstance(self.model, GenerativeClassifier):
-            row["bits_per_dim"] = l_x / math.log(2) + self.model.bits_offset
+        if self.model.density_of == "pixels":
+            row["bits_per_dim"] = (
+                l_x / math.log(2) + require_latent(self.model, "Bits per dimension").bits_offset
+            )
         return row
 
     @property
@@ -304,10 +305,12 @@ class _Run:
         accuracy, entropy, log_density = (sums / len(split)).unbind()
         figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
         beta = self.config.beta
-        if isinstance(model, ResNet):
+        if model.density_of is None:
             return {"loss": float(entropy), **figures}
         figures["bits_per_dim"] = bits_per_dimension(log_density, model.dimensions)
-        l_x = (figures["bits_per_dim"] - model.bits_offset) * math.log(2)
+        l_x = (figures["bits_per_dim"] - require_latent(model, "Bits per dimension").bits_offset) * math.log(
+            2
+        )
         loss = float(entropy) if math.isinf(beta) else (l_x + beta * float(entropy)) / (1 + beta)
         return {"loss": loss, **figures}
 
@@ -391,7 +394,7 @@ class _Run:
             for i, (images, _) in enumerate(batches):
                 x = to_float(images, self.fabric.device)
                 noise = generator(self.config.seed, start, i, 4, self.parts[0], device=self.fabric.device)
-                self.model(x, noise) if isinstance(self.model, GenerativeClassifier) else self.model(x)
+                self.model(x) if self.config.baseline else self.model(x, noise)
         except CandidError as error:
             self.error = error
         self._raise_together()

@@ -45,7 +45,7 @@ def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:
     model: Model
     if config.start is not None:
         model = checkpoint.load_any(config.start, config.memory)
-        model.calibration = {}  # of other weights than it will have
+        model.held_out = {}  # of other weights than it will have
         if len(class_names) > model.config.classes:
             raise CandidError(
                 f"The data has {len(class_names)} classes, more than the {model.config.classes} of "

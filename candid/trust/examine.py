@@ -17,10 +17,9 @@ from candid._support.threads import use_threads
 from candid.data.datasets import is_image
 from candid.data.images import BadImageError, Preprocessing, decode_as, path_of
 from candid.data.parts import unknown
-from candid.evaluation.evaluate import view_of
-from candid.inference.predictions import Model, Passed, outputs_of, predictions_of, to_float
+from candid.inference.predictions import predictions_of, to_float
 from candid.inference.runner import batch_size
-from candid.models.flow.classifier import GenerativeClassifier, Outputs
+from candid.models.protocol import Model, Outputs
 from candid.trust.held_out import HeldOut, needed
 from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
@@ -49,8 +48,8 @@ class Examination:
     verdict: Verdict | None
     log_density: float | None
     """Of the 8-bit image, in nats; None of a ResNet."""
-    outputs: Outputs | None
-    """Of the forward pass, (1, ...); None of a ResNet."""
+    outputs: Outputs
+    """Of the forward pass, of this image alone."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,10 @@ class Examiner:
         held_out = needed(model, name) if asked else HeldOut.of(model)
         self.judge = None if held_out is None else Judge.of(held_out, test, novelty, error)
         self.gaussian = None if held_out is None else held_out.gaussian
-        self.preprocessing = view_of(model)
+        self.preprocessing = model.preprocessing
         self.model = model.eval().to(best_device())
         use_threads(self.model)
-        self.fast = self.model.frozen() if isinstance(self.model, GenerativeClassifier) else self.model
+        self.fast = self.model.frozen()
 
     def examine(self, paths: Iterable[Path]) -> Iterator[Examination | Unusable]:
         """One judgement for each of ``paths``, in their order; only a few batches are in memory at a time."""
@@ -121,7 +120,7 @@ class Examiner:
         """Of images as the model sees them, with names, from one pass of the network."""
         images = torch.stack([image for _, image in batch])
         try:
-            passed = outputs_of(self.fast, to_float(images, self.model.image_mean.device))
+            passed = self.fast.outputs(to_float(images, self.model.device))
         except NonFiniteError as error:
             if len(batch) == 1:
                 return [
@@ -138,7 +137,7 @@ class Examiner:
         ]
 
     def _examinations(
-        self, passed: Passed, batch: Sequence[tuple[Path, Tensor]], images: Tensor
+        self, passed: Outputs, batch: Sequence[tuple[Path, Tensor]], images: Tensor
     ) -> Iterator[Examination]:
         names = tuple(str(file) for file, _ in batch)
         found = predictions_of(passed, self.model, images, unknown(len(images)), names, self.gaussian)
@@ -154,7 +153,7 @@ class Examiner:
             nothing if self.judge is None else class_p_value.tolist(),
             nothing if self.judge is None else verdicts,
             nothing if found.log_density is None else found.log_density.tolist(),
-            nothing if passed.outputs is None else map(Outputs, *(part.split(1) for part in passed.outputs)),
+            [passed.at(i) for i in range(len(batch))],
             strict=True,
         )
         for (file, image), (classes, posterior, *others) in zip(batch, columns, strict=True):

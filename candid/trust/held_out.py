@@ -12,10 +12,9 @@ from candid.data.parts import subsample
 from candid.data.splits import ShardSplit, Split
 from candid.inference.features import FeatureGaussian
 from candid.inference.metrics import fit_temperature
-from candid.inference.predictions import Model
-from candid.inference.runner import VERSION, Passes, hash_of
+from candid.inference.runner import VERSION, Passes
 from candid.models.checkpoint import save_calibration
-from candid.models.flow.coupling import OrthogonalMatrix
+from candid.models.protocol import Model, weights_digest
 from candid.trust.scores import statistics_of
 
 MOST_IMAGES = 20_000
@@ -41,7 +40,7 @@ class HeldOut:
     @classmethod
     def of(cls, model: Model) -> "HeldOut | None":
         """What ``model`` carries; None if it was never calibrated, or with other weights than it has now."""
-        tensors = model.calibration
+        tensors = model.held_out
         if not tensors or not torch.equal(tensors.get("weights", torch.empty(0)), weights_hash(model)):
             return None
         try:
@@ -57,7 +56,7 @@ class HeldOut:
     def attach(self, model: Model) -> None:
         """Let ``model`` carry it; :func:`candid.save` then writes it."""
         gaussian = {} if self.gaussian is None else vars(self.gaussian)
-        model.calibration = {
+        model.held_out = {
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
             "weights": weights_hash(model),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
@@ -113,9 +112,7 @@ def weights_hash(model: Model) -> Tensor:
     A rotation that was stored in half precision is made orthogonal again when it is loaded; the last digit of
     that may differ between machines.
     """
-    fixed = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, OrthogonalMatrix)}
-    weights = (weight for name, weight in model.state_dict().items() if name not in fixed)
-    digest = hash_of(weights)
+    digest = weights_digest(model)
     digest.update(str(VERSION).encode())
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 

@@ -140,13 +140,13 @@ def test_a_trained_model_carries_the_scores_of_the_images_kept_out(run_folder: P
 
 
 def test_calibrating_again_finds_what_training_found(model: Path) -> None:
-    trained = load_any(model).calibration
+    trained = load_any(model).held_out
     fresh = load_any(model)
-    fresh.calibration = {}
+    fresh.held_out = {}
     candid.save(fresh, model)
-    assert not load_any(model).calibration
+    assert not load_any(model).held_out
     calibrate_model(Request(model, "digits", workers=0))
-    again = load_any(model).calibration
+    again = load_any(model).held_out
     assert again.keys() == trained.keys()
     for name, values in trained.items():
         torch.testing.assert_close(again[name], values, rtol=1e-5, atol=1e-5)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
-from candid.models.flow.classifier import Outputs
+from candid.models.protocol import Outputs
 from tests.helpers import small_classifier
 
 
@@ -30,7 +30,7 @@ def mixture_model(
 
 def outputs_for(model: GenerativeClassifier, z: Tensor) -> Outputs:
     """As if an image had the latent ``z``."""
-    return Outputs(z, z.new_zeros(len(z)), model.mixture.logits(z).detach())
+    return Outputs(model.mixture.logits(z).detach(), z[:, : model.feature_size], None, z)
 
 
 def latents(model: GenerativeClassifier, images: int = 3, spread: float = 1.0, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, in_words
-from candid.models.flow.classifier import Outputs
+from candid.models.protocol import Outputs
 from candid.trust.verdict import Verdict
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 
@@ -50,7 +50,7 @@ def test_circles_hold_90_percent_in_both_directions() -> None:
     n = 1500
     z = model.mixture.means(torch.zeros(n, dtype=torch.long)).detach() + latents(model, n)
     ranked = torch.linspace(1, 0, 6).double().expand(n, -1)  # the same classes span the space for all
-    spaces = decision_spaces(model, Outputs(z, z[:, 0], ranked))
+    spaces = decision_spaces(model, Outputs(ranked, z[:, :0], None, z))
     along = sum(abs(s.along - s.means_along[0]) <= s.half_width for s in spaces) / n
     away = sum(s.away <= s.half_height for s in spaces) / n
     error = 4 * math.sqrt(MASS * (1 - MASS) / n)

@@ -49,7 +49,7 @@ def check(figure: Figure, tmp_path: Path) -> str:
 def test_a_page_shows_what_was_found(
     model: GenerativeClassifier, image: torch.Tensor, kind: Any, tmp_path: Path
 ) -> None:
-    outputs = model(image[None] / 255)
+    outputs = model.outputs(image[None] / 255)
     (space,) = decision_spaces(model, outputs)
     verdict = None if kind is None else Verdict(kind, space.classes[: {"accept": 1, "novel": 0}.get(kind, 2)])
     p_value = None if kind is None else 0.003
@@ -86,7 +86,7 @@ def test_a_page_shows_what_was_found(
 def test_single_figures_are_labelled(
     model: GenerativeClassifier, image: torch.Tensor, tmp_path: Path
 ) -> None:
-    outputs = model(image[None] / 255)
+    outputs = model.outputs(image[None] / 255)
     (space,) = decision_spaces(model, outputs)
     maps = heatmaps(model, outputs, top=2)
     assert "saliency" in check(examine_plots.heatmaps(image, maps, NAMES), tmp_path)

@@ -152,7 +152,7 @@ def test_at_224_pixels_in_float32_all_sums_are_right_and_the_means_stay_small() 
 
 def test_a_real_image_with_chosen_classes_and_the_frozen_network() -> None:
     model = small_classifier().double()
-    outputs = model(torch.rand(2, 3, 16, 16))
+    outputs = model.outputs(torch.rand(2, 3, 16, 16))
     chosen = torch.tensor([[2], [0]])
     maps = heatmaps(model, outputs, chosen)
     assert maps.classes.equal(chosen) and maps.posterior.shape == (2, 1, 2, 2)

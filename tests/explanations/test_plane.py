@@ -22,7 +22,7 @@ from candid import CandidError, ClassifierConfig, GenerativeClassifier, ResNet, 
 from candid._support.config import to_dict
 from candid.cli.plane import plane as command
 from candid.data.datasets import open_dataset
-from candid.evaluation.evaluate import Request, evaluate, training_of, view_of
+from candid.evaluation.evaluate import Request, evaluate
 from candid.explanations.plane import (
     DecisionPlane,
     decision_plane,
@@ -125,7 +125,7 @@ def test_a_planar_model_is_saved_and_loaded_like_any_other(tmp_path: Path) -> No
     model = digits_model().float()
     planar = planar_model(model, [3, 8, 0, 5])
     assert planar.class_names == ("3", "8", "0", "5")
-    assert training_of(planar) == {"only": ["3", "8", "0", "5"]} and model.metadata == {}
+    assert planar.record.config == {"only": ["3", "8", "0", "5"]} and model.metadata == {}
     loaded = load(save(planar, tmp_path))
     x = torch.rand(4, 1, 8, 8)
     assert loaded.config == planar.config and loaded.config.planar
@@ -210,7 +210,7 @@ def test_a_fitted_plane_classifies_with_an_unchanged_network(fitted: Path) -> No
     assert right > max(0.6, before)
     results = json.loads((fitted / "results.json").read_text())
     assert results["test"]["accuracy"] == pytest.approx(right)
-    points, labels = located(best, test, view_of(best))
+    points, labels = located(best, test, best.preprocessing)
     plane = decision_plane(best)
     torch.testing.assert_close(plane.posterior(points), best.posterior(x).double(), atol=1e-4, rtol=0)
     assert torch.equal(labels, test.labels)

@@ -29,8 +29,8 @@ from candid.explanations.receptive_field import (
     full_width,
     receptive_field,
 )
-from candid.inference.predictions import Model
 from candid.models.flow.coupling import ActNorm, AffineCoupling, DownsamplingCoupling
+from candid.models.protocol import Model
 from candid.reports.plots.receptive_field import receptive_fields
 from tests.helpers import RecordedProgress, randomise
 

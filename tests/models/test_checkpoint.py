@@ -71,14 +71,14 @@ def test_saving_removes_no_file_of_anybody_else(folder: Path) -> None:
 
 def test_half_precision_weights_load_and_stay_invertible(tmp_path: Path) -> None:
     model = small_classifier()
-    model.calibration = {"weights": torch.zeros(3)}
+    model.held_out = {"weights": torch.zeros(3)}
     full, half = candid.save(model, tmp_path / "full"), candid.save(model, tmp_path / "half", half=True)
     assert weights_of(half).stat().st_size < 0.7 * weights_of(full).stat().st_size
     stored = load_file(weights_of(half))
     assert {t.dtype for t in stored.values() if t.ndim > 1} == {torch.float16}
     assert {t.dtype for t in stored.values() if t.ndim == 1} == {torch.float32}
     loaded = candid.load(half)
-    assert not loaded.calibration, "scores of other weights"
+    assert not loaded.held_out, "scores of other weights"
     x = torch.rand(3, 3, 16, 16)
     with torch.inference_mode():
         assert (loaded.invert(loaded.latent(x)) - x).abs().max() < 1e-5
@@ -117,22 +117,22 @@ CALIBRATION = {"temperature": torch.tensor(1.5, dtype=torch.float64), "statistic
 def calibrated(folder: Path, **changes: torch.Tensor) -> Path:
     """The file in which the calibration of the model in ``folder`` now is."""
     model = candid.load(folder)
-    model.calibration = {**CALIBRATION, **changes}
+    model.held_out = {**CALIBRATION, **changes}
     save_calibration(model, folder)
     (path,) = folder.glob("calibration-*")
     return path
 
 
 def test_a_calibration_travels_with_the_model(folder: Path, tmp_path: Path) -> None:
-    assert candid.load(folder).calibration == {}
+    assert candid.load(folder).held_out == {}
     calibrated(folder)
     copied = candid.load(candid.save(candid.load(folder), tmp_path / "copy"))
     for model in (candid.load(folder), copied):
-        assert model.calibration.keys() == CALIBRATION.keys()
+        assert model.held_out.keys() == CALIBRATION.keys()
         for name, values in CALIBRATION.items():
-            assert torch.equal(model.calibration[name], values)
-            assert model.calibration[name].dtype == values.dtype
-    copied.calibration = {}
+            assert torch.equal(model.held_out[name], values)
+            assert model.held_out[name].dtype == values.dtype
+    copied.held_out = {}
     candid.save(copied, tmp_path / "copy")
     assert len(list((tmp_path / "copy").iterdir())) == 2
 
@@ -147,7 +147,7 @@ def test_calibrating_leaves_the_weights_alone(folder: Path) -> None:
     assert record.pop("calibration")["file"] == second.name
     assert (weights.stat(), weights.read_bytes(), record) == before
     assert sorted(folder.iterdir()) == sorted([second, folder / "model.json", weights])
-    assert candid.load(folder).calibration["temperature"] == 2.5
+    assert candid.load(folder).held_out["temperature"] == 2.5
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed"])

@@ -121,7 +121,7 @@ def test_judgements_are_those_of_an_evaluation(model: GenerativeClassifier, fold
         assert each.p_value == pytest.approx(float(p_value[i])) and each.verdict == verdicts[i]
         assert each.class_p_value == pytest.approx(float(class_p_value[i]))
         assert each.log_density == pytest.approx(float(density[i]), rel=1e-6)
-        assert each.outputs is not None and each.outputs.z.shape == (1, model.dimensions)
+        assert each.outputs.latent is not None and each.outputs.latent.shape == (1, model.dimensions)
 
 
 def test_images_stream(model: GenerativeClassifier, folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_without_held_out_images_there_is_no_p_value(folder: Path) -> None:
 def test_a_resnet_is_asked_but_explains_nothing(folder: Path) -> None:
     resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
     (found,) = examined(resnet, [folder / "0.png"])
-    assert isinstance(found, Examination) and found.log_density is None and found.outputs is None
+    assert isinstance(found, Examination) and found.log_density is None and found.outputs.latent is None
     with pytest.raises(CandidError, match="ResNet can't explain"):
         Explainer(resnet)
 

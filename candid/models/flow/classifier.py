@@ -3,10 +3,10 @@
 import copy
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
 from candid.models.flow.backbone import build_flow
@@ -16,9 +16,10 @@ from candid.models.flow.mixture import LatentMixture, log_standard_normal
 from candid.models.flow.pooling import DCTPooling
 from candid.models.flow.presets import ClassifierConfig, check_batch, checked_names, preset
 from candid.models.flow.reversible import frozen_statistics
+from candid.models.protocol import DensityOf, ImageClassifier, Outputs
 
 
-class Outputs(NamedTuple):
+class FlowOutputs(NamedTuple):
     """One forward pass; everything else is a function of it."""
 
     z: Tensor
@@ -29,7 +30,7 @@ class Outputs(NamedTuple):
     """z . mu_y - |mu_y|^2 / 2 + log p(y), (B, M)."""
 
 
-class GenerativeClassifier(nn.Module):
+class GenerativeClassifier(ImageClassifier):
     """Models p(image | class) exactly with an invertible network and a Gaussian mixture.
 
     Images are float tensors in [0, 1], (B, C, H, W); an 8-bit pixel p stands for p / 255. Likelihoods
@@ -52,8 +53,10 @@ class GenerativeClassifier(nn.Module):
     True
     """
 
+    kind: ClassVar = "generative"
+    density_of: ClassVar[DensityOf] = "pixels"
+    config: ClassifierConfig
     noise: Tensor
-    image_mean: Tensor
     image_std: Tensor
 
     def __init__(
@@ -63,9 +66,8 @@ class GenerativeClassifier(nn.Module):
         memory: Memory = "plain",
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(checked_names(class_names, config.classes))
         self.config = config
-        self.class_names = checked_names(class_names, config.classes)
         flow = config.flow
         self.image_shape = (flow.channels, flow.height, flow.width)
         with torch.random.fork_rng(devices=[]):
@@ -86,10 +88,6 @@ class GenerativeClassifier(nn.Module):
             self.register_buffer(name, per_channel, persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.memory = memory
-        self.metadata: dict[str, Any] = {}
-        """What else is saved with the model, as JSON: how it was trained."""
-        self.calibration: dict[str, Tensor] = {}
-        """What held-out images looked like to the model: p-values come from it."""
 
     @classmethod
     def from_preset(
@@ -120,9 +118,25 @@ class GenerativeClassifier(nn.Module):
         self.flow.memory = memory
 
     @property
-    def dimensions(self) -> int:
-        """D, the length of the latent."""
-        return self.config.flow.dimensions
+    def feature_size(self) -> int:
+        """Number of constant coefficients of the latent."""
+        return self.config.flow.constant_coefficients
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of the last feature maps."""
+        flow = self.config.flow
+        return flow.height // flow.downsampling, flow.width // flow.downsampling
+
+    @property
+    def log_priors(self) -> Tensor:
+        """Log p(y) on the CPU, (M,)."""
+        return self.mixture.log_priors.cpu()
+
+    def outputs(self, images: Tensor) -> Outputs:
+        """One forward pass, with the terms that add up to the log density."""
+        outputs, terms = self.forward_by_stage(images)
+        return Outputs(outputs.logits, outputs.z[:, : self.feature_size], terms, outputs.z)
 
     def frozen(self) -> "GenerativeClassifier":
         """A copy for inference: the same results to rounding in 0.7 of the time.
@@ -146,13 +160,13 @@ class GenerativeClassifier(nn.Module):
         """Whether this is a copy for inference."""
         return isinstance(self.flow, FrozenFlow)
 
-    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Outputs:
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> FlowOutputs:
         """One pass; ``generator`` draws the dequantisation noise in training mode."""
         v = self._normalise(x, generator)
         z, log_det = self.flow(v)
         return self._outputs(x, v, z, log_det)
 
-    def forward_by_stage(self, x: Tensor) -> tuple[Outputs, Tensor]:
+    def forward_by_stage(self, x: Tensor) -> tuple[FlowOutputs, Tensor]:
         """Forward, and the terms that add up to :meth:`log_density`, (B, 2 + stages), in float64.
 
         First log p(z), then the log-determinants of what lies before the first stage (with that of the
@@ -171,13 +185,13 @@ class GenerativeClassifier(nn.Module):
         terms[:, 1] += self._log_dv_du()
         return outputs, terms
 
-    def _outputs(self, x: Tensor, v: Tensor, z: Tensor, log_det: Tensor) -> Outputs:
+    def _outputs(self, x: Tensor, v: Tensor, z: Tensor, log_det: Tensor) -> FlowOutputs:
         logits = self.mixture.logits(z)
         if not torch.compiler.is_compiling() and not _all_finite(
             logits, log_det, log_standard_normal(z.detach())
         ):
             raise self._nonfinite_error(x, v)
-        return Outputs(z, log_det, logits)
+        return FlowOutputs(z, log_det, logits)
 
     def latent(self, x: Tensor) -> Tensor:
         """z, (B, D): first the C constant coefficients, then the rest."""
@@ -202,15 +216,6 @@ class GenerativeClassifier(nn.Module):
         """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""
         return self(x).logits
 
-    def posterior(self, x: Tensor) -> Tensor:
-        """p(y | x), (B, M); rows sum to one."""
-        return self.logits(x).softmax(dim=1)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """The most probable class, (B,)."""
-        return self.logits(x).argmax(dim=1)
-
     def log_likelihoods(self, x: Tensor) -> Tensor:
         """Log p(x | y) of the 8-bit image in nats, (B, M), in float64.
 
@@ -226,7 +231,7 @@ class GenerativeClassifier(nn.Module):
         """
         return self.log_density_of(self(x))
 
-    def log_density_of(self, outputs: Outputs) -> Tensor:
+    def log_density_of(self, outputs: FlowOutputs) -> Tensor:
         """:meth:`log_density` from a forward pass that was already made."""
         return outputs.logits.double().logsumexp(1) + self._log_base(outputs)
 
@@ -280,7 +285,7 @@ class GenerativeClassifier(nn.Module):
             raise self.flow.first_nonfinite(z, "inverse") or NonFiniteError("The inverse pass overflowed.")
         return v * self.image_std + self.image_mean
 
-    def _log_base(self, outputs: Outputs) -> Tensor:
+    def _log_base(self, outputs: FlowOutputs) -> Tensor:
         """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
         return log_standard_normal(outputs.z.double()) + outputs.log_det.double() + self._log_dv_du()
 

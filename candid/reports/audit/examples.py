@@ -17,7 +17,7 @@ from candid._support.progress import Progress
 from candid.data.loader import named_batches
 from candid.data.parts import open_images, open_part, subsample
 from candid.data.splits import ShardSplit
-from candid.evaluation.evaluate import Evaluation, prepare, training_of, view_of
+from candid.evaluation.evaluate import Evaluation, prepare
 from candid.explanations.explainer import Explainer, Explanation
 from candid.trust.examine import Examination, Examiner
 
@@ -128,9 +128,9 @@ def _file(
     seen = evaluation.predictions if own else evaluation.opinions[source].predictions
     if Path(seen.paths[index]).is_file():
         return Path(seen.paths[index])
-    preprocessing = view_of(subject.model)
+    preprocessing = subject.model.preprocessing
     if own:
-        training = training_of(subject.model)
+        training = subject.model.record.config
         split = open_part(request.data, subject.model.class_names, request.part, training).split
     else:
         split = open_images(request.ood[source], preprocessing)

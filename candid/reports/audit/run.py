@@ -12,15 +12,14 @@ from candid._support.text import short_names
 from candid.data.parts import Part, open_images, open_part, subsample
 from candid.data.splits import ShardSplit, Split
 from candid.evaluation import evaluate as evaluation
-from candid.evaluation.evaluate import Evaluation, beta_of, training_of, view_of
+from candid.evaluation.evaluate import Evaluation
 from candid.evaluation.output import remove_older
 from candid.evaluation.output import write as write_evaluation
 from candid.explanations import overview as explanation
 from candid.explanations.overview import Overview
 from candid.explanations.receptive_field import ReceptiveField
-from candid.inference.predictions import Model
 from candid.models import checkpoint
-from candid.models.resnet import ResNet
+from candid.models.protocol import Model
 from candid.reports.audit.examples import Example, examples
 from candid.robustness.attacks import benchmark as attacking
 from candid.robustness.attacks.benchmark import DS, KAPPAS, Assaulted
@@ -77,7 +76,7 @@ class Subject:
 
     @property
     def is_generative(self) -> bool:
-        return not isinstance(self.model, ResNet)
+        return self.model.density_of is not None
 
     @property
     def folder(self) -> str:
@@ -170,7 +169,9 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
     for path, name in zip(paths, short_names(paths), strict=True):
         model = checkpoint.load_any(path)
         held_out = HeldOut.of(model)
-        subjects.append(Subject(name, path, model, beta_of(model), 0 if held_out is None else len(held_out)))
+        subjects.append(
+            Subject(name, path, model, model.record.beta, 0 if held_out is None else len(held_out))
+        )
     folders = [subject.folder for subject in subjects]
     for subject in subjects:
         if folders.count(subject.folder) > 1:
@@ -193,14 +194,14 @@ def _checked(request: Request) -> tuple[list[Subject], bool]:
     if part in request.ood:
         raise CandidError(f"'{part}' is already what the images of DATA are called: choose another name.")
     for spec in request.ood.values():
-        subsample(open_images(spec, view_of(first.model)), request.images)
+        subsample(open_images(spec, first.model.preprocessing), request.images)
     sweep_request(request, subjects)  # these two check what they are given
     attack_request(request, subjects)
     return subjects, isinstance(split, ShardSplit)
 
 
 def _opened(request: Request, subject: Subject) -> tuple[Split, str]:
-    chosen = open_part(request.data, subject.model.class_names, request.part, training_of(subject.model))
+    chosen = open_part(request.data, subject.model.class_names, request.part, subject.model.record.config)
     return subsample(chosen.split, request.images), chosen.part
 
 

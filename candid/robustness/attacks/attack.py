@@ -12,7 +12,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import require_latent
 from candid.robustness.attacks.refine import tightening
 from candid.robustness.attacks.search import Attackable, Objective, Search, lengths
 
@@ -285,8 +285,8 @@ def _check_positive(**numbers: float) -> None:
 def _check_detection(model: Attackable, d: float, median: float | None) -> None:
     if not 0 <= d < math.inf:
         raise CandidError(f"'d' of an attack must be zero or a positive number, not {d}.")
-    if d > 0 and not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no likelihood to fool: set d to 0, or attack a generative model.")
+    if d > 0:
+        require_latent(model, "Fooling the detection (d > 0)")
     if d > 0 and (median is None or not math.isfinite(median)):
         raise CandidError(
             f"Fooling the detection (d = {d:g}) needs the median of log q(x) / D over training images, "

@@ -21,11 +21,10 @@ from candid._support.text import number, short_names
 from candid.data.loader import named_batches
 from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import ShardSplit, Split
-from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
+from candid.evaluation.evaluate import prepare
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Passes, hash_of, kept_file
 from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
 from candid.robustness.attacks.attack import (
     LEARNING_RATE,
     PATIENCE,
@@ -175,17 +174,17 @@ def campaign(request: Request, progress: Progress = SILENT) -> list[Assaulted] |
 
 def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress: Progress) -> Victim:
     model = checkpoint.load_any(path)
-    is_generative = isinstance(model, GenerativeClassifier)
+    is_generative = model.density_of is not None
     held_out = HeldOut.of(model) if is_generative else None
     if is_generative and held_out is None and any(d > 0 for _, d in request.settings):
         raise CandidError(
             f"'{path}' has no held-out scores, whose median fools the detection: add them with "
             f"'candid calibrate {path} DATA', or attack the decision alone with --d 0."
         )
-    chosen = open_part(request.data, model.class_names, request.part, training_of(model)).split
+    chosen = open_part(request.data, model.class_names, request.part, model.record.config).split
     if isinstance(chosen, ShardSplit):
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
-    preprocessing = view_of(model)
+    preprocessing = model.preprocessing
     split = prepare(
         subsample(chosen, request.images), preprocessing, request.data, request.skip_bad, progress
     )
@@ -193,13 +192,13 @@ def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress:
     labels = torch.cat([batch[1] for batch in batches])
     return Victim(
         name,
-        beta_of(model),
+        model.record.beta,
         Passes(model, fabric, request.out / "predictions", request.workers, progress),
         split,
         Scene(
             torch.cat([batch[0] for batch in batches]),
             labels,
-            other_classes(labels, model.config.classes, request.seed) if request.targeted else None,
+            other_classes(labels, len(model.class_names), request.seed) if request.targeted else None,
             tuple(each for batch in batches for each in batch[2]),
             model.class_names,
         ),
@@ -224,7 +223,7 @@ def _check_together(request: Request, victims: Sequence[Victim]) -> None:
 
 def _assaulted(request: Request, victim: Victim) -> Assaulted | None:
     passes, scene = victim.passes, victim.scene
-    clean = passes.predictions(victim.split, view_of(passes.model), f"{victim.name}, clean")
+    clean = passes.predictions(victim.split, passes.model.preprocessing, f"{victim.name}, clean")
     attacks: dict[tuple[float, float], Attack] = {}
     for kappa, d in request.settings:
         if d > 0 and victim.median is None:

@@ -3,7 +3,7 @@
 import math
 
 from candid._support.errors import CandidError
-from candid.inference.predictions import Model
+from candid.models.protocol import Model
 from candid.trust.held_out import HeldOut
 
 

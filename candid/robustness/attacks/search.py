@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError, NonFiniteError
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import as_latent, require_latent
 
 NUMBERS_A_BATCH = 4 * 3 * 224 * 224
 """Of the images that are attacked at once."""
@@ -73,8 +73,9 @@ class Search:
         keep_latents: bool,
     ) -> None:
         self.model = _prepared(model)
-        if keep_latents and not isinstance(self.model, GenerativeClassifier):
-            raise CandidError("A ResNet has no latents to keep: give a generative model, or don't keep them.")
+        self.latent = as_latent(self.model)
+        if keep_latents:
+            require_latent(self.model, "Keeping latents")
         self.x = _checked_images(self.model, images)
         with torch.no_grad():
             classes = self.model.logits(self.x[:1]).shape[1]
@@ -121,10 +122,10 @@ class Search:
     def look(self, x: Tensor, numbers: Tensor, density: bool = False) -> Look:
         """At ``x``, versions of the images ``numbers``."""
         log_density = z = None
-        if isinstance(self.model, GenerativeClassifier):
-            outputs = self.model(x)
+        if self.latent is not None:
+            outputs = self.latent(x)
             logits, z = outputs.logits, outputs.z
-            log_density = self.model.log_density_of(outputs) if density else None
+            log_density = self.latent.log_density_of(outputs) if density else None
         else:
             logits = self.model.logits(x)
         own = self.classes[numbers][:, None]
@@ -187,8 +188,9 @@ def lengths(x: Tensor) -> Tensor:
 
 def _prepared(model: Attackable) -> Attackable:
     """In evaluation mode, without gradients of its weights."""
-    if isinstance(model, GenerativeClassifier):
-        return model.frozen()
+    latent = as_latent(model)
+    if latent is not None:
+        return latent.frozen()
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).eval().requires_grad_(False)
     return model

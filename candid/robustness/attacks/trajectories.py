@@ -11,7 +11,7 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid.explanations.plane import DecisionPlane, decision_plane, oriented
-from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.protocol import LatentModel, require_latent
 from candid.robustness.attacks.attack import Attack, carlini_wagner
 from candid.robustness.attacks.search import Attackable
 
@@ -109,8 +109,7 @@ def trajectories(
     >>> len(found.paths), found.paths[0].points.shape[1], 3 in found.classes, found.exact
     (2, 2, True, False)
     """
-    if not isinstance(model, GenerativeClassifier):
-        raise CandidError("A ResNet has no latent space to draw an attack in: give a generative classifier.")
+    model = require_latent(model, "Trajectories")
     if not isinstance(target, int):
         raise CandidError(f"All paths of a figure lead to one class: give its number, not {target}.")
     fast = model.frozen()
@@ -134,15 +133,15 @@ def trajectories(
         if attack.success.all():
             break
     traces = _until_best(attack)
-    if model.config.planar:
-        classes, plane = tuple(range(model.config.classes)), decision_plane(model)
+    if model.mixture.planar:
+        classes, plane = tuple(range(len(model.class_names))), decision_plane(model)
     else:
         classes = nearest_classes(model, [z for z, _ in traces], target)
         plane = fitted_plane(model, classes)
     originals = images.to(attack.images) / (255 if images.dtype == torch.uint8 else 1)
     paths = []
     for i, (z, margins) in enumerate(traces):
-        predicted = int(fast.mixture.logits(z[:1].to(fast.noise)).argmax())
+        predicted = int(fast.mixture.logits(z[:1].to(fast.mixture.prototypes)).argmax())
         path = Path(
             torch.cat([plane.project(part) for part in z.split(AT_ONCE)]),
             margins,
@@ -155,7 +154,7 @@ def trajectories(
             predicted if labels is None else int(labels[i]),
         )
         paths.append(path)
-    return Trajectories(plane, model.config.planar, classes, model.class_names, target, kappa, tuple(paths))
+    return Trajectories(plane, model.mixture.planar, classes, model.class_names, target, kappa, tuple(paths))
 
 
 def _until_best(attack: Attack) -> list[tuple[Tensor, Tensor]]:
@@ -171,7 +170,7 @@ def _until_best(attack: Attack) -> list[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def nearest_classes(
-    model: GenerativeClassifier, latents: list[Tensor], target: int, count: int = NEAREST
+    model: LatentModel, latents: list[Tensor], target: int, count: int = NEAREST
 ) -> tuple[int, ...]:
     """The target, then the ``count`` - 1 other classes that any of the paths (n_i, D) comes closest to.
 
@@ -195,7 +194,7 @@ def nearest_classes(
 
 
 @torch.no_grad()
-def fitted_plane(model: GenerativeClassifier, classes: tuple[int, ...]) -> DecisionPlane:
+def fitted_plane(model: LatentModel, classes: tuple[int, ...]) -> DecisionPlane:
     """The plane nearest to the means of ``classes`` in least squares, with these means projected to it.
 
     >>> model = GenerativeClassifier.from_preset("digits")

@@ -18,12 +18,13 @@ from candid._support.text import short_names
 from candid.data.images import Preprocessing
 from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import Split
-from candid.evaluation.evaluate import beta_of, prepare, training_of, view_of
+from candid.evaluation.evaluate import prepare
 from candid.evaluation.study import Detection, unseen
-from candid.inference.predictions import Model, Predictions, image_keys
+from candid.inference.predictions import Predictions, image_keys
 from candid.inference.roc import area_under_curve
 from candid.inference.runner import Change, Passes
 from candid.models import checkpoint
+from candid.models.protocol import Model
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
 from candid.robustness.corruptions.registry import check_names, check_severities
 from candid.trust.held_out import HeldOut
@@ -188,7 +189,7 @@ def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], R
 def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> Sweep | None:
     model = passes.model
     held_out = HeldOut.of(model)
-    preprocessing = view_of(model)
+    preprocessing = model.preprocessing
     gaussian = None if held_out is None else held_out.gaussian
     clean_split = _split(request.data, request.part, request, model, preprocessing, progress)
     clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", gaussian)
@@ -223,7 +224,7 @@ def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> S
         return None
     return Sweep(
         name,
-        beta_of(model),
+        model.record.beta,
         _error(clean),
         _entropy(clean),
         errors,
@@ -243,7 +244,7 @@ def _split(
     preprocessing: Preprocessing,
     progress: Progress,
 ) -> Split:
-    chosen = open_part(spec, model.class_names, part, training_of(model))
+    chosen = open_part(spec, model.class_names, part, model.record.config)
     return prepare(subsample(chosen.split, request.images), preprocessing, spec, request.skip_bad, progress)
 
 

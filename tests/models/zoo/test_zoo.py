@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import candid
 from candid import CandidError, CheckpointError
 from candid.cli.app import app
-from candid.evaluation.evaluate import training_of
 from candid.models import zoo
 from candid.models.zoo.cards import as_markdown
 from candid.trust.held_out import HeldOut
@@ -34,7 +33,7 @@ def test_a_bundled_model_loads_by_its_name(name: str) -> None:
     assert torch.allclose(posterior.sum(1), torch.ones(2))
     held_out = HeldOut.of(model)
     assert held_out is not None and len(held_out) == 1000
-    assert Path(training_of(model)["data"]).parts == ("cifar-10-batches-bin",)
+    assert Path(model.record.config["data"]).parts == ("cifar-10-batches-bin",)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -14,6 +14,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(small_config(epochs=1, holdout=0.3), folder / "own")
     train(small_config(epochs=1, holdout=0.3, baseline=True), folder / "resnet")
     model = candid.load(folder / "own/model/best")
-    model.calibration = {}
+    model.held_out = {}
     candid.save(model, folder / "bare")
     return folder

@@ -209,7 +209,7 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
         with pytest.raises(CandidError, match=message):
             campaign(request(runs, tmp_path, **changes))
     model = candid.load(runs / "own/model/best")
-    model.calibration = {}
+    model.held_out = {}
     candid.save(model, tmp_path / "uncalibrated")
     unknown = request(runs, tmp_path, models=(tmp_path / "uncalibrated",), images=3)
     with pytest.raises(CandidError, match="no held-out scores.*candid calibrate.*--d 0"):
