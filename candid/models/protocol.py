@@ -288,7 +288,7 @@ def require_latent(model: object, purpose: str) -> LatentModel:
         return latent
     kind = {"resnet": "ResNet"}.get(name := getattr(model, "kind", type(model).__name__), name)
     raise CandidError(
-        f"{purpose}: this needs class means in a latent space, which a {kind} does not have; "
+        f"{purpose} can't come from a {kind}, which has no class means in a latent space: "
         "use a generative classifier."
     )
 

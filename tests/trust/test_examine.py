@@ -152,7 +152,7 @@ def test_a_resnet_is_asked_but_explains_nothing(folder: Path) -> None:
     resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
     (found,) = examined(resnet, [folder / "0.png"])
     assert isinstance(found, Examination) and found.log_density is None and found.outputs.latent is None
-    with pytest.raises(CandidError, match="ResNet can't explain"):
+    with pytest.raises(CandidError, match="from a ResNet"):
         Explainer(resnet)
 
 

@@ -286,7 +286,7 @@ def _check_detection(model: Attackable, d: float, median: float | None) -> None:
     if not 0 <= d < math.inf:
         raise CandidError(f"'d' of an attack must be zero or a positive number, not {d}.")
     if d > 0:
-        require_latent(model, "Fooling the detection (d > 0)")
+        require_latent(model, "A likelihood to fool (d > 0)")
     if d > 0 and (median is None or not math.isfinite(median)):
         raise CandidError(
             f"Fooling the detection (d = {d:g}) needs the median of log q(x) / D over training images, "

@@ -75,7 +75,7 @@ class Search:
         self.model = _prepared(model)
         self.latent = as_latent(self.model)
         if keep_latents:
-            require_latent(self.model, "Keeping latents")
+            require_latent(self.model, "Latents")
         self.x = _checked_images(self.model, images)
         with torch.no_grad():
             classes = self.model.logits(self.x[:1]).shape[1]

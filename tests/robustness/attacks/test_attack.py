@@ -313,8 +313,8 @@ def test_mistakes_are_said(model: GenerativeClassifier) -> None:
     fails("Image 1 has pixels outside", given=torch.stack((images[0] / 255, images[1] * 1.0)))
     fails("Image 0 has pixels outside", given=torch.full((2, 3, 16, 16), math.nan))
     config = ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")
-    fails("no likelihood", victim=ResNet(config), d=66.0, median=0.0)
-    fails("no latents", victim=ResNet(config), keep_latents=True)
+    fails("likelihood to fool", victim=ResNet(config), d=66.0, median=0.0)
+    fails("Latents", victim=ResNet(config), keep_latents=True)
     broken = ResNet(config)
     nn.init.constant_(broken.fc.bias, math.nan)
     with pytest.raises(NonFiniteError, match="logits are not finite"):

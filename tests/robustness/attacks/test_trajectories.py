@@ -146,7 +146,7 @@ def test_bad_input_gets_a_sentence() -> None:
     resnet: Any = ResNet(ResNetConfig.beside(preset("digits")))
     several: Any = [1, 2]
     for model, target, labels, message in (
-        (resnet, 1, None, "A ResNet has no latent space"),
+        (resnet, 1, None, "from a ResNet"),
         (TEN, several, None, "All paths of a figure lead to one class"),
         (TEN, 10, None, "Classes go from 0 to 9: 10"),
         (TEN, 1, torch.tensor([0, 1]), "target of image 1 is its label"),
