@@ -216,7 +216,7 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
         campaign(unknown)
     with pytest.raises(CandidError, match="calibrate it first"):
         typical_score(model)
-    with pytest.raises(CandidError, match="from a ResNet"):
+    with pytest.raises(CandidError, match="ResNet has no likelihood"):
         typical_score(candid.load_any(runs / "resnet/model/best"))
     lone = alone(replace(unknown, ds=(0.0,)))
     assert lone.figures[0].bits_after is not None
