@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.common import Figure, alternate, conclude, console, parser, set_threads, show_times
 from candid import GenerativeClassifier
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit

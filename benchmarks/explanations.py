@@ -22,7 +22,7 @@ from benchmarks.common import (
     show_times,
 )
 from candid import GenerativeClassifier
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 from candid._support.randomness import generator
 from candid.explanations.heatmaps import SpatialMixture, heatmaps
 from candid.inference.runner import batch_size

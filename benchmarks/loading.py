@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from benchmarks.common import Timing, parser, set_threads, show, write
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
 from candid.data.images import Preprocessing

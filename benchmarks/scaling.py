@@ -38,7 +38,7 @@ from benchmarks.scaling_laws import (
     total,
 )
 from candid import GenerativeClassifier, information_bottleneck_loss
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MODES = {"plain": "step, plain", "inverse": "step, inverse", "frozen": "forward, frozen"}

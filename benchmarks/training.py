@@ -35,7 +35,7 @@ from benchmarks.common import (
 from benchmarks.models import classifier, macs
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 from candid.models.flow.invertible import Memory
 
 PLAIN, INVERSE, RESNET = "Candid", "Candid, memory='inverse'", "ResNet-50"

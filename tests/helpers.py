@@ -1,9 +1,11 @@
 """What several tests share."""
 
+import contextlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
 from candid._support.progress import Progress
+from candid.cli.app import run as run_command
 
 M = TypeVar("M", bound=nn.Module)
 SHARED = Path(os.environ.get("CANDID_SHARED", Path(__file__).parents[2] / "shared"))
@@ -82,3 +85,28 @@ class RecordedProgress(Progress):
         for item in iterable:
             seen.append(item)
             yield item
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    exception: Exception | None
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def candid_command(*arguments: object) -> Done:
+    """Run ``candid`` with these arguments in this process."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code, exception = 2, None
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            code = run_command([*map(str, arguments)]) or 0
+        except Exception as error:
+            exception = error
+    return Done(code, stdout.getvalue(), stderr.getvalue(), exception)

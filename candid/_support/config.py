@@ -69,6 +69,10 @@ class Option:
         )
 
 
+MISSING = dataclasses.MISSING
+"""The default of a field that must be given."""
+
+
 class Field(NamedTuple):
     """A field of an options class."""
 
@@ -77,7 +81,17 @@ class Field(NamedTuple):
     """Without its annotations."""
     option: Option
     default: Any
-    """``dataclasses.MISSING`` if it is required."""
+    """:data:`MISSING` if it is required."""
+
+    @classmethod
+    def of(cls, name: str, hint: Any, default: Any) -> "Field":
+        """Return the field of this annotated type."""
+        return cls(name, _without_option(hint), option_of(hint) or Option(""), default)
+
+    @property
+    def plain(self) -> Any:
+        """The type without None and annotations, such as ``float``."""
+        return _without_option(_without_none(self.type))
 
     @property
     def flag(self) -> str:
@@ -93,19 +107,16 @@ class Field(NamedTuple):
     @property
     def entry(self) -> Any:
         """The type of the entries of a list, None if it is no list."""
-        plain = _without_none(self.type)
-        return get_args(plain)[0] if get_origin(plain) in (tuple, list) else None
+        return get_args(self.plain)[0] if get_origin(self.plain) in (tuple, list) else None
 
 
 def fields(cls: type) -> Iterator[Field]:
     """Yield the fields of the dataclass ``cls`` that have an :class:`Option`."""
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        option = option_of(hints[field.name])
-        if option is not None:
+        if option_of(hints[field.name]) is not None:
             factory = field.default_factory
-            default = field.default if factory is dataclasses.MISSING else factory()
-            yield Field(field.name, _without_option(hints[field.name]), option, default)
+            yield Field.of(field.name, hints[field.name], field.default if factory is MISSING else factory())
 
 
 def option_of(hint: Any) -> Option | None:

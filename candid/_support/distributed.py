@@ -1,9 +1,11 @@
 """Processes, devices and signals: what surrounds a training run or a pass over a data set."""
 
 import atexit
+import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +16,13 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.machine import keep_freed_memory
 
 if TYPE_CHECKING:  # it takes seconds to import, and a model alone does without
     from lightning_fabric import Fabric
 
 T = TypeVar("T")
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+"""Names of glibc's mallopt."""
 PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -56,6 +59,22 @@ def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
     if not on_gpu:
         keep_freed_memory()
     return fabric
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep freed memory for later use; return whether it could be told.
+
+    Without it, Linux takes back every large tensor as it is freed and hands out new, zeroed pages for
+    the next one, which can take half of a training step on a CPU. The price is fragmentation: the
+    process holds more at its peak. It holds for the whole process, and does nothing without glibc.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
 
 
 def best_device() -> torch.device:

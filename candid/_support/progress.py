@@ -1,5 +1,6 @@
 """What a user sees while something runs: messages, and a bar if there is a terminal."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -33,6 +34,14 @@ class Progress:
 
 SILENT = Progress()
 """The progress that shows nothing: the default of every function."""
+
+
+def is_first_process() -> bool:
+    """Return whether this is the one of several processes that shows messages.
+
+    This is known before the processes are connected.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 class TerminalProgress(Progress):

@@ -1,71 +1,78 @@
-"""The command that asks a model about images."""
+"""The command that judges images."""
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
-from candid.cli.evaluate import ErrorLevel, ModelFolder, Novelty, TestName
+from candid._support.progress import TerminalProgress
+from candid._support.text import printable
+from candid.cli.options import ModelName, command
+from candid.trust.options import ExamineOptions
 
 
-def examine(
-    model: ModelFolder,
-    images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE...", help="Files, folders, or patterns such as 'photos/*.jpg'."),
-    ],
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Draw a page of figures for each image here."),
-    ] = None,
-    top: Annotated[int, typer.Option(help="On a page: so many classes have a heatmap.")] = 3,
+@dataclass(frozen=True)
+class PageOptions:
+    """What is drawn for each image."""
+
+    figures: Annotated[Path | None, Option("Draw a page for each image into this folder.", metavar="DIR")] = (
+        None
+    )
+    top: Annotated[int, Option("Number of classes that get a heatmap on a page.", least=1)] = 3
     contrast: Annotated[
         float,
-        typer.Option(
-            help="Heatmaps at 0 show mostly what differs between classes; larger, more of what they share."
+        Option(
+            "Heatmaps: 0 shows mostly what differs between classes, larger values more of what they share.",
+            least=0,
         ),
-    ] = 0.03,
+    ] = 0.03
     towards: Annotated[
-        str | None,
-        typer.Option(metavar="CLASS", help="On a page: how the image would change towards this class."),
-    ] = None,
-    target: Annotated[float, typer.Option(help="The posterior that --towards should reach.")] = 0.5,
-    test: TestName = None,
-    novelty: Novelty = None,
-    error: ErrorLevel = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")
-    ] = False,
-) -> None:
-    """Class, posterior, p-value and verdict of images: one line each, however many there are.
+        str | None, Option("Show on the page how the image would change towards this class.", metavar="CLASS")
+    ] = None
+    target: Annotated[float, Option("The posterior that --towards should reach.", above=0, below=1)] = 0.5
 
-    Images that can't be used are named on standard error, and the exit code is then 2; the others are judged.
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.towards is not None and self.figures is None:
+            raise CandidError("--towards is drawn on a page of figures: name a folder with --figures.")
+
+
+@command
+def examine(
+    model: ModelName,
+    images: Annotated[list[str], Option("Files, folders, or patterns such as 'photos/*.jpg'.")],
+    /,
+    options: ExamineOptions,
+    pages: PageOptions,
+    as_json: Annotated[
+        bool, Option("Print one JSON object for each image, and nothing else.", flag="--json")
+    ] = False,
+) -> int | None:
+    """Judge images: class, posterior, p-value and verdict, one line for each image.
+
+    Images that can't be used are named on standard error, and the exit code is then 2. The others are judged.
     """
-    from candid.explanations.explainer import Explainer
+    from candid.models import checkpoint
     from candid.trust.examine import Examination, Examiner, image_paths
 
-    pages = _Pages(figures)
-    paths = [path for path in image_paths(images) if not pages.is_one(path)]
-
-    from candid._support.progress import TerminalProgress
-    from candid.models import checkpoint
-    from candid.reports.plots import examine as examine_plots
-    from candid.reports.plots import style
-
+    folder = _Pages(pages.figures)
+    paths = [path for path in image_paths(images) if not folder.is_one(path)]
     loaded = checkpoint.load_any(model)
-    examiner = Examiner(loaded, model, test, novelty, error)
+    examiner = Examiner(loaded, model, options.score, options.novelty, options.error)
     explainer = None
-    if figures is not None:
-        goal = None if towards is None else _one_class(loaded.class_names, towards)
-        explainer = Explainer(loaded, top, contrast, goal, target)
-    elif towards is not None:
-        raise CandidError("--towards is drawn on a page of figures: name a folder with --figures.")
+    if pages.figures is not None:
+        from candid.explanations.explainer import Explainer
+        from candid.reports.plots import style
+        from candid.reports.plots.examine import examination
+
+        goal = None if pages.towards is None else _one_class(loaded.class_names, pages.towards)
+        explainer = Explainer(loaded, pages.top, pages.contrast, goal, pages.target)
     progress = TerminalProgress()
     if examiner.judge is None:
         progress.log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
@@ -87,14 +94,13 @@ def examine(
         explanation = None if explainer is None else explainer.explain(each)
         page = None
         if explanation is not None:
-            page = style.save(examine_plots.examination(each, explanation, names), pages.path_for(each.path))
+            page = style.save(examination(each, explanation, names), folder.path_for(each.path))
         if as_json:
             print(json.dumps(_record(each, explanation, page, loaded), allow_nan=False), flush=True)
         else:
-            print(_readable(each, names), flush=True)
+            print(printable(_readable(each, names)), flush=True)
     progress.log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
-    if counts["unusable"]:
-        raise typer.Exit(2)
+    return 2 if counts["unusable"] else None
 
 
 def _one_class(names: Sequence[str], spec: str) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from candid._support.errors import CandidError
-from candid._support.machine import is_first_process
+from candid._support.progress import is_first_process
 from candid.cli.evaluate import Devices, JsonFlag, ModelFolder, SkipBad, Workers
 
 

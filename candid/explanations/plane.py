@@ -12,8 +12,7 @@ from torch import Tensor
 
 from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError
-from candid._support.machine import is_first_process
-from candid._support.progress import SILENT, Progress
+from candid._support.progress import SILENT, Progress, is_first_process
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
 from candid.data.splits import Split

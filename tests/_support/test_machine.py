@@ -6,7 +6,7 @@ import sys
 
 SCRIPT = """
 import resource, torch
-from candid._support.machine import keep_freed_memory
+from candid._support.distributed import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.cli.app import app
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
 from candid.explanations.overview import Request, overview
 from candid.explanations.plane import planar_model
 from candid.explanations.similarity import expected_uncertainty
-from tests.helpers import randomise
+from tests.helpers import candid_command, randomise
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explain(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["explain", *map(str, arguments)])
+    return candid_command("explain", *arguments)
 
 
 def test_the_command_draws_everything_and_prints_json(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
@@ -16,11 +15,9 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.distributions import MultivariateNormal
-from typer.testing import CliRunner
 
 from candid import CandidError, ClassifierConfig, GenerativeClassifier, ResNet, ResNetConfig, load, save
 from candid._support.config import to_dict
-from candid.cli.plane import plane as command
 from candid.data.datasets import open_dataset
 from candid.evaluation.evaluate import Request, evaluate
 from candid.explanations.plane import (
@@ -34,7 +31,7 @@ from candid.explanations.plane import (
 from candid.models.checkpoint import load_any
 from candid.models.flow.presets import preset
 from candid.reports.plots.plane import decision_plane as draw
-from tests.helpers import randomise, small_classifier
+from tests.helpers import candid_command, randomise, small_classifier
 from tests.training.runs import MODEL, small_config
 
 PRIORS = (0.05, 0.1, 0.15, 0.2, 0.1, 0.05, 0.05, 0.1, 0.15, 0.05)
@@ -233,9 +230,7 @@ def test_a_run_is_not_overwritten(fitted: Path) -> None:
 
 
 def run(*arguments: str | Path) -> Any:
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return candid_command("plane", *arguments)
 
 
 def test_the_command_draws_a_plane(fitted: Path, tmp_path: Path) -> None:

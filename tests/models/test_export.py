@@ -7,16 +7,13 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-import typer
 from torch import Tensor
-from typer.testing import CliRunner
 
 import candid
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.cli import export as cli_export
 from candid.models.export import METADATA, TOLERANCE, Exported, check_images, difference, export
-from tests.helpers import randomise, small_classifier
+from tests.helpers import candid_command, randomise, small_classifier
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +89,8 @@ def test_files_say_what_they_are(made: dict[str, Exported], archive: tuple[Any, 
 
 
 def test_a_resnet_has_logits_only_and_a_batch_may_be_fixed(folder: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(cli_export.export)
     options = ["--out", str(tmp_path / "net.pt2"), "--batch", "2", "--json"]
-    done = CliRunner().invoke(app, [str(folder / "resnet"), *options])
+    done = candid_command("export", str(folder / "resnet"), *options)
     assert done.exit_code == 0, (done.output, done.exception)
     (found,) = json.loads(done.stdout)
     assert found["batch"] == 2 and list(found["differences"]) == ["logits"]
@@ -144,7 +139,5 @@ def test_mistakes_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CandidError, match=r"need onnxruntime: install .*candid-vision\[export\]"):
         export(folder / "own", tmp_path / "a.onnx")
     assert file.read_text() == "mine" and list(tmp_path.iterdir()) == [file]
-    app = typer.Typer()
-    app.command()(cli_export.export)
-    done = CliRunner().invoke(app, [str(folder / "own"), "--out", str(tmp_path), "--batch", "many"])
+    done = candid_command("export", str(folder / "own"), "--out", str(tmp_path), "--batch", "many")
     assert isinstance(done.exception, CandidError) and "'dynamic', not 'many'" in str(done.exception)

@@ -12,21 +12,17 @@ from typing import Any
 
 import httpx
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import candid
 from candid import GenerativeClassifier
 from candid._support.errors import CandidError
-from candid.cli.serve import serve
 from candid.serve.server import is_local, listening
+from tests.helpers import candid_command
 from tests.serve.helpers import picture, until
 
 
 def run(*arguments: object) -> Any:
-    app = typer.Typer()
-    app.command()(serve)
-    return CliRunner().invoke(app, list(map(str, arguments)))
+    return candid_command("serve", *arguments)
 
 
 def test_a_port_in_use_is_said(model: GenerativeClassifier, tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.cli.app import app
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 from candid.explanations.counterfactual import Counterfactual
@@ -28,7 +26,7 @@ from candid.trust.held_out import calibrate, needed
 from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 from tests.explanations.mixtures import decided_classifier
-from tests.helpers import small_classifier
+from tests.helpers import candid_command, small_classifier
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +171,7 @@ def test_an_explanation_adds_up(model: GenerativeClassifier, folder: Path) -> No
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["examine", *map(str, arguments)], catch_exceptions=True)
+    return candid_command("examine", *arguments)
 
 
 def test_the_command_prints_a_line_an_image_and_names_bad_ones(
@@ -218,9 +216,9 @@ def test_json_lines_and_pages(model: GenerativeClassifier, folder: Path, tmp_pat
         (("0.png", "--towards", "dog"), "--figures"),
         (("0.png", "--figures", "pages", "--towards", "*"), "takes one class"),
         (("0.png", "--figures", "pages", "--towards", "dgo"), "did you mean 'dog'"),
-        (("0.png", "--figures", "pages", "--contrast", "-1"), "zero or positive"),
-        (("0.png", "--figures", "pages", "--top", "0"), "at least 1 class"),
-        (("0.png", "--figures", "pages", "--target", "1.5"), "between 0 and 1"),
+        (("0.png", "--figures", "pages", "--contrast", "-1"), "at least 0"),
+        (("0.png", "--figures", "pages", "--top", "0"), "at least 1"),
+        (("0.png", "--figures", "pages", "--target", "1.5"), "below 1"),
         (("0.png", "--novelty", "0.001"), "no image can be called novel"),
     ],
 )

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from sklearn.datasets import load_sample_images
-from typer.testing import CliRunner
 
 import candid
 from candid import CandidError, CheckpointError
-from candid.cli.app import app
 from candid.models import zoo
 from candid.models.zoo.cards import as_markdown
 from candid.trust.held_out import HeldOut
+from tests.helpers import candid_command
 
 MODELS = zoo.names()
 GENERATIVE = [name for name in MODELS if zoo.card(name)["kind"] == "generative"]
@@ -62,14 +61,14 @@ def test_a_card_says_what_the_model_is_and_how_it_did(name: str) -> None:
     assert (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8") == as_markdown(card)
 
 
-def test_the_command_lists_models_and_shows_cards() -> None:
-    runner = CliRunner()
-    listed = runner.invoke(app, ["models"], env={"COLUMNS": "120"}).output
+def test_the_command_lists_models_and_shows_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    listed = candid_command("models").output
     assert all(name in listed for name in MODELS)
-    cards = json.loads(runner.invoke(app, ["models", "--json"]).stdout)
+    cards = json.loads(candid_command("models", "--json").stdout)
     assert [card["name"] for card in cards] == MODELS
-    assert json.loads(runner.invoke(app, ["models", MODELS[0], "--json"]).stdout) == cards[0]
-    shown = runner.invoke(app, ["models", "cifar10-beta1"]).output
+    assert json.loads(candid_command("models", MODELS[0], "--json").stdout) == cards[0]
+    shown = candid_command("models", "cifar10-beta1").output
     assert "Not to be used for" in shown and "bits/dim" in shown
 
 
@@ -89,7 +88,7 @@ def test_a_folder_of_ones_own_comes_before_a_bundled_model(
 
 
 def test_a_bundled_model_is_not_calibrated_anew() -> None:
-    done = CliRunner().invoke(app, ["calibrate", "cifar10-beta1", "digits"])
+    done = candid_command("calibrate", "cifar10-beta1", "digits")
     assert isinstance(done.exception, CheckpointError) and "comes with candid" in str(done.exception)
 
 
@@ -98,5 +97,5 @@ def test_examine_gives_verdicts_at_once(tmp_path: Path) -> None:
 
     noise = torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8)
     Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
-    done = CliRunner().invoke(app, ["examine", "cifar10-beta1", str(tmp_path / "noise.png"), "--json"])
+    done = candid_command("examine", "cifar10-beta1", str(tmp_path / "noise.png"), "--json")
     assert json.loads(done.stdout)["verdict"] == "novel"

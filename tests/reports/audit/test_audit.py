@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from PIL import Image
-from typer.testing import CliRunner
 
 import candid
 from candid._support.errors import CandidError, NonFiniteError
-from candid.cli import audit as cli_audit
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CRITERIA
 from candid.reports.audit.markup import POLICY, Picture
@@ -32,14 +29,14 @@ from candid.reports.audit.pictures import Pictures, embedded, reduced
 from candid.reports.audit.record import findings, missing, record
 from candid.reports.audit.run import Request, audit
 from tests.data.helpers import write_shard
-from tests.helpers import small_classifier
+from tests.helpers import candid_command, small_classifier
 from tests.training.runs import environment
 
 OPTIONS = [
     *("--data", "digits", "--ood", "noise=uniform-noise", "--images", "60", "--attack-images", "3"),
     *("--corruptions", "contrast", "--severities", "3", "--steps", "4", "--examples", "2", "--workers", "0"),
 ]
-IN_A_PROCESS = "import typer; from candid.cli.audit import audit; typer.run(audit)"
+IN_A_PROCESS = "import sys; from candid.cli.app import main; sys.argv.insert(1, 'audit'); main()"
 LARGEST = 8_000_000
 
 
@@ -65,9 +62,7 @@ def request(runs: Path, out: Path, **changes: Any) -> Request:
 
 
 def command(*arguments: object) -> Any:
-    app = typer.Typer()
-    app.command()(cli_audit.audit)
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return candid_command("audit", *arguments)
 
 
 def kept_files(out: Path) -> dict[Path, int]:

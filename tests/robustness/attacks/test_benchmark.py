@@ -10,11 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 import candid
 from candid._support.errors import CandidError
-from candid.cli.app import app
 from candid.reports.plots import attacks as attacks_plots
 from candid.robustness.attacks.attack import carlini_wagner
 from candid.robustness.attacks.benchmark import CHUNK, Assaulted, Request, campaign
@@ -23,7 +21,7 @@ from candid.robustness.attacks.tables import attack_tables, write_attack_tables
 from candid.training.loop import train
 from candid.trust.detectors import TwoTailed
 from candid.trust.held_out import HeldOut
-from tests.helpers import RecordedProgress
+from tests.helpers import RecordedProgress, candid_command
 from tests.training.runs import run, small_config
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
@@ -236,13 +234,13 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
         "--towards",
         "3",
     ]
-    done = CliRunner().invoke(app, [*COMMAND, *models, "digits", *options])
+    done = candid_command(*COMMAND, *models, "digits", *options)
     assert done.exit_code == 0, done.output
     for word in ("κ = ∞", "success", "adaptive", "resnet"):
         assert word in done.stdout
     drawn = {file.name for file in tmp_path.glob("*.png")}
     assert drawn == {"attacks.png", "examples.png", "trajectories-own-inf.png"}
-    done = CliRunner().invoke(app, [*COMMAND, *models, "digits", *options[:-4], "--json"])
+    done = candid_command(*COMMAND, *models, "digits", *options[:-4], "--json")
     assert {each["kappa"] for each in json.loads(done.stdout)["figures"]} == {"inf"}
     for arguments, message in (
         (["digits"], "Name one or more models"),
@@ -251,7 +249,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
         ([models[1], "digits", "--d", "66"], "ResNet has no likelihood to fool: add 0"),
         ([models[0], "digits", "--kappa", "much"], "--kappa takes numbers"),
     ):
-        done = CliRunner().invoke(app, [*COMMAND, *arguments])
+        done = candid_command(*COMMAND, *arguments)
         assert isinstance(done.exception, CandidError) and message in str(done.exception)
 
 

@@ -10,12 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import candid
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
-from candid.cli.app import app
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
 from candid.inference.predictions import image_keys
@@ -23,7 +21,7 @@ from candid.inference.roc import area_under_curve
 from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
 from candid.robustness.corruptions.benchmark import Reference, Request, Sweep, alexnet, sweep
 from candid.robustness.corruptions.tables import write_tables
-from tests.helpers import RecordedProgress
+from tests.helpers import RecordedProgress, candid_command
 
 CHOSEN = ("gaussian_noise", "contrast")
 
@@ -172,8 +170,8 @@ def test_the_command_prints_a_table_or_json(runs: Path, tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    done = CliRunner().invoke(app, ["corrupt", *models, "digits", *options, "--workers", "0"])
+    done = candid_command("corrupt", *models, "digits", *options, "--workers", "0")
     assert done.exit_code == 0, done.output
     assert "clean error (%)" in done.stdout and "Fog" in done.stdout and "own" in done.stdout
-    done = CliRunner().invoke(app, ["corrupt", *models, "digits", *options, "--workers", "0", "--json"])
+    done = candid_command("corrupt", *models, "digits", *options, "--workers", "0", "--json")
     assert [each["model"] for each in json.loads(done.stdout)] == ["own", "resnet"]

@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage, stats
 from sklearn.datasets import load_sample_images
 from torch import Tensor
-from typer.testing import CliRunner
 
 from candid import CandidError
 from candid._support.randomness import generator
-from candid.cli.corrupt import corrupt as command
 from candid.data.images import centre_box, decode
 from candid.reports.plots.corruptions import corruption_grid
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
@@ -36,6 +33,7 @@ from candid.robustness.corruptions.noise import Generators, shot_noise
 from candid.robustness.corruptions.registry import corruption
 from candid.robustness.corruptions.tables import table
 from candid.robustness.corruptions.weather import frosted_windows, plasma
+from tests.helpers import candid_command
 
 NAMES = list(CORRUPTIONS)
 RANDOM = [
@@ -380,12 +378,10 @@ def test_the_grid_shows_every_tile() -> None:
 
 
 def test_command_draws_a_preview(tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(command)
     photo = tmp_path / "photo.png"
     Image.fromarray(photos(64, 3)[0].permute(1, 2, 0).numpy()).save(photo)
     out = tmp_path / "figures"
-    done = CliRunner().invoke(app, ["--preview", str(photo), "--size", "16", "--out", str(out)])
+    done = candid_command("corrupt", "--preview", str(photo), "--size", "16", "--out", str(out))
     assert done.exit_code == 0, done.output
     assert str(out / "preview.png") in done.stdout
     with Image.open(out / "preview.png") as figure:
@@ -399,7 +395,7 @@ def test_command_draws_a_preview(tmp_path: Path) -> None:
         (["model", "digits", "--severities", "0"], "Severity 0 does not exist"),
         (["model", "digits"], "no model at 'model'"),
     ):
-        failed = CliRunner().invoke(app, arguments)
+        failed = candid_command("corrupt", *arguments)
         assert isinstance(failed.exception, CandidError)
         assert message in str(failed.exception)
 
