@@ -1,10 +1,10 @@
 """What models and figures are called."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-FIGURES = {
+METRICS = {
     "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
     "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
     "cross_entropy": ("cross-entropy (nats)", 1, "{:.3f}"),
@@ -51,3 +51,31 @@ def printable(text: str) -> str:
     'cat\\x1b[2J.jpg'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def percent(share: float) -> str:
+    """With one decimal; never a rounded 100 or 0.
+
+    >>> percent(0.5), percent(0.9995), percent(1.0), percent(0.0001)
+    ('50.0 %', '> 99.9 %', '100 %', '< 0.1 %')
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    if share >= 0.9995:
+        return "> 99.9 %"
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def span(low: float, high: float) -> str:
+    """An interval of shares."""
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def listed(items: Iterable[str]) -> str:
+    """With commas, and an 'and' before the last.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last

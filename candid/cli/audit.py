@@ -63,8 +63,8 @@ def audit(
     chosen = whole_numbers(severities)
 
     from candid._support.progress import TerminalProgress
+    from candid.reports.audit.options import AuditOptions as Request
     from candid.reports.audit.output import write
-    from candid.reports.audit.run import Request
     from candid.reports.audit.run import audit as run_audit
     from candid.robustness.corruptions.apply import CORRUPTIONS
 
@@ -107,10 +107,10 @@ def _print_verdicts(record: dict[str, Any]) -> None:
     table.add_column("")
     for model in record["models"]:
         table.add_column(escape(model["name"]), overflow="fold")
-    for i, finding in enumerate(record["models"][0]["findings"]):
+    for i, finding in enumerate(record["models"][0]["grades"]):
         cells = []
-        for own in (model["findings"][i] for model in record["models"]):
-            word = "not known" if own["grade"] == "unknown" else f"{own['grade']}: {own['figure']}"
+        for own in (model["grades"][i] for model in record["models"]):
+            word = "not known" if own["grade"] == "unknown" else f"{own['grade']}: {own['value']}"
             cells.append(colours[own["grade"]].format(word))
         table.add_row(finding["aspect"], *cells)
     Console().print(table)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from candid._support.errors import CandidError
-from candid._support.text import FIGURES, short_name
+from candid._support.text import METRICS, short_name
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a saved model.")]
@@ -186,7 +186,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=not name)
-    for key, (label, factor, form) in FIGURES.items():
+    for key, (label, factor, form) in METRICS.items():
         if key in metrics:
             own, *others = (_shown(each, key, factor, form) for each in columns.values())
             table.add_row(label, own + _interval(metrics, key, factor, form), *others)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from candid._support.text import FIGURES
+from candid._support.text import METRICS
 
 
 def as_markdown(card: dict[str, Any]) -> str:
@@ -18,7 +18,7 @@ def _lines(card: dict[str, Any]) -> Iterator[str]:
     if card["figures"]:
         yield from ("## Figures", "", f"{card['measured']}", "")
         yield from ("| | measured | 95 % interval |", "|---|---:|---:|")
-        yield from (_row(card["figures"], key) for key in FIGURES if card["figures"].get(key) is not None)
+        yield from (_row(card["figures"], key) for key in METRICS if card["figures"].get(key) is not None)
         yield from (f"| {name} | {value} | |" for name, value in card["more_figures"].items())
         yield ""
     for key, title in (("limits", "Limits"), ("not_for", "Not to be used for")):
@@ -26,6 +26,6 @@ def _lines(card: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(figures: dict[str, Any], key: str) -> str:
-    label, factor, form = FIGURES[key]
+    label, factor, form = METRICS[key]
     low, high = (form.format(factor * end).removesuffix(" %") for end in figures["intervals"][key])
     return f"| {label} | {form.format(factor * figures[key])} | {low} to {high} |"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from candid._support.text import number, short_name
+from candid.reports.audit.models import AuditedModel
+from candid.reports.audit.options import AuditOptions as Request
 from candid.reports.audit.run import (
     Audit,
-    Request,
-    Subject,
     attack_groups,
     attack_request,
     evaluation_request,
@@ -35,39 +35,39 @@ def _images(images: int | None) -> list[object]:
 def evaluations(found: Audit) -> list[str]:
     """One a model."""
     lines = []
-    for subject in found.subjects:
-        asked = evaluation_request(found.request, subject)
+    for model in found.models:
+        asked = evaluation_request(found.options, model)
         ood = [word for name, spec in asked.ood.items() for word in ("--ood", f"{name}={spec}")]
         options: list[object] = [*ood, *(["--ten-crop"] if asked.ten_crop else [])]
         options += ["--temperature"] if asked.temperature else []
-        options += [*_images(asked.images), *_common(found.request)]
-        if subject.folder != short_name(subject.path):  # two models would have the same folder
-            options += ["--out", Path("evaluation") / subject.folder]
+        options += [*_images(asked.images), *_common(found.options)]
+        if model.folder != short_name(model.path):  # two models would have the same folder
+            options += ["--out", Path("evaluation") / model.folder]
         lines.append(_line("evaluate", asked.model, asked.data, *options))
     return lines
 
 
 def comparison(found: Audit) -> list[str]:
     """Of the evaluations above, in their own folders."""
-    return [_line("compare", *(Path("evaluation") / subject.folder for subject in found.subjects))]
+    return [_line("compare", *(Path("evaluation") / model.folder for model in found.models))]
 
 
 def sweep(found: Audit) -> list[str]:
     """All models at once."""
-    asked = sweep_request(found.request, found.subjects)
+    asked = sweep_request(found.options, found.models)
     options: list[object] = [] if asked.baseline is None else ["--baseline", asked.baseline]
     if asked.corruptions != tuple(CORRUPTIONS):
         options += ["--corruptions", ",".join(asked.corruptions)]
     if asked.severities != SEVERITIES:
         options += ["--severities", ",".join(map(str, asked.severities))]
-    options += [*_images(asked.images), *_common(found.request)]
+    options += [*_images(asked.images), *_common(found.options)]
     return [_line("corrupt", *asked.models, asked.data, *options)]
 
 
 def attacks(found: Audit) -> list[str]:
     """Models without held-out scores apart."""
-    request, lines = found.request, []
-    for group in attack_groups(found.subjects):
+    request, lines = found.options, []
+    for group in attack_groups(found.models):
         asked = attack_request(request, group)
         options: list[object] = ["--images", asked.images]
         for name, values, usual in (("kappa", asked.kappas, KAPPAS), ("d", asked.ds, DS)):
@@ -81,12 +81,12 @@ def attacks(found: Audit) -> list[str]:
 def explanations(found: Audit) -> list[str]:
     """One a generative model."""
     lines = []
-    for subject in found.subjects:
-        if subject.name in found.overviews:
-            asked = explanation_request(found.request, found.subjects, subject, not found.fields)
+    for model in found.models:
+        if model.name in found.overviews:
+            asked = explanation_request(found.options, found.models, model, not found.fields)
             data: list[object] = [] if asked.data is None else ["--data", asked.data]
             beside = [word for path in asked.beside for word in ("--beside", path)]
-            lines.append(_line("explain", asked.model, *data, *beside, *_common(found.request)))
+            lines.append(_line("explain", asked.model, *data, *beside, *_common(found.options)))
     return lines
 
 
@@ -94,11 +94,11 @@ def examinations(found: Audit) -> list[str]:
     """One a generative model, for all example images."""
     paths = [example.path for example in found.examples]
     return [
-        _line("examine", subject.path, *paths, "--figures", Path("pages") / subject.folder)
-        for subject in found.subjects
-        if subject.is_generative and paths
+        _line("examine", model.path, *paths, "--figures", Path("pages") / model.folder)
+        for model in found.models
+        if model.is_generative and paths
     ]
 
 
-def _paths(subjects: Sequence[Subject]) -> list[Path]:
-    return [subject.path for subject in subjects]
+def _paths(models: Sequence[AuditedModel]) -> list[Path]:
+    return [model.path for model in models]

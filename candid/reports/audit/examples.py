@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,10 +18,9 @@ from candid.data.parts import open_images, open_part, subsample
 from candid.data.splits import ShardSplit
 from candid.evaluation.evaluate import Evaluation, prepare
 from candid.explanations.explainer import Explainer, Explanation
+from candid.reports.audit.models import AuditedModel
+from candid.reports.audit.options import AuditOptions as Request
 from candid.trust.examine import Examination, Examiner
-
-if TYPE_CHECKING:
-    from candid.reports.audit.run import Request, Subject
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,18 @@ class Example:
 
 
 def examples(
-    request: Request, subjects: Sequence[Subject], evaluations: Sequence[Evaluation], progress: Progress
+    request: Request, models: Sequence[AuditedModel], evaluations: Sequence[Evaluation], progress: Progress
 ) -> list[Example]:
     """At most as many as asked for; none if no model is generative."""
     generative = [
-        (subject, each) for subject, each in zip(subjects, evaluations, strict=True) if subject.is_generative
+        (model, each) for model, each in zip(models, evaluations, strict=True) if model.is_generative
     ]
     if not generative or not request.examples:
         return []
-    subject, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
+    model, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
     chosen, paths = [], []
-    for why, source, index in _chosen(subject, evaluation):
-        path = _file(request, subject, evaluation, source, index, progress)
+    for why, source, index in _chosen(model, evaluation):
+        path = _file(request, model, evaluation, source, index, progress)
         if path is not None:
             chosen.append((why, source, index))
             paths.append(path)
@@ -78,7 +76,7 @@ def examples(
     ]
 
 
-def _chosen(subject: Subject, evaluation: Evaluation) -> Iterator[tuple[str, str, int]]:
+def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, str, int]]:
     """Why, the set, and the number in it: the first image of each kind."""
     part, found = evaluation.metrics["part"], evaluation.predictions
     confidence, predicted = found.posterior.max(1)
@@ -97,18 +95,18 @@ def _chosen(subject: Subject, evaluation: Evaluation) -> Iterator[tuple[str, str
     accepted = torch.tensor([kind in ("accept", "") for kind in kinds])
     for index in first(accepted & right):
         why = "accepted, and right" if own else "right"
-        yield f"the first image that {subject.name} classifies as it should: {why}", part, index
+        yield f"the first image that {model.name} classifies as it should: {why}", part, index
     if not right.all():
         surest = torch.where(right, -1, confidence).argmax()
         for index in first(torch.arange(len(right)) == surest):
-            yield f"the surest mistake of {subject.name}", part, index
+            yield f"the surest mistake of {model.name}", part, index
     for name in evaluation.opinions:
         if name != part:
             yield f"the first image of '{name}'", name, 0
             break
     for kind in ("ambiguous", "novel"):
         for index in first(torch.tensor([each == kind for each in kinds])):
-            yield f"the first image that {subject.name} calls {kind}", part, index
+            yield f"the first image that {model.name} calls {kind}", part, index
 
 
 def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
@@ -118,7 +116,7 @@ def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
 
 
 def _file(
-    request: Request, subject: Subject, evaluation: Evaluation, source: str, index: int, progress: Progress
+    request: Request, model: AuditedModel, evaluation: Evaluation, source: str, index: int, progress: Progress
 ) -> Path | None:
     """The image's own file; of a data set without files, one that is written into the audit's folder.
 
@@ -128,10 +126,10 @@ def _file(
     seen = evaluation.predictions if own else evaluation.opinions[source].predictions
     if Path(seen.paths[index]).is_file():
         return Path(seen.paths[index])
-    preprocessing = subject.model.preprocessing
+    preprocessing = model.model.preprocessing
     if own:
-        training = subject.model.record.config
-        split = open_part(request.data, subject.model.class_names, request.part, training).split
+        training = model.model.record.config
+        split = open_part(request.data, model.model.class_names, request.part, training).split
     else:
         split = open_images(request.ood[source], preprocessing)
     if isinstance(split, ShardSplit):

@@ -1,7 +1,7 @@
 """What figures mean, in plain words: every threshold of an audit stands here, and on its page."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from candid._support.randomness import generator
 from candid._support.tables import GOOD, SOME
-from candid._support.text import number
+from candid._support.text import listed, number, percent, span
 from candid.evaluation.calibration_error import CRITICAL, expected_calibration_error, top_bins
 from candid.robustness.attacks.metrics import VISIBLE, AttackFigures
 from candid.robustness.corruptions.benchmark import Sweep
 from candid.trust.judge import LEVEL
 
-Grade = Literal["good", "fair", "poor", "unknown"]
+Mark = Literal["good", "fair", "poor", "unknown"]
 HIGH, USEFUL = 0.95, 0.75
 """Accuracies."""
 HARDLY = 0.1
@@ -58,28 +58,28 @@ CRITERIA = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The verdict on one aspect of a model."""
+class Grade:
+    """The grade of one aspect of a model."""
 
     aspect: str
-    grade: Grade
-    figure: str
-    """The number that it rests on, short."""
+    grade: Mark
+    value: str
+    """The number behind it, short."""
     sentence: str
 
 
-def accuracy(metrics: dict[str, Any], chance: float) -> Finding:
+def accuracy(metrics: dict[str, Any], chance: float) -> Grade:
     """Of an evaluation; ``chance`` is how often one is right who always names the most frequent class."""
     value, (low, high) = metrics["accuracy"], metrics["intervals"]["accuracy"]
-    grade: Grade = "good" if value >= HIGH else "fair" if value >= USEFUL else "poor"
+    grade: Mark = "good" if value >= HIGH else "fair" if value >= USEFUL else "poor"
     text = f"{percent(value)} of {metrics['images']:,} images are right (95 % interval: {span(low, high)})"
     if guesses(metrics, chance):
-        return Finding("Accuracy", "poor", percent(value), f"{text}: hardly better than guessing.")
+        return Grade("Accuracy", "poor", percent(value), f"{text}: hardly better than guessing.")
     if low <= chance:
         few = f"{text}: too few images to tell it from guessing."
-        return Finding("Accuracy", "unknown", percent(value), few)
+        return Grade("Accuracy", "unknown", percent(value), few)
     wrong = "none is wrong" if value == 1 else f"about one in {_whole(1 / (1 - value))} is wrong"
-    return Finding("Accuracy", grade, percent(value), f"{text}: {wrong}.")
+    return Grade("Accuracy", grade, percent(value), f"{text}: {wrong}.")
 
 
 def guesses(metrics: dict[str, Any], chance: float) -> bool:
@@ -92,10 +92,10 @@ def chance_of(labels: Tensor) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Finding:
+def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Grade:
     """``confidence`` is the mean of the most probable class, ``by_chance`` as of :func:`error_by_chance`."""
     error, (low, high) = metrics["top1_ece"], metrics["intervals"]["top1_ece"]
-    grade: Grade = "good" if error <= CLOSE else "fair" if error <= NEAR else "poor"
+    grade: Mark = "good" if error <= CLOSE else "fair" if error <= NEAR else "poor"
     way = "over-confident" if confidence > metrics["accuracy"] else "under-confident"
     text = f"Posteriors are off by {percent(error)} on average (95 % interval: {span(low, high)})"
     if CLOSE < error <= by_chance:
@@ -108,7 +108,7 @@ def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) ->
         text += ": as they should be."
     else:
         text += f": {way}, {percent(confidence)} sure on average and {percent(metrics['accuracy'])} right."
-    return Finding("Calibration", grade, percent(error), f"{text} {_when_sure(metrics)}")
+    return Grade("Calibration", grade, percent(error), f"{text} {_when_sure(metrics)}")
 
 
 def _when_sure(metrics: dict[str, Any]) -> str:
@@ -143,30 +143,30 @@ def error_by_chance(posterior: Tensor) -> float:
     return float(torch.tensor(errors, dtype=torch.float64).quantile(0.95))
 
 
-def false_alarms(metrics: dict[str, Any]) -> Finding:
+def false_alarms(metrics: dict[str, Any]) -> Grade:
     """Whether p-values keep what they promise, on the images that the model was not calibrated on."""
     if "false_positives" not in metrics:
-        return Finding("False alarms", "unknown", "–", NOT_CALIBRATED)
+        return Grade("False alarms", "unknown", "–", NOT_CALIBRATED)
     images = metrics["images"] - metrics["held_out_overlap"]
     if images <= 0:
-        return Finding(
+        return Grade(
             "False alarms", "unknown", "–", "Not checked: all images are those that it was calibrated on."
         )
     rate = metrics["false_positives"][metrics["verdicts"]["test"]][f"{LEVEL:g}"]
     ranks = metrics["verdicts"]["ranked_among"]
     if LEVEL * (ranks + 1) < 1:
         few = f"Not known: {ranks:,} held-out images allow no p-value of {LEVEL:g}; calibrate with more."
-        return Finding("False alarms", "unknown", "–", few)
+        return Grade("False alarms", "unknown", "–", few)
     most = most_false_alarms(images, ranks)
     found = f"False alarms {percent(rate)} at a level of {100 * LEVEL:g} %"
     source = f"on {images:,} images, ranked among {ranks:,} held-out ones; chance explains up to"
     if rate <= most:
         text = f"{found}: as promised ({source} {percent(most)})."
-        return Finding("False alarms", "good", percent(rate), text)
+        return Grade("False alarms", "good", percent(rate), text)
     text = (
         f"{found}: more than promised ({source} {percent(most)}). These images are unlike the held-out ones."
     )
-    return Finding("False alarms", "poor", percent(rate), text)
+    return Grade("False alarms", "poor", percent(rate), text)
 
 
 def most_false_alarms(images: int, ranks: int) -> float:
@@ -182,13 +182,13 @@ def most_false_alarms(images: int, ranks: int) -> float:
 NOT_CALIBRATED = "Not known: the model has no held-out scores, which p-values come from."
 
 
-def out_of_distribution(metrics: dict[str, Any]) -> Finding:
+def out_of_distribution(metrics: dict[str, Any]) -> Grade:
     """By the test that verdicts rest on."""
     aspect = "Out of distribution"
     if "ood" not in metrics:
-        return Finding(aspect, "unknown", "–", NOT_CALIBRATED)
+        return Grade(aspect, "unknown", "–", NOT_CALIBRATED)
     if not metrics["ood"]:
-        return Finding(aspect, "unknown", "–", "Not known: no other images were given (--ood NAME=PATH).")
+        return Grade(aspect, "unknown", "–", "Not known: no other images were given (--ood NAME=PATH).")
     test = metrics["verdicts"]["test"]
     areas = {name: tests[test]["auc"] for name, tests in metrics["ood"].items()}
     easy = [
@@ -199,7 +199,7 @@ def out_of_distribution(metrics: dict[str, Any]) -> Finding:
     earned = [name for name in areas if areas[name] >= GOOD and name not in easy]
     partly = [name for name in areas if SOME < areas[name] < GOOD]
     missed = [name for name in areas if areas[name] <= SOME]
-    grade: Grade = "poor" if missed else "fair" if partly or easy else "good"
+    grade: Mark = "poor" if missed else "fair" if partly or easy else "good"
     sentences = [
         f"{what}: {listed(f'{name} ({percent(areas[name])})' for name in names)}{note}."
         for what, names, note in (
@@ -211,18 +211,18 @@ def out_of_distribution(metrics: dict[str, Any]) -> Finding:
         if names
     ]
     text = f"Areas under the ROC curve of the test '{test}'. {' '.join(sentences)}"
-    return Finding(aspect, grade, f"{percent(min(areas.values()))} at least", text)
+    return Grade(aspect, grade, f"{percent(min(areas.values()))} at least", text)
 
 
-def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Finding:
+def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Grade:
     """By how many more images are wrong; ``reason`` is why there is no sweep.
 
     A model that ``guesses`` has nothing to lose.
     """
     if found is None:
-        return Finding("Corruptions", "unknown", "–", reason)
+        return Grade("Corruptions", "unknown", "–", reason)
     means = found.mean_errors
-    grade: Grade = "good" if found.loss <= STEADY else "fair" if found.loss <= SHAKEN else "poor"
+    grade: Mark = "good" if found.loss <= STEADY else "fair" if found.loss <= SHAKEN else "poor"
     worst = max(means, key=lambda name: means[name])
     text = (
         f"Of {found.images:,} images, corruptions make {percent(found.mean_error)} wrong instead of "
@@ -239,14 +239,14 @@ def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Find
         )
     else:
         text += "Whether it notices corruptions is not known: it has no held-out scores."
-    return Finding("Corruptions", grade, f"{100 * found.loss:+.1f} points wrong", text)
+    return Grade("Corruptions", grade, f"{100 * found.loss:+.1f} points wrong", text)
 
 
-def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
+def attacks(figures: Sequence[AttackFigures], reason: str) -> Grade:
     """Never good: only attacks that were tried can fail."""
     tried = [each for each in figures if each.success is not None]
     if not tried:
-        return Finding("Attacks", "unknown", "–", reason or "No image could be attacked.")
+        return Grade("Attacks", "unknown", "–", reason or "No image could be attacked.")
     most = max(each.success or 0 for each in tried)
     gentlest = min(
         (each for each in tried if each.per_pixel is not None),
@@ -281,43 +281,15 @@ def attacks(figures: Sequence[AttackFigures], reason: str) -> Finding:
             else " It has no likelihood to detect attacks by."
         )
     if most > FOOLED:
-        return Finding(
+        return Grade(
             "Attacks", "poor", f"{percent(most)} fooled", f"{text} Don't rely on it against an adversary."
         )
-    return Finding(
+    return Grade(
         "Attacks",
         "fair",
         f"{percent(most)} fooled",
         f"{text} That does not show that better attacks would fail.",
     )
-
-
-def percent(share: float) -> str:
-    """With one decimal; never a rounded 100 or 0.
-
-    >>> percent(0.5), percent(0.9995), percent(1.0), percent(0.0001)
-    ('50.0 %', '> 99.9 %', '100 %', '< 0.1 %')
-    """
-    if share in (0, 1):
-        return f"{100 * share:.0f} %"
-    if share >= 0.9995:
-        return "> 99.9 %"
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
-def span(low: float, high: float) -> str:
-    """An interval of shares."""
-    return f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def listed(items: Iterable[str]) -> str:
-    """With commas, and an 'and' before the last.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    *most, last = items
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _whole(value: float) -> str:

@@ -4,6 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from PIL import Image
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
+from candid._support.text import listed, percent
 from candid.evaluation.calibration_error import all_bins, top_bins
 from candid.evaluation.compare import read_rows
-from candid.reports.audit.grades import CONTROL, listed, percent
-from candid.reports.audit.markup import Picture
+from candid.reports.audit.grades import CONTROL
 from candid.reports.audit.run import Audit
 from candid.reports.plots import attacks as attacks_plots
 from candid.reports.plots import comparison as comparison_plots
@@ -36,12 +37,24 @@ REDUCTIONS = (1, 0.7, 0.5, 0.35, 0.25)
 TEMPERATURES = (0.5, 0.8, 1.0)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A figure as an address that contains it."""
+
+    address: str
+    width: int
+    height: int
+    """Size on the page, in pixels."""
+    alt: str
+    caption: str
+
+
 class Pictures:
     """Draws what was found into a folder, and gives it back for the page."""
 
     def __init__(self, found: Audit) -> None:
         self.found = found
-        self.folder = found.request.out / "figures"
+        self.folder = found.options.out / "figures"
         self.room = ROOM
 
     def _picture(self, name: str, figure: Any, alt: str, caption: str, scale: float = 1) -> Picture:
@@ -57,11 +70,11 @@ class Pictures:
 
     def trade_off(self) -> Picture | str:
         """Or why there is none."""
-        subjects = self.found.subjects
-        if len(subjects) < 2:
+        models = self.found.models
+        if len(models) < 2:
             return "One model alone trades nothing."
         try:
-            rows = read_rows([self.found.request.out / "evaluation" / each.folder for each in subjects])
+            rows = read_rows([self.found.options.out / "evaluation" / each.folder for each in models])
         except CandidError as error:
             return str(error)
         alt = "; ".join(
@@ -80,13 +93,13 @@ class Pictures:
     def calibration(self) -> Picture:
         """A panel a model."""
         both, errors = {}, []
-        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
             found = evaluation.predictions
-            both[subject.name] = (
+            both[model.name] = (
                 all_bins(found.posterior, found.labels),
                 top_bins(found.posterior, found.labels),
             )
-            errors.append(f"{subject.name} {percent(evaluation.metrics['top1_ece'])}")
+            errors.append(f"{model.name} {percent(evaluation.metrics['top1_ece'])}")
         return self._picture(
             "calibration",
             comparison_plots.calibration_curves(both),
@@ -99,13 +112,13 @@ class Pictures:
         """A panel a set, a line a model, and one for the control."""
         curves: dict[str, dict[str, Any]] = {}
         areas: dict[str, dict[str, float]] = {}
-        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
             detection, metrics = evaluation.detection, evaluation.metrics
             if detection is None or not detection.outside:
                 continue
             test = metrics["verdicts"]["test"]
             for name, by_test in detection.curves().items():
-                label = f"{subject.name}, {test}"
+                label = f"{model.name}, {test}"
                 curves.setdefault(name, {})[label] = by_test[test]
                 areas.setdefault(name, {})[label] = metrics["ood"][name][test]["auc"]
                 curves[name][CONTROL] = by_test[CONTROL]
@@ -128,7 +141,7 @@ class Pictures:
 
     def zones(self) -> Iterator[Picture]:
         """Where log-likelihoods of all sets lie, of each generative model."""
-        for subject, evaluation in zip(self.found.subjects, self.found.evaluations, strict=True):
+        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
             detection = evaluation.detection
             if detection is None or not detection.outside or "log_density" not in detection.inside:
                 continue
@@ -142,11 +155,11 @@ class Pictures:
             means = [f"held-out images {float(known.mean()):.2f}"]
             means += [f"{name} {float(each.mean()):.2f}" for name, each in others.items()]
             yield self._picture(
-                f"zones-{subject.folder}",
+                f"zones-{model.folder}",
                 figure,
-                f"Histograms of log-likelihoods by {subject.name}. Means in nats per dimension: "
+                f"Histograms of log-likelihoods by {model.name}. Means in nats per dimension: "
                 f"{listed(means)}.",
-                f"{subject.name}: log-likelihoods of held-out images and of the other sets, and what "
+                f"{model.name}: log-likelihoods of held-out images and of the other sets, and what "
                 "three tests of the likelihood alone call outliers.",
             )
 
@@ -158,7 +171,7 @@ class Pictures:
         rows = {
             name: torch.cat([corrupted(image[None], name, s, generator(0, i)) for s in SEVERITIES])
             for i, name in enumerate(CORRUPTIONS)
-            if name in self.found.request.corruptions
+            if name in self.found.options.corruptions
         }
         return self._picture(
             "corrupted",
@@ -170,14 +183,14 @@ class Pictures:
 
     def _image(self) -> torch.Tensor | None:
         shown = [opinion.examined.image for each in self.found.examples for opinion in each.opinions]
-        if self.found.attacked is not None:
-            shown.append(self.found.attacked.found[0].scene.images[0])
+        if self.found.attacks is not None:
+            shown.append(self.found.attacks[0][0].scene.images[0])
         return shown[0] if shown else None
 
     def attacks(self) -> Iterator[Picture]:
         """The paper's bars, and one image under attack."""
-        assert self.found.attacked is not None
-        found = self.found.attacked.found
+        assert self.found.attacks is not None
+        found, _ = self.found.attacks
         yield self._picture(
             "attacks",
             attacks_plots.attack_bars(found),
@@ -197,7 +210,7 @@ class Pictures:
     def explanations(self, name: str) -> Iterator[Picture]:
         """Of one generative model."""
         found = self.found.overviews[name]
-        folder = next(each.folder for each in self.found.subjects if each.name == name)
+        folder = next(each.folder for each in self.found.models if each.name == name)
         closest = found.pairs[0]
         pair = f"{found.class_names[closest.first]} and {found.class_names[closest.second]}"
         yield self._picture(
@@ -243,7 +256,7 @@ class Pictures:
             true = "" if example.true_class is None else f" Its true class is '{example.true_class}'."
             pages = []
             for opinion in example.opinions:
-                folder = next(each.folder for each in self.found.subjects if each.name == opinion.model)
+                folder = next(each.folder for each in self.found.models if each.name == opinion.model)
                 drawn = examine_plots.examination(opinion.examined, opinion.explanation, opinion.class_names)
                 pages.append(
                     self._picture(

@@ -4,10 +4,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from candid._support.text import listed, percent
 from candid._support.version import __version__
-from candid.reports.audit import grades as verdicts
+from candid.reports.audit import grades
 from candid.reports.audit.examples import Example
-from candid.reports.audit.grades import CRITERIA, Finding, listed, percent
+from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.run import Audit
 
 FORMAT, FORMAT_VERSION = "candid-audit", 1
@@ -15,24 +16,26 @@ DIGITS = 9
 """Of a number: more are rounding errors."""
 
 
-def findings(found: Audit) -> dict[str, list[Finding]]:
-    """The verdicts on each model, by its name."""
-    by_name: dict[str, list[Finding]] = {}
-    for i, subject in enumerate(found.subjects):
+def grades_of(found: Audit) -> dict[str, list[Grade]]:
+    """Return the grades of each model, by name."""
+    by_name: dict[str, list[Grade]] = {}
+    for i, model in enumerate(found.models):
         metrics, posterior = found.evaluations[i].metrics, found.evaluations[i].predictions.posterior
         confidence = float(posterior.amax(1).mean())
-        chance = verdicts.chance_of(found.evaluations[i].predictions.labels)
-        guesses = verdicts.guesses(metrics, chance)
-        by_name[subject.name] = [
-            verdicts.accuracy(metrics, chance),
-            verdicts.calibration(metrics, confidence, verdicts.error_by_chance(posterior)),
-            verdicts.false_alarms(metrics),
-            verdicts.out_of_distribution(metrics),
-            verdicts.corruptions(
-                found.sweeps[i] if found.sweeps else None, found.absent.get("corruptions", ""), guesses
+        chance = grades.chance_of(found.evaluations[i].predictions.labels)
+        guesses = grades.guesses(metrics, chance)
+        by_name[model.name] = [
+            grades.accuracy(metrics, chance),
+            grades.calibration(metrics, confidence, grades.error_by_chance(posterior)),
+            grades.false_alarms(metrics),
+            grades.out_of_distribution(metrics),
+            grades.corruptions(
+                found.corruptions[i] if found.corruptions else None,
+                found.absent.get("corruptions", ""),
+                guesses,
             ),
-            verdicts.attacks(
-                found.attacked.found[i].figures if found.attacked else (), found.absent.get("attacks", "")
+            grades.attacks(
+                found.attacks[0][i].figures if found.attacks else (), found.absent.get("attacks", "")
             ),
         ]
     return by_name
@@ -41,40 +44,38 @@ def findings(found: Audit) -> dict[str, list[Finding]]:
 def missing(found: Audit) -> dict[str, list[str]]:
     """What is not known of each model, why, and what would change that."""
     by_name: dict[str, list[str]] = {}
-    for subject in found.subjects:
+    for model in found.models:
         texts = []
-        if not subject.is_generative:
+        if not model.is_generative:
             texts.append(
                 "A ResNet has no likelihood: it has no bits/dim, no tests of the density, no heatmaps and "
                 "samples, and attacks have no detection to fool."
             )
-        if not subject.held_out:
+        if not model.held_out:
             texts.append(
                 "It has no held-out scores, so there are no p-values, verdicts, out-of-distribution tests "
-                f"and detections. To add them: candid calibrate {subject.path} DATA, DATA being what it "
+                f"and detections. To add them: candid calibrate {model.path} DATA, DATA being what it "
                 "was trained on."
             )
-        elif not found.request.ood:
+        elif not found.options.ood:
             texts.append(
                 "No other images were given (--ood NAME=PATH), so there are no out-of-distribution tests."
             )
-        by_name[subject.name] = texts
+        by_name[model.name] = texts
     return by_name
 
 
 def side_by_side(found: Audit) -> list[str]:
     """Which model is best at what, where intervals say that it is more than chance."""
-    metrics = {
-        subject.name: each.metrics for subject, each in zip(found.subjects, found.evaluations, strict=True)
-    }
+    metrics = {model.name: each.metrics for model, each in zip(found.models, found.evaluations, strict=True)}
     texts = [
         _best(metrics, "accuracy", "By accuracy, best first", 1),
         _best(metrics, "top1_ece", "By calibration error, best first", -1),
     ]
     losses = {
-        subject.name: swept.loss
-        for subject, each, swept in zip(found.subjects, found.evaluations, found.sweeps, strict=False)
-        if not verdicts.guesses(each.metrics, verdicts.chance_of(each.predictions.labels))
+        model.name: swept.loss
+        for model, each, swept in zip(found.models, found.evaluations, found.corruptions, strict=False)
+        if not grades.guesses(each.metrics, grades.chance_of(each.predictions.labels))
     }
     if losses:
         ranked = sorted(losses, key=lambda name: losses[name])
@@ -91,9 +92,9 @@ def _best(metrics: dict[str, dict[str, Any]], key: str, words: str, sign: int) -
     return f"{words}: {shown}." + ("" if clear else " The intervals of the first two overlap.")
 
 
-def record(found: Audit, judged: dict[str, list[Finding]]) -> dict[str, Any]:
+def record(found: Audit, judged: dict[str, list[Grade]]) -> dict[str, Any]:
     """Everything but pictures; shares, not percentages."""
-    request, lacking = found.request, missing(found)
+    request, lacking = found.options, missing(found)
     first = found.evaluations[0].metrics
     made = {
         "format": FORMAT,
@@ -104,34 +105,32 @@ def record(found: Audit, judged: dict[str, list[Finding]]) -> dict[str, Any]:
         "images": first["images"],
         "quick": request.quick,
         "ood": dict(request.ood),
-        "corruptions": list(request.corruptions) if found.sweeps else [],
-        "severities": list(request.severities) if found.sweeps else [],
-        "attack": None if found.attacked is None else _attack(found),
-        "classes": list(found.subjects[0].model.class_names),
+        "corruptions": list(request.corruptions) if found.corruptions else [],
+        "severities": list(request.severities) if found.corruptions else [],
+        "attack": None if found.attacks is None else _attack(found),
+        "classes": list(found.models[0].model.class_names),
         "criteria": CRITERIA,
         "absent": found.absent,
-        "side_by_side": side_by_side(found) if len(found.subjects) > 1 else [],
+        "side_by_side": side_by_side(found) if len(found.models) > 1 else [],
         "models": [
             {
-                "name": subject.name,
-                "model": str(subject.path),
-                "kind": "generative" if subject.is_generative else "resnet",
-                "beta": None if subject.beta is None else str(subject.beta),
-                "parameters": sum(each.numel() for each in subject.model.parameters()),
-                "held_out_images": subject.held_out,
-                "findings": [asdict(each) for each in judged[subject.name]],
-                "missing": lacking[subject.name],
+                "name": model.name,
+                "model": str(model.path),
+                "kind": "generative" if model.is_generative else "resnet",
+                "beta": None if model.beta is None else str(model.beta),
+                "parameters": model.parameters,
+                "held_out_images": model.held_out,
+                "grades": [asdict(each) for each in judged[model.name]],
+                "missing": lacking[model.name],
                 "evaluation": found.evaluations[i].metrics,
-                "corruptions": found.sweeps[i].record(found.reference) if found.sweeps else None,
-                "attacks": [each.record() for each in found.attacked.found[i].figures]
-                if found.attacked
+                "corruptions": found.corruptions[i].record(found.reference) if found.corruptions else None,
+                "attacks": [each.record() for each in found.attacks[0][i].figures] if found.attacks else None,
+                "explanation": found.overviews[model.name].record()
+                if model.name in found.overviews
                 else None,
-                "explanation": found.overviews[subject.name].record()
-                if subject.name in found.overviews
-                else None,
-                "receptive_field_width_pixels": _width(found, subject.name),
+                "receptive_field_width_pixels": _width(found, model.name),
             }
-            for i, subject in enumerate(found.subjects)
+            for i, model in enumerate(found.models)
         ],
         "examples": [_example(found, each) for each in found.examples],
     }
@@ -139,9 +138,9 @@ def record(found: Audit, judged: dict[str, list[Finding]]) -> dict[str, Any]:
 
 
 def _attack(found: Audit) -> dict[str, Any]:
-    assert found.attacked is not None
-    images = len(found.attacked.found[0].scene.labels)
-    return {"images": images, **found.attacked.request.described()}
+    assert found.attacks is not None
+    results, asked = found.attacks
+    return {"images": len(results[0].scene.labels), **asked.described()}
 
 
 def _width(found: Audit, name: str) -> float | None:
@@ -149,7 +148,7 @@ def _width(found: Audit, name: str) -> float | None:
 
 
 def _example(found: Audit, example: Example) -> dict[str, Any]:
-    out, path = found.request.out, example.path
+    out, path = found.options.out, example.path
     return {
         "image": path.relative_to(out).as_posix() if path.is_relative_to(out) else str(path),
         "set": example.source,

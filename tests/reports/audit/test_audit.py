@@ -23,11 +23,11 @@ import candid
 from candid._support.errors import CandidError, NonFiniteError
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CRITERIA
-from candid.reports.audit.markup import POLICY, Picture
-from candid.reports.audit.page import page
-from candid.reports.audit.pictures import Pictures, embedded, reduced
-from candid.reports.audit.record import findings, missing, record
-from candid.reports.audit.run import Request, audit
+from candid.reports.audit.options import AuditOptions as Request
+from candid.reports.audit.page import POLICY, page
+from candid.reports.audit.pictures import Picture, Pictures, embedded, reduced
+from candid.reports.audit.record import grades_of, missing, record
+from candid.reports.audit.run import audit
 from tests.data.helpers import write_shard
 from tests.helpers import candid_command, small_classifier
 from tests.training.runs import environment
@@ -113,7 +113,7 @@ def test_a_killed_audit_goes_on(killed: tuple[Path, dict[Path, int]], made: tupl
 
 def test_the_same_findings_are_the_same_bytes(runs: Path, made: tuple[Path, str], tmp_path: Path) -> None:
     fresh = audit(request(runs, tmp_path / "other"))
-    text = json.dumps(record(fresh, findings(fresh)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(record(fresh, grades_of(fresh)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     assert (made[0] / "audit.json").read_text() == text
     assert json.loads(made[1]) == json.loads(text)
     assert str(tmp_path) not in text and str(made[0]) not in text
@@ -126,8 +126,8 @@ def test_figures_are_those_of_the_studies(made: tuple[Path, str], found: dict[st
         metrics = json.loads((out / "evaluation" / model["name"] / "metrics.json").read_text())
         assert model["evaluation"]["accuracy"] == pytest.approx(metrics["accuracy"], rel=1e-8)
         assert model["evaluation"]["images"] == 60 and model["held_out_images"] > 100
-        assert [each["aspect"] for each in model["findings"]] == list(CRITERIA)
-        assert model["findings"][-1]["grade"] != "good"
+        assert [each["aspect"] for each in model["grades"]] == list(CRITERIA)
+        assert model["grades"][-1]["grade"] != "good"
     assert [row["name"] for row in read_rows([out / "evaluation/own", out / "evaluation/resnet"])] == [
         "own",
         "resnet",
@@ -199,7 +199,7 @@ def test_the_page_says_what_was_found(made: tuple[Path, str], found: dict[str, A
     text = (made[0] / "audit.html").read_text()
     plain = unescape(re.sub(r"<[^>]+>", "", text)).replace("\N{NO-BREAK SPACE}", " ")
     for model in found["models"]:
-        for finding in model["findings"]:
+        for finding in model["grades"]:
             assert finding["sentence"] in plain
     assert "at most 60 images of each set" in plain
     assert len(found["side_by_side"]) == 3 and all(sentence in plain for sentence in found["side_by_side"])
@@ -240,20 +240,20 @@ def test_what_is_missing_is_said_not_fatal(
         runs, tmp_path, models=(runs / "bare", runs / "own/model/best"), ood={}, kappas=(0.01,), examples=1
     )
     found = audit(asked)
-    bare, own = findings(found).values()
+    bare, own = grades_of(found).values()
     assert [each.grade for each in bare][2:4] == ["unknown", "unknown"] and "held-out" in bare[2].sentence
     assert own[3].grade == "unknown" and "--ood" in own[3].sentence and own[2].grade != "unknown"
     assert "candid calibrate" in missing(found)["bare"][0] and "--ood" in missing(found)["own"][0]
-    assert found.attacked is not None
-    assert [[each.d for each in model.figures] for model in found.attacked.found] == [[0], [0, 66, 1000]]
-    text = page(found, findings(found))
+    assert found.attacks is not None
+    assert [[each.d for each in model.figures] for model in found.attacks[0]] == [[0], [0, 66, 1000]]
+    text = page(found, grades_of(found))
     assert "No other images were given" in text and text.count("<code>candid attack") == 2
 
     alone = audit(replace(asked, models=(runs / "resnet/model/best",), corruption_images=0, attack_images=0))
-    text = page(alone, findings(alone))
+    text = page(alone, grades_of(alone))
     for reason in ("--corruption-images 0", "--attack-images 0", "A ResNet has no latent"):
         assert reason in re.sub(r"</?code>", "", text)
-    assert [each.grade for each in findings(alone)["resnet"]][4:] == ["unknown", "unknown"]
+    assert [each.grade for each in grades_of(alone)["resnet"]][4:] == ["unknown", "unknown"]
     assert alone.examples == []
 
 
@@ -271,7 +271,7 @@ def test_shards_have_no_examples_and_a_wild_inverse_no_explanations(
     found = audit(replace(asked, ood={"packed": str(tmp_path / "packed.tar")}, attack_images=0, examples=3))
     assert found.examples and {each.source for each in found.examples} == {"test"}
     assert "packed" in found.evaluations[0].metrics["ood"]
-    assert "be explained: The latent is too large" in page(found, findings(found))
+    assert "be explained: The latent is too large" in page(found, grades_of(found))
 
 
 def test_mistakes_are_said_before_anything_runs(runs: Path, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_quick_samples(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append(request)
         raise CandidError("enough")
 
-    monkeypatch.setattr("candid.reports.audit.audit", noted)
+    monkeypatch.setattr("candid.reports.audit.run.audit", noted)
     for options in (["--quick"], ["--quick", "--images", "5", "--attack-images", "2"], []):
         command("model", "--data", "digits", *options)
     counts = [(each.images, each.attack_images, each.quick) for each in asked]
