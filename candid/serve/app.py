@@ -21,7 +21,7 @@ from candid.data.images import BadImageError
 from candid.serve.answers import Counterfactuals, Examined, Health, Models, Problem, Sent, Unusable
 from candid.serve.guard import NOTHING, Guard
 from candid.serve.limits import FILES, Limits, decoded
-from candid.serve.metrics import Metrics
+from candid.serve.metrics import CONTENT_TYPE, Metrics
 from candid.serve.queue import Queue
 from candid.serve.service import Asked, Service, unusable
 from candid.serve.worker import Worker
@@ -148,7 +148,7 @@ class _Api:
         )
         async def metrics() -> Response:
             """Counts and latencies, in the text format of Prometheus."""
-            return Response(self.metrics.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+            return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
     async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[Sent]:
         images = await self._decoded(files)

@@ -211,7 +211,7 @@ def test_metrics_count(service: Service) -> None:
         assert server.metric('candid_images_total{verdict="unusable"}') == 1
         assert server.metric('candid_request_seconds_bucket{le="+Inf"}') >= 3
         assert server.metric("candid_queue_length") == 0
-        assert server.client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert server.client.get("/metrics").headers["content-type"].startswith("text/plain; version=1.0.0")
 
 
 def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:

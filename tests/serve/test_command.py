@@ -83,7 +83,7 @@ def test_sigterm_in_the_middle_of_requests_answers_every_accepted_one(
         ):
             assert client.get("/healthz").status_code == 200
             answers = [pool.submit(client.post, "/v1/examine", files={"file": picture(i)}) for i in range(6)]
-            until(lambda: "candid_queue_length 6" in client.get("/metrics").text)
+            until(lambda: "candid_queue_length 6.0" in client.get("/metrics").text)
             started.send_signal(signal.SIGTERM)
             until(lambda: client.get("/healthz").status_code == 503)
             assert client.post("/v1/examine", files={"file": picture()}).status_code == 503
