@@ -1,32 +1,53 @@
-"""What models and figures are called."""
+"""How numbers, lists and names are written for people."""
 
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """How a metric of an evaluation is shown."""
+
+    label: str
+    scale: float
+    form: str
+
+    def shown(self, value: float) -> str:
+        """Return the value as text.
+
+        >>> METRICS["accuracy"].shown(0.9123)
+        '91.23 %'
+        """
+        return self.form.format(self.scale * value)
+
+    def interval(self, ends: Sequence[float]) -> str:
+        """Return an interval of values as text.
+
+        >>> METRICS["accuracy"].interval((0.9, 0.92))
+        '90.00 to 92.00'
+        """
+        low, high = (self.shown(end).removesuffix(" %") for end in ends)
+        return f"{low} to {high}"
+
 
 METRICS = {
-    "accuracy": ("top-1 accuracy", 100, "{:.2f} %"),
-    "top5_accuracy": ("top-5 accuracy", 100, "{:.2f} %"),
-    "cross_entropy": ("cross-entropy (nats)", 1, "{:.3f}"),
-    "bits_per_dim": ("bits/dim", 1, "{:.3f}"),
-    "L_X": ("L_X (as in the paper)", 1, "{:.3f}"),
-    "L_Y": ("L_Y (as in the paper)", 1, "{:.3f}"),
-    "ece": ("ECE, all classes", 100, "{:.2f} %"),
-    "mce": ("MCE, all classes", 100, "{:.2f} %"),
-    "oce": ("OCE (sure: ≥ 99.7 %)", 1, "{:.2f}"),
-    "top1_ece": ("ECE, top class", 100, "{:.2f} %"),
+    "accuracy": Metric("top-1 accuracy", 100, "{:.2f} %"),
+    "top5_accuracy": Metric("top-5 accuracy", 100, "{:.2f} %"),
+    "cross_entropy": Metric("cross-entropy (nats)", 1, "{:.3f}"),
+    "bits_per_dim": Metric("bits/dim", 1, "{:.3f}"),
+    "L_X": Metric("L_X (as in the paper)", 1, "{:.3f}"),
+    "L_Y": Metric("L_Y (as in the paper)", 1, "{:.3f}"),
+    "ece": Metric("ECE, all classes", 100, "{:.2f} %"),
+    "mce": Metric("MCE, all classes", 100, "{:.2f} %"),
+    "oce": Metric("OCE (confident: ≥ 99.7 %)", 1, "{:.2f}"),
+    "top1_ece": Metric("ECE, top class", 100, "{:.2f} %"),
 }
-"""Of an evaluation: what each is called, by how much it is multiplied to be shown, and how it is written."""
-
-
-def short_name(model: Path) -> str:
-    """``cifar10`` of runs/cifar10/model/best, ``cifar10-last`` of runs/cifar10/model/last."""
-    parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
-    return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
+"""The metrics of an evaluation, in the order in which they are shown."""
 
 
 def number(value: float) -> str:
-    """As people write it.
+    """Return a number as people write it.
 
     >>> number(0.01), number(1.0), number(float("inf"))
     ('0.01', '1', '∞')
@@ -34,8 +55,51 @@ def number(value: float) -> str:
     return "∞" if value == math.inf else f"{value:g}"
 
 
+def percent(share: float) -> str:
+    """Return a share in percent with one decimal; it is never rounded to 100 or 0.
+
+    >>> percent(0.5), percent(0.9995), percent(1.0), percent(0.0001)
+    ('50.0 %', '> 99.9 %', '100 %', '< 0.1 %')
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    if share >= 0.9995:
+        return "> 99.9 %"
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def hundredths(share: float | None, digits: int = 1) -> str:
+    """Return a share in percent without the sign, for a column of a table; a dash if there is none.
+
+    >>> hundredths(0.123), hundredths(0.12345, 2), hundredths(None)
+    ('12.3', '12.35', '–')
+    """
+    return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
+def span(low: float, high: float) -> str:
+    """Return an interval of shares in percent."""
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Return ``items`` with commas, and with 'and' before the last.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def short_name(model: Path) -> str:
+    """Return ``cifar10`` for runs/cifar10/model/best, ``cifar10-last`` for runs/cifar10/model/last."""
+    parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]
+    return "-".join(parts[-2:] if parts[-1:] == ["last"] else parts[-1:]) or "model"
+
+
 def short_names(models: Sequence[Path]) -> list[str]:
-    """Short where that tells them apart, else their whole paths.
+    """Return short names where these differ, and whole paths where they don't.
 
     >>> short_names([Path("a/cat/model/best"), Path("b/cat/model/best"), Path("dog")])
     ['a/cat/model/best', 'b/cat/model/best', 'dog']
@@ -51,31 +115,3 @@ def printable(text: str) -> str:
     'cat\\x1b[2J.jpg'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
-def percent(share: float) -> str:
-    """With one decimal; never a rounded 100 or 0.
-
-    >>> percent(0.5), percent(0.9995), percent(1.0), percent(0.0001)
-    ('50.0 %', '> 99.9 %', '100 %', '< 0.1 %')
-    """
-    if share in (0, 1):
-        return f"{100 * share:.0f} %"
-    if share >= 0.9995:
-        return "> 99.9 %"
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
-def span(low: float, high: float) -> str:
-    """An interval of shares."""
-    return f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def listed(items: Iterable[str]) -> str:
-    """With commas, and an 'and' before the last.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    *most, last = items
-    return f"{', '.join(most)} and {last}" if most else last

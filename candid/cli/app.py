@@ -16,11 +16,14 @@ from candid._support.version import __version__
 
 COMMANDS = {
     "examine": "candid.cli.examine:examine",
+    "models": "candid.cli.models:models",
+    "info": "candid.cli.models:info",
+    "import": "candid.cli.models:import_model",
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
 FLAGS = ("-h", "--help", "--version")
 LEGACY = (
-    *("models", "info", "import", "train", "explain", "plane", "evaluate", "calibrate", "compare"),
+    *("train", "explain", "plane", "evaluate", "calibrate", "compare"),
     *("corrupt", "attack", "audit", "serve", "export", "demo"),
 )
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from candid._support.errors import CandidError
+from candid._support.files import safe_name
+from candid._support.text import hundredths
 from candid.cli.evaluate import Devices, JsonFlag, PartOption, SkipBad, Workers
 
 COLUMNS = ("", "d", "wrong", "success", "8-bit", "L2", "sure", "AUC", "adaptive AUC", "its success")
@@ -165,8 +166,7 @@ def _draw_trajectories(
         title = (
             f"Attacks on {found.name}, {setting_name(request, kappa)}, target: {scene.class_names[target]}"
         )
-        name = re.sub(r"[^\w.-]+", "-", found.name)
-        file = request.out / f"trajectories-{name}-{kappa:g}.png"
+        file = request.out / f"trajectories-{safe_name(found.name)}-{kappa:g}.png"
         files.append(style.save(trajectories_plots.trajectories(drawn, title), file))
     return files
 
@@ -190,12 +190,13 @@ def _print_table(caption: str, figures: Any) -> None:
             areas = (each.detection.two_tailed, each.adaptive_two_tailed, each.adaptive_success)
         distance = "–" if each.l2_median is None else f"{each.l2_median:.3f}"
         counted = f"{each.d:g}", f"{each.misclassified}/{each.images}"
-        shares = _percent(each.success), _percent(each.rounded_success)
+        shares = hundredths(each.success), hundredths(each.rounded_success)
         table.add_row(
-            escape(each.model), *counted, *shares, distance, _percent(each.confidence), *map(_percent, areas)
+            escape(each.model),
+            *counted,
+            *shares,
+            distance,
+            hundredths(each.confidence),
+            *(hundredths(area) for area in areas),
         )
     Console().print(table)
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"

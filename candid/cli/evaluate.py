@@ -186,10 +186,10 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=not name)
-    for key, (label, factor, form) in METRICS.items():
+    for key, metric in METRICS.items():
         if key in metrics:
-            own, *others = (_shown(each, key, factor, form) for each in columns.values())
-            table.add_row(label, own + _interval(metrics, key, factor, form), *others)
+            own, *others = (_shown(each, key) for each in columns.values())
+            table.add_row(metric.label, own + _interval(metrics, key), *others)
     console.print(table)
     if metrics.get("ood"):
         _print_ood(console, metrics)
@@ -197,19 +197,16 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         _print_verdicts(console, metrics)
 
 
-def _shown(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
+def _shown(figures: dict[str, Any], key: str) -> str:
     value = figures.get(key)
     if value is None:
         return "none so sure" if key == "oce" and key in figures else ""
-    return form.format(factor * value)
+    return METRICS[key].shown(value)
 
 
-def _interval(figures: dict[str, Any], key: str, factor: float, form: str) -> str:
+def _interval(figures: dict[str, Any], key: str) -> str:
     ends = figures["intervals"].get(key)
-    if ends is None:
-        return ""
-    low, high = (form.format(factor * end).removesuffix(" %") for end in ends)
-    return f" [dim]({low} to {high})[/]"
+    return "" if ends is None else f" [dim]({METRICS[key].interval(ends)})[/]"
 
 
 def _print_ood(console: Console, metrics: dict[str, Any]) -> None:

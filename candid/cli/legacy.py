@@ -3,7 +3,6 @@
 Commands import what they need themselves, after their checks: help and mistakes don't wait for torch.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.exceptions import TyperException
 
-from candid._support.errors import CandidError, did_you_mean
+from candid._support.errors import CandidError
 from candid._support.progress import is_first_process
 from candid.cli import (
     attack as cli_attack,
@@ -37,16 +36,11 @@ from candid.cli import (
     export as cli_export,
 )
 from candid.cli import (
-    models as cli_models,
-)
-from candid.cli import (
     plane as cli_plane,
 )
 from candid.cli import (
     serve as cli_serve,
 )
-from candid.cli.evaluate import JsonFlag
-from candid.models import zoo
 
 app = typer.Typer(
     add_completion=False,
@@ -68,117 +62,6 @@ def run(arguments: list[str]) -> int | None:
 @app.callback()
 def _options() -> None:
     pass
-
-
-@app.command()
-def info(
-    target: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="A preset, a model's folder, or a bundled model.")
-    ],
-    classes: Annotated[int | None, typer.Option(help="Number of classes, for a preset.")] = None,
-    mixing: Annotated[
-        Literal["orthogonal", "permutation"] | None, typer.Option(help="Channel mixing, for a preset.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Parameters, cost and sizes by stage, beside a ResNet of the same layout."""
-    from candid.models.info import describe
-
-    description = describe(_config(target, classes=classes, mixing=mixing))
-    if as_json:
-        print(json.dumps(description))
-    else:
-        _print_description(target, description)
-
-
-def _config(target: str, **changes: Any) -> Any:
-    from candid.models.checkpoint import load_config
-    from candid.models.flow.presets import PRESETS, preset
-
-    changes = {key: value for key, value in changes.items() if value is not None}
-    if target in PRESETS:
-        return preset(target, **changes)
-    if not Path(target).exists() and target not in zoo.names():
-        known = [*PRESETS, *zoo.names()]
-        raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, known)}")
-    if changes:
-        raise CandidError(
-            f"'{target}' is a finished model: {' and '.join(changes)} can only change a preset."
-        )
-    return load_config(target)
-
-
-def _print_description(name: str, description: dict[str, Any]) -> None:
-    resnet = description["resnet"]
-    console = Console()
-    counts = Table(title=f"{escape(name)}: size and cost", title_justify="left")
-    counts.add_column("")
-    for column in ("generative", "ResNet"):
-        counts.add_column(column, justify="right")
-    for key, label in (
-        ("network_parameters", "network parameters"),
-        ("total_parameters", "all parameters (with means / linear layer)"),
-    ):
-        counts.add_row(label, f"{description[key]:,}", f"{resnet[key]:,}")
-    counts.add_row(
-        "10⁹ multiply-accumulates an image", f"{description['gmacs']:.4g}", f"{resnet['gmacs']:.4g}"
-    )
-    console.print(counts)
-
-    stages = Table(title=f"{escape(name)}: by stage, generative / ResNet", title_justify="left")
-    for column in ("layer", "blocks", "image size", "channels", "receptive field"):
-        stages.add_column(column, justify="left" if column == "layer" else "right")
-    for ours, theirs in zip(description["stages"], resnet["stages"], strict=True):
-        height, width = ours["size"]
-        fields = (
-            "∞" if row["receptive_field"] is None else str(row["receptive_field"]) for row in (ours, theirs)
-        )
-        stages.add_row(
-            _joined(ours["layer"], theirs["layer"]),
-            str(ours["blocks"] or ""),
-            f"{height} x {width}",
-            f"{ours['channels']:,} / {theirs['channels']:,}",
-            " / ".join(fields),
-        )
-    console.print(stages)
-
-
-def _joined(ours: str, theirs: str) -> str:
-    """``"Haar pooling", "max pooling"`` to ``"Haar / max pooling"``."""
-    if ours == theirs:
-        return ours
-    return f"{ours.removesuffix(' pooling') if theirs.endswith(' pooling') else ours} / {theirs}"
-
-
-@app.command("import")
-def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A released checkpoint, such as beta_1.avg.pt, or torchvision's weights of a ResNet-50, 101 "
-            "or 152, such as resnet50-0676ba61.pth."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write the model to.")],
-    class_names: Annotated[Path | None, typer.Option(help="A text file with one class name a line.")] = None,
-) -> None:
-    """Bring in a checkpoint that the paper's authors released for ImageNet, or torchvision's ResNet."""
-    if out.is_file():
-        raise CandidError(f"'{out}' is a file: name a folder to write the model to.")
-    names = None
-    if class_names is not None:
-        try:
-            names = class_names.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
-
-    from candid.models.checkpoint import save
-    from candid.models.importers.torchvision import import_any
-
-    model = import_any(file, names)
-    save(model, out)
-    channels, height, width = model.image_shape
-    print(f"{out}: {model.config.classes} classes, {channels} x {height} x {width} images")
 
 
 @app.command()
@@ -320,7 +203,6 @@ def _print_results(out: Path, results: dict[str, Any]) -> None:
 
 
 for command in (
-    cli_models.models,
     cli_explain.explain,
     cli_plane.plane,
     cli_evaluation.evaluate,

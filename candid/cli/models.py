@@ -1,49 +1,158 @@
-"""The command that lists the models that come with the package."""
+"""The commands about models themselves: list the bundled ones, describe one, import weights."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
-from candid.cli.evaluate import JsonFlag
+from candid._support.config import Option
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.text import METRICS, number, printable
+from candid.cli.options import JsonFlag, command
+from candid.cli.show import show_table
 from candid.models import zoo
 
 
+@command
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show the card of this one.", show_default="all")
-    ] = None,
+    name: Annotated[str | None, Option("Show the card of this model.", default="all models")] = None,
+    /,
     as_json: JsonFlag = False,
 ) -> None:
-    """The trained models that come with candid: any command takes their names instead of a folder."""
+    """List the trained models that come with candid; every command takes their names instead of a folder."""
     cards = [zoo.card(each) for each in (zoo.names() if name is None else [name])]
     if as_json:
         print(json.dumps(cards if name is None else cards[0]))
-        return
-    console = Console()
-    if name is not None:
+    elif name is not None:
+        from rich.console import Console
         from rich.markdown import Markdown
 
         from candid.models.zoo.cards import as_markdown
 
-        console.print(Markdown(as_markdown(cards[0])))
-        return
-    table = Table(title="Models that come with candid", title_justify="left")
-    for column in ("name", "images", "classes", "beta", "accuracy", "bits/dim", "MB"):
-        table.add_column(column, justify="left" if column in ("name", "images") else "right", no_wrap=True)
-    for card in cards:
-        figures = card["figures"]
-        bits = figures.get("bits_per_dim")
-        table.add_row(
-            card["name"],
-            card["images"],
-            str(len(card["classes"])),
-            "–" if card["beta"] is None else f"{float(card['beta']):g}".replace("inf", "∞"),
-            f"{100 * figures['accuracy']:.2f} %" if figures else "",
-            "–" if bits is None else f"{bits:.3f}",
-            f"{card['bytes'] / 1e6:.1f}",
+        Console().print(Markdown(as_markdown(cards[0])))
+    else:
+        columns = ("name", "images", "classes", "beta", "accuracy", "bits/dim", "MB")
+        show_table("Models that come with candid", columns, map(_row, cards), left=2)
+        print("candid models NAME shows a card; candid examine NAME IMAGE judges an image.")
+
+
+def _row(card: dict[str, Any]) -> tuple[str, ...]:
+    metrics = card["figures"]
+    bits = metrics.get("bits_per_dim")
+    return (
+        card["name"],
+        card["images"],
+        str(len(card["classes"])),
+        "–" if card["beta"] is None else number(float(card["beta"])),
+        METRICS["accuracy"].shown(metrics["accuracy"]) if metrics else "",
+        "–" if bits is None else f"{bits:.3f}",
+        f"{card['bytes'] / 1e6:.1f}",
+    )
+
+
+@command
+def info(
+    target: Annotated[str, Option("A preset, a bundled model, a model folder or a run folder.")],
+    /,
+    classes: Annotated[int | None, Option("Number of classes, for a preset.")] = None,
+    mixing: Annotated[
+        Literal["orthogonal", "permutation"] | None, Option("How channels are mixed, for a preset.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show parameters, cost and sizes of a model, stage by stage, next to a ResNet of the same layout."""
+    from candid.models.info import describe
+
+    description = describe(_config(target, classes=classes, mixing=mixing))
+    if as_json:
+        print(json.dumps(description))
+    else:
+        _show(target, description)
+
+
+def _config(target: str, **changes: Any) -> Any:
+    from candid.models.checkpoint import load_config
+    from candid.models.flow.presets import PRESETS, preset
+
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if target in PRESETS:
+        return preset(target, **changes)
+    if not Path(target).exists() and target not in zoo.names():
+        known = [*PRESETS, *zoo.names()]
+        raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, known)}")
+    if changes:
+        raise CandidError(
+            f"'{target}' is a finished model: {' and '.join(changes)} can only change a preset."
         )
-    console.print(table)
-    console.print("candid models NAME shows a card; candid examine NAME IMAGE asks a model.", highlight=False)
+    return load_config(target)
+
+
+def _show(name: str, description: dict[str, Any]) -> None:
+    resnet = description["resnet"]
+    keys = {
+        "network_parameters": "network parameters",
+        "total_parameters": "all parameters (with means / linear layer)",
+        "gmacs": "10⁹ multiply-accumulates per image",
+    }
+    counts = [
+        (
+            label,
+            *(f"{each[key]:.4g}" if key == "gmacs" else f"{each[key]:,}" for each in (description, resnet)),
+        )
+        for key, label in keys.items()
+    ]
+    show_table(f"{name}: size and cost", ("", "generative", "ResNet"), counts)
+    stages = []
+    for ours, theirs in zip(description["stages"], resnet["stages"], strict=True):
+        fields = [each["receptive_field"] for each in (ours, theirs)]
+        stages.append(
+            (
+                _joined(ours["layer"], theirs["layer"]),
+                str(ours["blocks"] or ""),
+                " x ".join(map(str, ours["size"])),
+                f"{ours['channels']:,} / {theirs['channels']:,}",
+                " / ".join("∞" if field is None else str(field) for field in fields),
+            )
+        )
+    columns = ("layer", "blocks", "image size", "channels", "receptive field")
+    show_table(f"{name}: by stage, generative / ResNet", columns, stages)
+
+
+def _joined(ours: str, theirs: str) -> str:
+    """``"Haar pooling", "max pooling"`` to ``"Haar / max pooling"``."""
+    if ours == theirs:
+        return ours
+    return f"{ours.removesuffix(' pooling') if theirs.endswith(' pooling') else ours} / {theirs}"
+
+
+@command
+def import_model(
+    file: Annotated[
+        Path,
+        Option(
+            "A checkpoint that the paper's authors released, such as beta_1.avg.pt, or torchvision's weights "
+            "of a ResNet-50, 101 or 152, such as resnet50-0676ba61.pth."
+        ),
+    ],
+    /,
+    out: Annotated[Path, Option("The folder to write the model to.", metavar="DIR")],
+    class_names: Annotated[
+        Path | None, Option("A text file with one class name on each line.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Import weights for ImageNet: a checkpoint of the paper's authors, or a ResNet of torchvision."""
+    if out.is_file():
+        raise CandidError(f"'{out}' is a file: name a folder to write the model to.")
+    names = None
+    if class_names is not None:
+        try:
+            names = class_names.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
+
+    from candid.models.checkpoint import save
+    from candid.models.importers.torchvision import import_any
+
+    model = import_any(file, names)
+    save(model, out)
+    channels, height, width = model.image_shape
+    print(printable(f"{out}: {len(model.class_names)} classes, {channels} x {height} x {width} images"))

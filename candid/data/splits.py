@@ -1,12 +1,10 @@
 """The parts of a data set, in memory, in files or in tar shards, and how a model sees their images."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.files import digest
 from candid._support.progress import Progress
 from candid.data.augment import jittered, padded_crops, random_flips
 from candid.data.images import (
@@ -63,7 +62,9 @@ class ArraySplit:
     def fingerprint(self) -> bytes:
         """Differs between splits that differ."""
         parts = (repr((self.images.shape, self.names)).encode(), self.images.numpy(), self.labels.numpy())
-        return _digest(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts)
+        return digest(
+            *(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts)
+        ).digest()
 
     def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
@@ -129,7 +130,7 @@ class FileSplit:
     def fingerprint(self) -> bytes:
         """Differs between splits whose files have other names, sizes or dates, or other labels."""
         listed = [(str(path), _size_and_date(path)) for path in self.paths]
-        return _digest([repr(listed).encode(), self.labels.numpy()])
+        return digest(repr(listed).encode(), self.labels.numpy()).digest()
 
     def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
         """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
@@ -196,7 +197,7 @@ class ShardSplit:
 
     def fingerprint(self) -> bytes:
         """Differs between lists of shards; of local ones the sizes and dates count, too."""
-        return _digest([repr((self, [_size_and_date(Path(url)) for url in self.urls])).encode()])
+        return digest(repr((self, [_size_and_date(Path(url)) for url in self.urls])).encode()).digest()
 
     def prepared(
         self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
@@ -231,13 +232,6 @@ def _size_and_date(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns
-
-
-def _digest(parts: Iterable[Any]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 IndexedSplit = ArraySplit | FileSplit

@@ -4,14 +4,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from candid._support.errors import CandidError
-from candid._support.files import replacing
+from candid._support.files import write_texts
 from candid.evaluation.evaluate import Evaluation
-from candid.inference.predictions import ANY_NAME, Predictions
+from candid.inference.predictions import Predictions
 from candid.trust.scores import TESTS
 
 RESULTS = ("ood", "ood_zones", "roc", "auc")
@@ -34,18 +33,6 @@ def write(evaluation: Evaluation, out: Path) -> list[Path]:
     if evaluation.metrics.get("ood"):
         texts["ood.csv"] = _csv(_ood_rows(evaluation))
     return write_texts(texts, out)
-
-
-def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
-    """Each under its file name in the folder ``out``."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            with replacing(out / name) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
-    except OSError as error:
-        raise CandidError(f"Can't write to '{out}' ({error}): free some space, or change --out.") from error
-    return [out / name for name in texts]
 
 
 def _csv(rows: Iterator[Sequence[Any]]) -> str:

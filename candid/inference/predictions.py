@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from candid._support.files import replacing, write_tensors
+from candid._support.files import ANY_NAME, replacing, write_tensors
 from candid._support.randomness import generator
 from candid.data.splits import NamedBatch
 from candid.inference.complexity import code_lengths_by_scale
@@ -19,8 +19,6 @@ from candid.models.protocol import Model, Outputs
 
 COLUMNS = ("labels", "keys", "logits", "complexity", "terms", "distance")
 """What there is of each image, as tensors."""
-ANY_NAME = "surrogateescape"
-"""Files may have names that are no UTF-8."""
 
 
 @dataclass(frozen=True)

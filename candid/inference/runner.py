@@ -2,8 +2,7 @@
 
 import hashlib
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from candid._support.distributed import first_error, gathered, summed
 from candid._support.errors import CandidError
+from candid._support.files import cache_file, digest
 from candid._support.progress import SILENT, Progress
 from candid._support.threads import use_threads
 from candid.data.augment import reflected_frame, ten_crops
@@ -81,7 +81,7 @@ class Passes:
         With a ``change``, of its images after that.
         """
         tensors = [] if gaussian is None else [gaussian.whitening, gaussian.means]
-        key = hash_of(tensors).hexdigest() + ("" if change is None else change.key)
+        key = digest(*tensors).hexdigest() + ("" if change is None else change.key)
 
         def make(batch: NamedBatch) -> Predictions:
             images, labels, paths = batch
@@ -198,12 +198,12 @@ class Passes:
         # passes cached when the class was called View are still found
         digest.update(written.replace("Preprocessing(", "View(").encode())
         digest.update(split.fingerprint())
-        return kept_file(self.folder, name, digest)
+        return cache_file(self.folder, name, digest)
 
     @cached_property
     def model_hash(self) -> "hashlib._Hash":
         """Of all weights; copy it before adding to it."""
-        return hash_of(self.model.state_dict().values())
+        return digest(*self.model.state_dict().values())
 
     def _keep(self, found: Predictions, file: Path | None) -> None:
         try:
@@ -230,18 +230,3 @@ def _one_process() -> "Fabric":
 def batch_size(model: Model) -> int:
     """Images that pass a network at a time."""
     return min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))
-
-
-def kept_file(folder: Path, name: str, digest: "hashlib._Hash") -> Path:
-    """The file in ``folder`` for what has this ``digest``; called ``name``, for people, if there is none."""
-    ending = f"-{digest.hexdigest()[:16]}.safetensors"
-    readable = re.sub(r"[^\w.∞-]+", "-", name)
-    return next(folder.glob(f"*{ending}"), folder / f"{readable}{ending}")
-
-
-def hash_of(tensors: Iterable[Tensor]) -> "hashlib._Hash":
-    """Of their content."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest

@@ -1,7 +1,6 @@
 """What every model is: one protocol for pixel models, ResNets and all that come after them."""
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from candid._support.config import to_dict
 from candid._support.errors import CandidError
+from candid._support.files import digest
 from candid.data.images import Crop, Preprocessing
 from candid.models.flow.coupling import OrthogonalMatrix
 from candid.models.flow.invertible import Chain
@@ -340,9 +340,7 @@ class ImageClassifier(nn.Module):
         is loaded, and the last digit of that may differ between machines.
         """
         described = [to_dict(self.config), self.class_names, self.image_shape, self.record.crop]
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-        digest.update(weights_digest(self).digest())
-        return digest.hexdigest()
+        return digest(described, weights_digest(self).digest()).hexdigest()
 
     def logits(self, x: Tensor) -> Tensor:
         """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""
@@ -361,8 +359,4 @@ class ImageClassifier(nn.Module):
 def weights_digest(model: Any) -> "hashlib._Hash":
     """Return the SHA-256 of all weights but fixed rotations; see :meth:`ImageClassifier.fingerprint`."""
     fixed = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, OrthogonalMatrix)}
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if name not in fixed:
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest
+    return digest(*(tensor for name, tensor in model.state_dict().items() if name not in fixed))

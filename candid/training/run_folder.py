@@ -26,8 +26,7 @@ from torch import Tensor
 
 from candid._support.config import from_dict
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import replacing
-from candid.inference.predictions import ANY_NAME
+from candid._support.files import ANY_NAME, replacing
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.resnet import ResNet

@@ -26,6 +26,6 @@ def _lines(card: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(figures: dict[str, Any], key: str) -> str:
-    label, factor, form = METRICS[key]
-    low, high = (form.format(factor * end).removesuffix(" %") for end in figures["intervals"][key])
-    return f"| {label} | {form.format(factor * figures[key])} | {low} to {high} |"
+    metric = METRICS[key]
+    interval = metric.interval(figures["intervals"][key])
+    return f"| {metric.label} | {metric.shown(figures[key])} | {interval} |"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from candid.evaluation.output import write_texts
+from candid._support.files import write_texts
 from candid.reports.audit.page import page
 from candid.reports.audit.record import grades_of, record
 from candid.reports.audit.run import Audit

@@ -166,17 +166,16 @@ def _metrics(found: Audit, caption: str, keys: Sequence[str]) -> Table:
     """Return a row for each metric that any model has, with 95 % intervals."""
     rows = []
     for key in keys:
-        label, factor, form = METRICS[key]
+        metric = METRICS[key]
         cells = []
         for metrics in (each.metrics for each in found.evaluations):
             value, ends = metrics.get(key), metrics["intervals"].get(key)
             if value is None or ends is None:
                 cells.append("never that confident" if key == "oce" else "–")
                 continue
-            low, high = (form.format(factor * end).removesuffix(" %") for end in ends)
-            cells.append(f"{form.format(factor * value)} ({low} to {high})")
+            cells.append(f"{metric.shown(value)} ({metric.interval(ends)})")
         if set(cells) != {"–"}:
-            rows.append([label, *cells])
+            rows.append([metric.label, *cells])
     return Table(caption, ["metric", *_names(found)], rows)
 
 

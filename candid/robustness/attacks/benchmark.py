@@ -14,7 +14,8 @@ from torch import Tensor
 
 from candid._support.distributed import first_error, gathered, launch
 from candid._support.errors import CandidError
-from candid._support.files import replacing, write_tensors
+from candid._support.files import cache_file, replacing, write_tensors
+from candid._support.files import digest as content_digest
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import number, short_names
@@ -23,7 +24,7 @@ from candid.data.parts import Part, open_part, subsample
 from candid.data.splits import ShardSplit, Split
 from candid.evaluation.evaluate import prepare
 from candid.inference.predictions import Predictions
-from candid.inference.runner import Passes, hash_of, kept_file
+from candid.inference.runner import Passes
 from candid.models import checkpoint
 from candid.robustness.attacks.attack import (
     LEARNING_RATE,
@@ -292,8 +293,8 @@ def _kept_or_made(
     options = request.options(kappa, d, victim.median)
     digest = passes.model_hash.copy()
     digest.update(repr((VERSION, request.method, passes.model.config, options)).encode())
-    digest.update(hash_of((images, labels, *(() if targets is None else (targets,)))).digest())
-    file = kept_file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
+    digest.update(content_digest(images, labels, *(() if targets is None else (targets,))).digest())
+    file = cache_file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
     kept = _load(file)
     if kept is not None:
         return kept

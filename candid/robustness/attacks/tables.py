@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from candid._support.files import write_texts
 from candid._support.tables import Cell, Grid, area_cell, as_csv, html_page, latex, markdown
-from candid.evaluation.output import write_texts
 from candid.robustness.attacks.benchmark import Assaulted, Request, setting_name
 from candid.robustness.attacks.metrics import AttackFigures
 

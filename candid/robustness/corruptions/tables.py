@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from candid._support.files import write_texts
 from candid._support.tables import Cell, area_cell, as_csv, html_page, latex, markdown
-from candid.evaluation.output import write_texts
+from candid._support.text import hundredths
 from candid.robustness.corruptions.apply import CORRUPTIONS
 from candid.robustness.corruptions.benchmark import Reference, Sweep
 
@@ -40,18 +41,14 @@ def table(sweeps: Sequence[Sweep], reference: Reference | None) -> tuple[list[st
             [
                 (each.name, ""),
                 (f"{100 * each.clean_error:.2f}", ""),
-                (_percent(record.get("mce")), ""),
-                (_percent(record.get("relative_mce")), ""),
+                (hundredths(record.get("mce")), ""),
+                (hundredths(record.get("relative_mce")), ""),
                 (f"{each.entropy_increase:+.2f}", ""),
                 area_cell(record["mean_auc"].get(each.test or "")),
                 *(area_cell(areas.get(name)) for name in corruptions),
             ]
         )
     return head + [CORRUPTIONS[name].short for name in corruptions], rows
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
 
 
 def _lines(sweeps: Sequence[Sweep], reference: Reference | None) -> Iterator[Sequence[object]]:

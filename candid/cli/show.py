@@ -1,0 +1,24 @@
+"""How commands show results: tables on standard output."""
+
+from collections.abc import Iterable, Sequence
+
+from candid._support.text import printable
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+    """Print a table; its first ``left`` columns are text, the others numbers.
+
+    Names may come from data, so control characters are written out and markup is not interpreted.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(printable(title)), title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(
+            Text(printable(column)), justify="left" if i < left else "right", overflow="fold", no_wrap=i > 0
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(table)
