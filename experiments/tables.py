@@ -49,7 +49,7 @@ def tables(results: Results) -> dict[str, str]:
 def headline(results: Results) -> str:
     """The README's table: what beta buys, and what it costs."""
     head = ["", "test accuracy (%)", "bits/dim", "ECE, top class (%)"]
-    head += ["corrupted images found (AUC, %): paper's test", "joint test", "other photos: joint test"]
+    head += ["corrupted images found (AUC, %): paper's two-tailed score", "joint score", "other photos: joint score"]
 
     def rows() -> Iterator[Sequence[str]]:
         corruptions = {record["model"]: record["mean_auc"] for record in results["corruptions"]}
@@ -151,8 +151,8 @@ def _table_1(results: Results) -> Table:
 
 
 def _calibration(results: Results) -> Table:
-    head = ["", "sure (≥ 99.7 %)", "OCE", "ECE (%)", "MCE (%)", "ECE, top class (%)", "temperature"]
-    head += ["then sure", "then OCE", "then ECE, top class (%)"]
+    head = ["", "confident (≥ 99.7 %)", "OCE", "ECE (%)", "MCE (%)", "ECE, top class (%)", "temperature"]
+    head += ["then confident", "then OCE", "then ECE, top class (%)"]
 
     def rows() -> Iterator[Sequence[str]]:
         for name, model in results["models"].items():
@@ -230,7 +230,7 @@ def _other_images(results: Results) -> Table:
 
 
 def _attacks(results: Results) -> Table:
-    head = ("", "κ", "d", "success (%)", "median L2", "sure of it (%)", "AUC two-tailed (%)", "adaptive (%)")
+    head = ("", "κ", "d", "success (%)", "median L2", "confidence (%)", "AUC two-tailed (%)", "adaptive (%)")
 
     def rows() -> Iterator[Sequence[str]]:
         for attack in results["attacks"]["figures"]:
