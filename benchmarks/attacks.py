@@ -30,8 +30,8 @@ from candid import GenerativeClassifier, ResNet, load_any
 from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid._support.randomness import generator
+from candid.data.datasets import open_part
 from candid.data.loader import named_batches
-from candid.data.parts import open_part, subsample
 from candid.inference.predictions import to_float
 from candid.models.flow.presets import preset
 from candid.models.resnet import ResNetConfig
@@ -143,12 +143,10 @@ def margins(logits: Tensor, targets: Tensor) -> Tensor:
 
 def opened(model: str, data: str, images: int) -> tuple[Logits, Tensor, Tensor]:
     """A saved model, images of ``data`` and their labels."""
-    from candid.evaluation.evaluate import prepare
-
     loaded = load_any(model)
     preprocessing = loaded.preprocessing
-    split = subsample(open_part(data, loaded.class_names, None, loaded.record.config).split, images)
-    ready = prepare(split, preprocessing, data, True, TerminalProgress())
+    split = open_part(data, loaded.class_names, None, loaded.record.config).split.subsample(images)
+    ready = split.preprocess(preprocessing, True, TerminalProgress(), data)
     x, y, _ = next(iter(named_batches(ready, preprocessing, len(ready))))
     return Logits(loaded), to_float(x, "cpu"), y
 

@@ -16,9 +16,8 @@ import torch
 from benchmarks.common import console, parser, set_threads, show, write
 from candid import load
 from candid._support.progress import TerminalProgress
+from candid.data.datasets import open_part
 from candid.data.loader import named_batches
-from candid.data.parts import open_part, subsample
-from candid.evaluation.evaluate import prepare
 from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
 from candid.inference.predictions import to_float
 
@@ -34,10 +33,10 @@ def main() -> int:
     set_threads(chosen.threads)
     model = load(chosen.model)
     preprocessing = model.preprocessing
-    split = subsample(
-        open_part(chosen.data, model.class_names, None, model.record.config).split, chosen.images
+    split = open_part(chosen.data, model.class_names, None, model.record.config).split.subsample(
+        chosen.images
     )
-    ready = prepare(split, preprocessing, "images", True, TerminalProgress())
+    ready = split.preprocess(preprocessing, True, TerminalProgress(), "images")
     found: list[Counterfactual] = []
     with console.status("moving images"):
         for images, _, _ in named_batches(ready, preprocessing, 1):

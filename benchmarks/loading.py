@@ -76,7 +76,7 @@ def measure(config: TrainConfig, case: Case) -> tuple[Timing, Timing]:
     """Seconds of a step, loaded and on a fixed batch; the rounds take turns."""
     flow = config.model_config(2).flow
     preprocessing = Preprocessing(flow.channels, flow.height, flow.width, config.crop, config.flip)
-    data = open_dataset(config.data).prepared(preprocessing)
+    data = open_dataset(config.data).preprocess(preprocessing)
     plan = Plan(len(data.train), config.batch, 1, seed=0)
     step = training_step(config)
     fixed_batch = next(training_batches(data.train, preprocessing, plan, 0, 1, range(1)))

@@ -27,7 +27,8 @@ from sklearn.datasets import load_sample_image
 
 import candid
 from benchmarks.common import Figure, alternate, conclude, parser, set_threads, show_times
-from candid.serve.limits import Limits, decoded
+from candid.data.images import decode_upload
+from candid.serve.limits import Limits
 
 CLIENTS = 32
 BOUNDARY = b"candid-benchmark"
@@ -113,7 +114,7 @@ def main() -> int:
     _, height, width = model.image_shape
     files = photo_patches(images, height)
     preprocessing, limits = model.preprocessing, Limits()
-    batches = torch.stack([decoded(file, preprocessing, limits.max_pixels) for file in files]).split(
+    batches = torch.stack([decode_upload(file, preprocessing, limits.max_pixels) for file in files]).split(
         limits.batch
     )
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from candid._support.progress import SILENT
 from candid._support.randomness import generator
 from candid.data.loader import named_batches
-from candid.data.parts import unknown
-from candid.data.splits import ArraySplit
+from candid.data.splits import ArraySplit, unknown
 from candid.evaluation.calibration_error import expected_calibration_error, top_bins
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.inference.metrics import accuracy, bits_per_dimension

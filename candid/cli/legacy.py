@@ -105,7 +105,7 @@ def train(
     clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.")] = None,
     label_smoothing: Annotated[float | None, typer.Option()] = None,
     crop: Annotated[
-        Literal["none", "shift", "wobble", "resized"] | None, typer.Option(help="Random crops.")
+        Literal["none", "shift", "jitter", "resized"] | None, typer.Option(help="Random crops.")
     ] = None,
     flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Random mirror images.")] = None,
     baseline: Annotated[

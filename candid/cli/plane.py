@@ -92,14 +92,13 @@ def plane(
 def _draw(
     model: Any, data: str, out: Path, images: int | None, skip_bad: bool, workers: int, progress: Any
 ) -> dict[str, Any]:
-    from candid.data.parts import open_part, subsample
-    from candid.evaluation.evaluate import prepare
+    from candid.data.datasets import open_part
     from candid.explanations.plane import decision_plane, located
     from candid.reports.plots import plane as plane_plots
     from candid.reports.plots import style
 
     chosen, preprocessing = open_part(data, model.class_names, None, model.record.config), model.preprocessing
-    split = prepare(subsample(chosen.split, images), preprocessing, chosen.part, skip_bad, progress)
+    split = chosen.split.subsample(images).preprocess(preprocessing, skip_bad, progress, chosen.part)
     points, labels = located(model, split, preprocessing, workers, progress)
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())

@@ -1,7 +1,7 @@
-"""Crops and flips, on PIL images and on 8-bit tensors; every random one is a function of given numbers.
+"""Random crops and flips of training images, and ten crops for testing.
 
-A random transform takes uniform numbers in [0, 1) instead of a generator: what is done to an image then
-depends on its place in the epoch alone, not on the process or the worker that does it.
+A random transform takes uniform numbers in [0, 1) instead of a generator. What happens to an image then
+depends only on its place in the epoch, not on the process or the worker that does it.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NUMBERS = 5
-"""Uniform numbers an image: two for the position of its crop, one for the flip, area and shape."""
+"""Uniform numbers per image: two for the position of its crop, one each for flip, area and shape."""
 Box = tuple[float, float, float, float]
 
 
@@ -22,10 +22,10 @@ def random_box(
     area: tuple[float, float] = (0.08, 1.0),
     log_aspect: float = math.log(4 / 3),
 ) -> Box:
-    """Where a random resized crop looks: (left, top, right, bottom).
+    """Return the box of a random resized crop: (left, top, right, bottom).
 
     Its share of the image is uniform in ``area``, the logarithm of its aspect ratio in
-    [-log_aspect, log_aspect]; a side longer than the image's is cut to it.
+    [-log_aspect, log_aspect]. A side longer than the image's is cut to it.
 
     >>> random_box(100, 50, torch.tensor([0.5, 0.5, 0, 0.999, 0.5]), area=(1, 1))
     (14.64, 0.0, 85.36, 50.0)
@@ -39,9 +39,9 @@ def random_box(
 
 
 def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
-    """Each image moved by up to ``padding`` pixels; what comes in from outside is its reflection.
+    """Return each image moved by up to ``padding`` pixels; its reflection fills the gap.
 
-    Reflected, not black: a black frame would be learned by the density.
+    A black frame would be learned by the density.
 
     >>> padded_crops(torch.arange(9).view(1, 1, 3, 3), torch.tensor([[0.0, 0.99, 0, 0, 0]]), padding=1)
     tensor([[[[4, 3, 4],
@@ -58,7 +58,7 @@ def padded_crops(images: Tensor, numbers: Tensor, padding: int) -> Tensor:
 
 
 def reflected_frame(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images in the middle of larger ones of ``size``; what surrounds them is their reflection."""
+    """Return images in the middle of larger ones of ``size``, surrounded by their reflection."""
     lengths = images.shape[2:]
     rows, columns = (
         _reflected(torch.arange(wanted) - (wanted - had) // 2, had)
@@ -70,9 +70,9 @@ def reflected_frame(images: Tensor, size: tuple[int, int]) -> Tensor:
 def jittered(
     images: Tensor, numbers: Tensor, angle: float = 0.2, zoom: float = 0.15, shift: float = 0.125
 ) -> Tensor:
-    """Each image turned by up to ``angle`` (radians), resized by up to the factor 1 + ``zoom`` and moved.
+    """Return each image turned by up to ``angle`` (radians), resized by up to 1 + ``zoom``, and moved.
 
-    ``shift`` is the largest move as a share of the image; what comes in from outside is its reflection.
+    ``shift`` is the largest move as a share of the image. Its reflection fills the gaps.
     """
     x, y, _, size, turn = (2 * numbers - 1).unbind(1)
     scale = torch.exp(math.log1p(zoom) * size)
@@ -88,14 +88,23 @@ def _reflected(index: Tensor, size: int) -> Tensor:
     return (index % period).minimum(-index % period)
 
 
+def augmented(images: Tensor, numbers: Tensor, crop: str, flip: bool) -> Tensor:
+    """Return training images (B, C, H, W) shifted or jittered, as ``crop`` says, and mirrored if ``flip``."""
+    if crop == "shift":
+        images = padded_crops(images, numbers, padding=max(1, images.shape[2] // 8))
+    if crop == "jitter":
+        images = jittered(images, numbers)
+    return random_flips(images, numbers) if flip else images
+
+
 def random_flips(images: Tensor, numbers: Tensor) -> Tensor:
-    """Half of the images mirrored left to right."""
+    """Return the images, half of them mirrored left to right."""
     mirrored = numbers[:, 2] < 0.5
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
 def ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """The four corners and the centre, and their mirror images, (B, 10, C, height, width).
+    """Return the four corners and the centre, and their mirror images, (B, 10, C, height, width).
 
     >>> ten_crops(torch.rand(2, 3, 36, 36), (32, 32)).shape
     torch.Size([2, 10, 3, 32, 32])

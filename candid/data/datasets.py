@@ -1,24 +1,27 @@
-"""One string to a data set: its splits and its class names."""
+"""One string to a data set to train on, to the part to evaluate a model on, or to any images."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid.data import formats
-from candid.data.images import EXTENSIONS, Preprocessing, path_of
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, ShardSplit, Split
+from candid.data.formats import PARTS, Query, SplitRule, format_of
+from candid.data.images import Preprocessing, path_of
+from candid.data.splits import FileSplit, IndexedSplit, Split
+
+Part = Literal["train", "val", "test", "all"]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set's parts; what is measured during training is measured on ``val``."""
+    """The parts of a data set. Training measures the model on ``val``."""
 
     train: Split
     val: Split
@@ -27,20 +30,27 @@ class Dataset:
     skipped: tuple[str, ...] = field(default=())
     """Files that were left out, each with the reason."""
 
-    def prepared(
+    def preprocess(
         self, preprocessing: Preprocessing, skip_bad: bool = False, progress: Progress = SILENT
     ) -> "Dataset":
-        """Every split checked, and decoded if it is small."""
+        """Return the data set with every split checked, and decoded if it is small."""
         parts: dict[str, Any] = {}
         skipped: list[str] = []
-        for name in ("train", "val", "test"):
+        for name in PARTS:
             split = getattr(self, name)
             if split is not None:
-                parts[name], more = split.prepared(preprocessing, skip_bad, progress)
+                parts[name], more = split.load(preprocessing, skip_bad, progress)
                 skipped += more
-        prepared = replace(self, **parts, skipped=tuple(skipped))
-        _check_classes(prepared)
-        return prepared
+        ready = replace(self, **parts, skipped=tuple(skipped))
+        _check_classes(ready)
+        return ready
+
+
+class Chosen(NamedTuple):
+    """A part of a data set and its name."""
+
+    split: Split
+    part: str
 
 
 def open_dataset(
@@ -49,22 +59,31 @@ def open_dataset(
     holdout: float = 0.05,
     test_fraction: float = 0.2,
     split_seed: int = 0,
+    split: SplitRule = "hash",
     val_spec: str | None = None,
     epoch_images: int | None = None,
     classes: int | None = None,
     only: Sequence[str] = (),
 ) -> Dataset:
-    """The data set that ``spec`` names.
+    """Return the data set that ``spec`` names.
 
-    ``digits`` (bundled), or a folder with: ``train/<class>/...`` and ``val/<class>/...`` and/or
-    ``test/<class>/...``; class folders alone; MNIST-style idx files; CIFAR-10's binary or python batches.
-    Or tar shards, see ``candid.data.shards.open_shards``; only they take ``val_spec``, ``epoch_images`` and
-    ``classes``.
+    Without a ``val`` folder, the share ``holdout`` of the training images of each class is not trained on:
+    it chooses the best model and calibrates p-values. Without any second folder, the share
+    ``test_fraction`` is the test set. In folders, a hash of each image decides, so that images that are
+    added later move no other image; images in memory are shuffled.
 
-    Without a ``val`` folder, the share ``holdout`` of the training images is kept out of training, class
-    by class, to choose the best model and to calibrate p-values. Without any second folder, the share
-    ``test_fraction`` is the test set. Which images these are depends on ``split_seed`` alone. With ``only``,
-    every part has just the images of these classes, labelled in this order.
+    Args:
+        spec: ``digits`` (bundled), tar shards, or a folder with ``train/<class>/...`` and ``val/<class>/...``
+            and/or ``test/<class>/...``, with class folders alone, with MNIST-style idx files, or with
+            CIFAR-10's binary or python batches; see ``candid.data.formats.FORMATS``.
+        holdout: share of the training images to validate on.
+        test_fraction: share of all images to test on.
+        split_seed: changes which images these are.
+        split: "shuffled" divides folders as older versions did.
+        val_spec: tar shards to validate on.
+        epoch_images: tar shards: images in an epoch.
+        classes: tar shards: number of classes.
+        only: use only the images of these classes, labelled in this order.
 
     >>> digits = open_dataset("digits")
     >>> len(digits.train), len(digits.val), len(digits.test)
@@ -72,141 +91,207 @@ def open_dataset(
     >>> open_dataset("digits", only=("7", "1")).class_names
     ('7', '1')
     """
-    from candid.data import shards
-
-    if shards.is_shards(spec):
-        shards_have_all_classes(spec, only)
-        dataset = shards.open_shards(spec, val_spec, epoch_images, classes)
-        _check_classes(dataset)
-        return dataset
-    if val_spec is not None or epoch_images is not None:
+    format = format_of(spec)
+    assert format.read is not None
+    if format.divided is not None and (val_spec is not None or epoch_images is not None):
         raise CandidError(f"--val-data and --epoch-images are for tar shards: '{spec}' has none.")
-    splits, class_names = _read(spec)
-    if "val" not in splits and "test" not in splits:
-        splits["train"], splits["test"] = _divided(splits["train"], test_fraction, split_seed, class_names)
-    if "val" not in splits:
-        splits["train"], splits["val"] = _divided(splits["train"], holdout, split_seed + 1, class_names)
+    if format.divided is None:
+        _check_only(spec, only)
+    found = format.read(Query(spec, True, classes, val_spec, epoch_images))
+    class_names = found.class_names
+    splits = {name: opened() for name, opened in found.parts.items()}
+    if format.divided is not None:
+        shares = {} if "val" in splits or "test" in splits else {"test": (test_fraction, split_seed)}
+        if "val" not in splits:
+            shares["val"] = (holdout, split_seed + 1)
+        by_hash = format.divided == "hash" and split == "hash"
+        splits |= _divided(splits["train"], shares, class_names, by_hash)
     if only:
-        splits = {name: of_classes(split, class_names, only) for name, split in splits.items()}
+        splits = {name: of_classes(each, class_names, only) for name, each in splits.items()}
         class_names = tuple(only)
     dataset = Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
     _check_classes(dataset)
     return dataset
 
 
-def of_classes(split: IndexedSplit, class_names: Sequence[str], only: Sequence[str]) -> IndexedSplit:
-    """The images of the classes ``only``, labelled in this order."""
+def _check_only(spec: str, only: Sequence[str]) -> None:
+    if only:
+        raise CandidError(f"'{spec}' is read from end to end, with all its classes: choose some in folders.")
+
+
+def of_classes(split: Split, class_names: Sequence[str], only: Sequence[str]) -> Split:
+    """Return the images of the classes ``only``, labelled in this order."""
+    assert isinstance(split, IndexedSplit)
     numbers = torch.full((len(class_names),), -1)
     for number, name in enumerate(only):
         if name not in class_names:
             raise CandidError(f"The data has no class '{name}': {did_you_mean(name, class_names)}")
         numbers[class_names.index(name)] = number
-    kept = (numbers[split.labels] >= 0).nonzero().flatten()
-    return replace(split.subset(kept), labels=numbers[split.labels[kept]])
-
-
-def shards_have_all_classes(spec: str, only: Sequence[str]) -> None:
-    """Classes can't be chosen from tar shards."""
-    if only:
-        raise CandidError(f"'{spec}' is read from end to end, with all its classes: choose some in folders.")
-
-
-def _read(spec: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    return read_arrays(spec) or _read_image_folder(path_of(spec))
-
-
-def read_arrays(spec: str) -> tuple[dict[str, ArraySplit], tuple[str, ...]] | None:
-    """A data set in files of its own format, with its class names; None if ``spec`` is another folder."""
-    if spec == "digits":
-        return {"train": ArraySplit(*formats.read_digits())}, tuple(map(str, range(10)))
-    folder = path_of(spec)
-    if not folder.exists():
-        raise CandidError(f"There is no data set or folder '{spec}': name a folder, or use 'digits'.")
-    if not folder.is_dir():
-        raise CandidError(f"'{spec}' is a file: name the folder of the data set.")
-    if formats.has_idx(folder):
-        arrays = formats.read_idx(folder)
-        classes = int(max(part.labels.max() for part in arrays.values())) + 1
-        return {k: ArraySplit(*part) for k, part in arrays.items()}, tuple(map(str, range(classes)))
-    if formats.has_cifar(folder):
-        arrays, class_names = formats.read_cifar(folder)
-        return {k: ArraySplit(*part) for k, part in arrays.items()}, class_names
-    return None
-
-
-def _read_image_folder(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    parts = {name: folder / name for name in ("train", "val", "test") if (folder / name).is_dir()}
-    if "train" not in parts:
-        if parts:
-            raise CandidError(f"'{folder}' has {' and '.join(parts)} but no train folder: add it.")
-        parts = {"train": folder}
-    class_names = tuple(entry.name for entry in subfolders(parts["train"]))
-    if len(class_names) < 2:
-        raise CandidError(
-            f"'{parts['train']}' has {len(class_names) or 'no'} class folder{'s'[: len(class_names) != 1]}: "
-            "give at least two, each with the images of one class."
-        )
-    return {name: image_files(part, class_names) for name, part in parts.items()}, class_names
-
-
-def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
-    """All images in the class folders of ``folder``."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for entry in subfolders(folder):
-        if entry.name not in class_names:
-            raise CandidError(
-                f"'{entry}' is no class of the training images: {did_you_mean(entry.name, class_names)}"
-            )
-        found = sorted(p for p in entry.rglob("*") if is_image(p, entry))
-        if not found:
-            raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
-        paths += found
-        labels += [class_names.index(entry.name)] * len(found)
-    if not paths:
-        raise CandidError(f"'{folder}' has no class folders with images: fill it or remove it.")
-    return FileSplit(tuple(paths), torch.tensor(labels))
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in ``folder``, without hidden ones."""
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
-
-
-def is_image(path: Path, folder: Path) -> bool:
-    """Whether it is an image file and not hidden within ``folder``."""
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in EXTENSIONS and not hidden and path.is_file()
+    return split.subset((numbers[split.labels] >= 0).nonzero().flatten()).relabel(numbers)
 
 
 def _divided(
-    split: IndexedSplit, fraction: float, seed: int, class_names: tuple[str, ...]
-) -> tuple[IndexedSplit, IndexedSplit]:
-    """``split`` without, and with only, a random ``fraction`` of each class."""
-    if not 0 < fraction < 1:
-        raise CandidError(f"The share of images to keep apart must lie between 0 and 1, not {fraction}.")
-    chosen = torch.zeros(len(split), dtype=torch.bool)
+    split: Split, shares: Mapping[str, tuple[float, int]], class_names: Sequence[str], by_hash: bool
+) -> dict[str, Split]:
+    """Divide ``split`` into train and one part for each of ``shares`` (fraction and seed)."""
+    assert isinstance(split, IndexedSplit)
+    digests = split.digests() if shares and by_hash and isinstance(split, FileSplit) else None
+    parts: dict[str, Split] = {}
+    for name, (fraction, seed) in shares.items():
+        if not 0 < fraction < 1:
+            raise CandidError(f"The share of images to hold out must lie between 0 and 1, not {fraction}.")
+        chosen = _chosen(split.labels, fraction, seed, class_names, digests)
+        rest = (~chosen).nonzero().flatten()
+        parts[name] = split.subset(chosen.nonzero().flatten())
+        split, digests = split.subset(rest), digests and [digests[i] for i in rest.tolist()]
+    return {"train": split, **parts}
+
+
+def _chosen(
+    labels: Tensor, fraction: float, seed: int, class_names: Sequence[str], digests: Sequence[bytes] | None
+) -> Tensor:
+    """Return which images are held out: about ``fraction`` of each class, at least one, but not all.
+
+    By hash, an image is held out if its own number in [0, 1) is below ``fraction``. In a class without such
+    an image it is the one with the smallest number, so a training image never becomes a held-out one.
+    """
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label, name in zip(count(), class_names):
-        members = (split.labels == label).nonzero().flatten()
+        members = (labels == label).nonzero().flatten()
         if len(members) == 1:
             raise CandidError(
-                f"The class '{name}' has too few images to keep some apart: add more or remove it."
+                f"The class '{name}' has too few images to hold some out: add more or remove it."
             )
-        order = torch.randperm(len(members), generator=generator(seed, label))
-        kept = min(max(1, round(fraction * len(members))), len(members) - 1)
-        chosen[members[order[:kept]]] = True
-    return split.subset((~chosen).nonzero().flatten()), split.subset(chosen.nonzero().flatten())
+        if digests is None:
+            order = torch.randperm(len(members), generator=generator(seed, label))
+            wanted = round(fraction * len(members))
+        else:
+            numbers = torch.tensor([_number(digests[i], seed) for i in members.tolist()], dtype=torch.float64)
+            order, wanted = numbers.argsort(stable=True), int((numbers < fraction).sum())
+        chosen[members[order[: min(max(1, wanted), len(members) - 1)]]] = True
+    return chosen
+
+
+def _number(digest: bytes, seed: int) -> float:
+    """Return a number in [0, 1) that depends on an image's own bytes and the seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed} ".encode() + digest).digest()[:6], "big") / 2**48
 
 
 def _check_classes(dataset: Dataset) -> None:
-    for name in ("train", "val", "test"):
+    for name in PARTS:
         split = getattr(dataset, name)
         if split is not None and not len(split):
             raise CandidError(f"The {name} part of the data has no images: add some.")
-    labels = range(len(dataset.class_names))
-    present = set(labels if isinstance(dataset.train, ShardSplit) else dataset.train.labels.tolist())
-    if len(labels) < 2 or len(present) < 2:
+    present = dataset.train.classes_present()
+    if len(dataset.class_names) < 2 or (present is not None and len(present) < 2):
         raise CandidError("The data has a single class: a classifier needs at least two.")
-    for label, name in enumerate(dataset.class_names):
-        if label not in present:
-            raise CandidError(f"The class '{name}' has no training images: add some or remove it.")
+    for label, class_name in enumerate(dataset.class_names):
+        if present is not None and label not in present:
+            raise CandidError(f"The class '{class_name}' has no training images: add some or remove it.")
+
+
+def open_part(
+    spec: str,
+    class_names: Sequence[str],
+    part: Part | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> Chosen:
+    """Return the images of ``spec`` with labels among a model's ``class_names``.
+
+    If the model was trained on only some classes, the images of the others are left out.
+
+    Args:
+        spec: a data set, as in :func:`open_dataset`.
+        class_names: the classes of the model.
+        part: by default the test images, else the ones to validate on, else all.
+        training: the configuration of the model's training. Where a data set has no such parts, it decides
+            which images were held out then.
+    """
+    training = training or {}
+    only = training.get("only", ())
+    format = format_of(spec)
+    assert format.read is not None
+    if format.divided is None:
+        _check_only(spec, only)
+    found = format.read(Query(spec, classes=len(class_names)))
+    own, names = found.parts, found.class_names
+    part = _part(part, own, format.divided is not None, trained_on(spec, training))
+    if part in own and (part != "train" or format.divided is None):
+        return Chosen(_relabelled(own[part](), names, class_names, spec, only), part)
+    if part == "all":
+        if len(own) > 1:
+            raise CandidError(f"'{spec}' has {' and '.join(own)}: choose one of them.")
+        (opened,) = own.values()
+        return Chosen(_relabelled(opened(), names, class_names, spec, only), "all")
+    if format.divided is None:
+        raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(own)}.")
+    if not own.keys() & {"train", "all"}:
+        raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(own)}.")
+    options = {key: training[key] for key in ("holdout", "split_seed") if key in training}
+    # models of versions without this field were trained on shuffled images
+    rule: SplitRule = training.get("split", "shuffled") if training else "hash"
+    data = open_dataset(spec, **options, split=rule)
+    if getattr(data, part) is None:
+        raise CandidError(f"'{spec}' has no test images: choose another part of it, such as val.")
+    return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec, only), part)
+
+
+def _part(part: Part | None, own: Mapping[str, Any], divisible: bool, trained: bool) -> Any:
+    """Return the part to open, by default the one that the model has not seen."""
+    if divisible:
+        return part or next((name for name in ("test", "val") if name in own), "test" if trained else "all")
+    if part == "val":  # without val shards, training validates on the test images
+        return next((name for name in ("val", "test", "all") if name in own), part)
+    return part or next(name for name in ("all", "test", "val", "train") if name in own)
+
+
+def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
+    """Return whether ``spec`` is what the model was trained on.
+
+    Only the folder's name is compared: data may have been moved, or named from a different folder.
+    """
+    if spec == "digits" or "data" not in training:
+        return spec == "digits"
+    return path_of(spec).resolve().name == path_of(training["data"]).resolve().name
+
+
+def _relabelled(
+    split: Split, names: Sequence[str], class_names: Sequence[str], spec: str, only: Sequence[str]
+) -> Split:
+    present = [name for name in names if name in only]
+    if present:
+        split, names = of_classes(split, names, present), present
+    return split.relabel(_numbers(names, class_names, spec)) if names else split
+
+
+def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Tensor:
+    """Return the model's labels of the classes ``names``: by name, or without names by their order."""
+    numbers = [str(i) for i in range(max(len(names), len(class_names)))]
+    nameless = numbers[: len(class_names)] == list(class_names) or numbers[: len(names)] == list(names)
+    if set(names) <= set(class_names):
+        return torch.tensor([class_names.index(name) for name in names])
+    if nameless and len(names) == len(class_names):
+        return torch.arange(len(names))
+    unknown = next(name for name in names if name not in class_names)
+    if nameless:
+        raise CandidError(
+            f"'{spec}' has {len(names)} classes and the model {len(class_names)} without the same names: "
+            "give both the names (candid import --class-names)."
+        )
+    raise CandidError(
+        f"'{spec}' has a class '{unknown}', unknown to the model: {did_you_mean(unknown, class_names)}"
+    )
+
+
+def open_images(spec: str, preprocessing: Preprocessing) -> Split:
+    """Return any images, without labels: a folder, searched with all its subfolders, or a data set.
+
+    Of a data set with several parts, they are the test images (or those to validate on). ``uniform-noise``
+    and ``constant`` (one colour per image) are made here.
+    """
+    format = format_of(spec, labelled=False)
+    if format.images is not None:
+        return format.images(spec, preprocessing)
+    assert format.read is not None
+    parts = format.read(Query(spec)).parts
+    return next(parts[name] for name in ("all", "test", "val", "train") if name in parts)().unlabelled()

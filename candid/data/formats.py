@@ -1,4 +1,4 @@
-"""Data sets in files of their own formats: MNIST's idx, CIFAR-10's binary and python batches, digits."""
+"""The formats of data sets, one entry each in ``FORMATS``, and their readers."""
 
 import gzip
 import io
@@ -6,19 +6,191 @@ import math
 import pickle
 import struct
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, did_you_mean
 from candid._support.randomness import generator
+from candid.data import shards
+from candid.data.images import EXTENSIONS, Preprocessing, path_of
+from candid.data.splits import ArraySplit, FileSplit, Split, unknown
 
+PARTS = ("train", "val", "test")
 IDX_NAMES = {"train": "train", "test": "t10k"}
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SYNTHETIC = ("uniform-noise", "constant")
+SYNTHETIC_IMAGES = 2000
+SplitRule = Literal["hash", "shuffled"]
+"""How images without their own val or test part are divided: by a hash of each image, or by a shuffle."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is asked of a data set."""
+
+    spec: str
+    training: bool = False
+    """Whether a model is trained on it; else a model is evaluated on it."""
+    classes: int | None = None
+    """Number of classes, if it is known."""
+    val_spec: str | None = None
+    """Tar shards: those to validate on."""
+    epoch_images: int | None = None
+    """Tar shards: images in an epoch."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The parts that a data set has of its own, and its class names."""
+
+    parts: dict[str, Callable[[], Split]]
+    """They are opened when they are needed. A set without parts has one that is called "all" or "train"."""
+    class_names: tuple[str, ...]
+    """In the order of the labels; empty if they are not known."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of data sets.
+
+    Args:
+        recognises: whether a data set's name (a folder, a pattern, a URL) is of this format.
+        read: finds its parts; None if its images have no labels.
+        images: opens any of its images, without labels; None: the test images, else the others.
+        divided: how images without their own val or test part are divided; None: not at all.
+    """
+
+    recognises: Callable[[str], bool]
+    read: Callable[[Query], Found] | None = None
+    images: Callable[[str, Preprocessing], Split] | None = None
+    divided: SplitRule | None = "shuffled"
+
+
+def format_of(spec: str, labelled: bool = True) -> Format:
+    """Return the format of a data set; of several that recognise it, the one registered last."""
+    usable = [each for each in FORMATS.values() if each.read is not None or not labelled]
+    return next(each for each in reversed(usable) if each.recognises(spec))
+
+
+def _in_memory(arrays: "dict[str, Arrays]", class_names: Sequence[str]) -> Found:
+    parts = {name: ArraySplit(*each) for name, each in arrays.items()}
+    return Found({name: partial(_same, part) for name, part in parts.items()}, tuple(class_names))
+
+
+def _same(split: Split) -> Split:
+    return split
+
+
+# image folders
+
+
+def _folder(spec: str) -> Path:
+    folder = path_of(spec)
+    if not folder.exists():
+        raise CandidError(f"There is no data set or folder '{spec}': name a folder, or use 'digits'.")
+    if not folder.is_dir():
+        raise CandidError(f"'{spec}' is a file: name the folder of the data set.")
+    return folder
+
+
+def _read_folder(query: Query) -> Found:
+    folder = _folder(query.spec)
+    parts = {name: folder / name for name in PARTS if (folder / name).is_dir()}
+    if query.training:
+        if parts and "train" not in parts:
+            raise CandidError(f"'{folder}' has {' and '.join(parts)} but no train folder: add it.")
+        parts = parts or {"train": folder}
+        class_names = tuple(entry.name for entry in subfolders(parts["train"]))
+        if len(class_names) < 2:
+            raise CandidError(
+                f"'{parts['train']}' has {len(class_names) or 'no'} class "
+                f"folder{'s'[: len(class_names) != 1]}: give at least two, each with the images of one class."
+            )
+    else:
+        parts = parts or {"all": folder}
+        class_names = tuple(sorted({entry.name for part in parts.values() for entry in subfolders(part)}))
+        if not class_names:
+            raise CandidError(
+                f"'{query.spec}' has no class folders: give a folder with one folder of images per class."
+            )
+    return Found({name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names)
+
+
+def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
+    """Return all images in the class folders of ``folder``."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    for entry in subfolders(folder):
+        if entry.name not in class_names:
+            raise CandidError(
+                f"'{entry}' is no class of the training images: {did_you_mean(entry.name, class_names)}"
+            )
+        found = sorted(p for p in entry.rglob("*") if is_image(p, entry))
+        if not found:
+            raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
+        paths += found
+        labels += [class_names.index(entry.name)] * len(found)
+    if not paths:
+        raise CandidError(f"'{folder}' has no class folders with images: fill it or remove it.")
+    return FileSplit(tuple(paths), torch.tensor(labels))
+
+
+def _any_files(spec: str, preprocessing: Preprocessing) -> FileSplit:
+    """Return all images in a folder and its subfolders; only the test or val part if there is one."""
+    folder = _folder(spec)
+    if (folder / "train").is_dir():
+        folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), folder)
+    paths = tuple(sorted(path for path in folder.rglob("*") if is_image(path, folder)))
+    if not paths:
+        choices = ", ".join(SYNTHETIC)
+        raise CandidError(f"'{spec}' has no images: name a folder with some, or one of {choices}.")
+    return FileSplit(paths, unknown(len(paths)))
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in ``folder``, without hidden ones."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def is_image(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` is an image file and not hidden within ``folder``."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in EXTENSIONS and not hidden and path.is_file()
+
+
+# tar shards
+
+
+def _read_shards(query: Query) -> Found:
+    if query.training:
+        parts, names = shards.open_shards(query.spec, query.val_spec, query.epoch_images, query.classes)
+        return Found({name: partial(_same, part) for name, part in parts.items()}, names)
+    names = shards.class_names_of(query.spec)
+    classes = query.classes and (len(names) or query.classes)
+    urls = shards.part_urls(query.spec)
+    return Found({name: partial(shards.counted, each, name, classes) for name, each in urls.items()}, names)
+
+
+# images made here
+
+
+def _synthetic(kind: str, preprocessing: Preprocessing) -> ArraySplit:
+    random = generator(SYNTHETIC.index(kind), 7)
+    size = preprocessing.size if kind == "uniform-noise" else (1, 1)
+    shape = (SYNTHETIC_IMAGES, preprocessing.channels, *size)
+    images = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    return ArraySplit(images.expand(-1, -1, *preprocessing.size).contiguous(), unknown(SYNTHETIC_IMAGES))
+
+
+# digits, idx and CIFAR-10
 
 
 class Arrays(NamedTuple):
@@ -31,10 +203,10 @@ class Arrays(NamedTuple):
 
 
 def read_digits() -> Arrays:
-    """scikit-learn's 1797 handwritten digits, 8 x 8.
+    """Return scikit-learn's 1797 handwritten digits, 8 x 8.
 
     Their 17 grey levels are spread over 0..254, each pixel at random within its level (always the same
-    one): a density of 17 spikes would say more of the scanner than of digits.
+    one): a density of 17 spikes would describe the scanner more than the digits.
     """
     from sklearn.datasets import load_digits
 
@@ -44,12 +216,8 @@ def read_digits() -> Arrays:
     return Arrays(15 * levels + within, torch.from_numpy(digits.target).long())
 
 
-def has_idx(folder: Path) -> bool:
-    return _idx_file(folder, "train", "images", 3) is not None
-
-
 def read_idx(folder: Path) -> dict[str, Arrays]:
-    """MNIST's layout: train and t10k, images and labels, plain or gzipped."""
+    """Read MNIST's layout: train and t10k, images and labels, plain or gzipped."""
     splits = {}
     for split, prefix in IDX_NAMES.items():
         files = [_idx_file(folder, prefix, "images", 3), _idx_file(folder, prefix, "labels", 1)]
@@ -80,7 +248,7 @@ def _idx_file(folder: Path, prefix: str, what: str, dimensions: int) -> Path | N
 
 
 def read_idx_file(path: Path) -> Tensor:
-    """An array of bytes in the idx format, gzipped or not."""
+    """Read an array of bytes in the idx format, gzipped or not."""
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
@@ -103,12 +271,8 @@ def read_idx_file(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(content[header:]), dtype=torch.uint8).reshape(shape)
 
 
-def has_cifar(folder: Path) -> bool:
-    return any((folder / (CIFAR_TRAIN[0] + ending)).is_file() for ending in ("", ".bin"))
-
-
 def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
-    """CIFAR-10 as published, binary or python version, and its class names."""
+    """Read CIFAR-10 as published, binary or python version, and its class names."""
     ending = ".bin" if (folder / f"{CIFAR_TRAIN[0]}.bin").is_file() else ""
     read = _cifar_binary if ending else _cifar_python
     splits = {}
@@ -155,7 +319,7 @@ def _whole(path: Path) -> bytes:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads a pickle of numpy arrays and builtin containers; anything else it names is refused, not run."""
+    """Reads a pickle of numpy arrays and builtin containers. Anything else is refused, not run."""
 
     ALLOWED = frozenset(
         {
@@ -173,3 +337,26 @@ class _ArraysOnly(pickle.Unpickler):
                 f"The file wants to run {module}.{name}: it is no CIFAR-10 batch; don't use it."
             )
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _found_idx(query: Query) -> Found:
+    arrays = read_idx(path_of(query.spec))
+    classes = int(max(part.labels.max() for part in arrays.values())) + 1
+    return _in_memory(arrays, [str(i) for i in range(classes)])
+
+
+def _has_cifar(spec: str) -> bool:
+    return any((path_of(spec) / (CIFAR_TRAIN[0] + ending)).is_file() for ending in ("", ".bin"))
+
+
+FORMATS: dict[str, Format] = {
+    "image folder": Format(lambda spec: True, _read_folder, _any_files, divided="hash"),
+    "CIFAR-10": Format(_has_cifar, lambda query: _in_memory(*read_cifar(path_of(query.spec)))),
+    "idx": Format(lambda spec: _idx_file(path_of(spec), "train", "images", 3) is not None, _found_idx),
+    "digits": Format(
+        lambda spec: spec == "digits", lambda query: _in_memory({"train": read_digits()}, "0123456789")
+    ),
+    "tar shards": Format(shards.is_shards, _read_shards, divided=None),
+    "synthetic": Format(lambda spec: spec in SYNTHETIC, images=_synthetic),
+}
+"""All formats by name. A new format is one more entry; the entries at the end are asked first."""

@@ -1,45 +1,53 @@
-"""Image files to 8-bit tensors, and what is wrong with those that can't be."""
+"""Image files or bytes to 8-bit tensors as a model sees them, and 8-bit tensors to PNG."""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.augment import Box, random_box
+from candid._support.randomness import generator
+from candid.data.augment import Box, augmented, random_box
 
 EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
 NAMES = "PNG, JPEG, WebP, GIF, BMP, TIFF or PPM"
 LARGEST = 89_478_485
-"""Pixels; PIL takes more for an attack on memory."""
+"""The largest number of pixels of an image. PIL warns above it and refuses twice as many."""
+SCAN, SCANS = b"\xff\xda", 100
+"""How a scan of a JPEG begins, and how many are decoded for others: each goes through all pixels."""
 MODES = {1: "L", 3: "RGB"}
 LYING, MIRRORED, UPSIDE_DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
-"""EXIF orientations whose width is the height, and whose far end across or down is the near one."""
+"""EXIF orientations that swap width and height, and those that flip left and right or top and bottom."""
 ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 
+Crop = Literal["none", "shift", "jitter", "resized"]
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # _open says it in a sentence
+
+
 class BadImageError(CandidError):
-    """An image can't be used; the message is the reason."""
+    """An image can't be used. The message is the reason."""
 
 
 def path_of(spec: str | Path) -> Path:
-    """Where ``spec`` is; ~ is somebody's home."""
+    """Return the path that ``spec`` names, with ~ replaced by the home folder."""
     try:
         return Path(spec).expanduser()
     except RuntimeError as error:
-        raise CandidError(
-            f"'{spec}' begins with a user who is not known here: give the whole path."
-        ) from error
+        raise CandidError(f"'{spec}' begins with an unknown user: give the whole path.") from error
 
 
 def decode(
@@ -49,12 +57,12 @@ def decode(
     box: Callable[[int, int], Box],
     check: Callable[[Image.Image], None] | None = None,
 ) -> Tensor:
-    """The part ``box(width, height)`` of an image, upright, (channels, *size) uint8.
+    """Return the part ``box(width, height)`` of an image, upright, (channels, *size) uint8.
 
-    ``check`` may refuse it by its header, before it is decoded.
+    ``check`` can refuse the image by its header, before it is decoded.
 
     Grey, paletted, transparent (over white), CMYK and 16-bit images become 8-bit grey or RGB. A JPEG is
-    decoded at a half, a quarter or an eighth where the crop needs no more.
+    decoded at a half, a quarter or an eighth of its size where the crop needs no more.
     """
     with _file(source) as file:
         image = _open(file)
@@ -88,14 +96,14 @@ def _cropped(
 
 
 def _reduce(image: Image.Image, surplus: float) -> float:
-    """Have a JPEG decoded at no less than 1 / ``surplus`` of its size; the share that it will have."""
+    """Let a JPEG be decoded at no less than 1 / ``surplus`` of its size; return the scale."""
     width, height = image.size
     drafted = image.draft(None, (math.ceil(width / surplus), math.ceil(height / surplus)))
     return 1.0 if drafted is None else drafted[1][2] / width
 
 
 def check_file(path: Path) -> None:
-    """A quick look: the header can be read and the end is there; only without an end it is decoded."""
+    """Check quickly that header and end are there; decode the image only without an end."""
     with _file(path) as file:
         ending = ENDINGS.get(str(_open(file).format), b"")
         file.seek(max(0, file.seek(0, SEEK_END) - 4096))
@@ -113,11 +121,11 @@ def _file(source: Path | bytes) -> BinaryIO:
 
 def _open(file: BinaryIO) -> Image.Image:
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(file, formats=PIL_FORMATS)
     except UnidentifiedImageError as error:
         raise BadImageError(f"it is empty, not an image ({NAMES}), or its beginning is damaged") from error
-    except Image.DecompressionBombError as error:
-        raise BadImageError("it has too many pixels") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImageError(f"it has too many pixels, more than {LARGEST:,}") from error
     except Exception as error:
         raise BadImageError(f"its beginning is damaged: {error}") from error
     width, height = image.size
@@ -140,7 +148,7 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
-    """Where resizing and cropping the centre looks: the largest box of ``size``'s shape over ``margin``.
+    """Return the box to crop and resize: the largest one of ``size``'s shape, divided by ``margin``.
 
     A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
 
@@ -153,19 +161,16 @@ def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1
 
 
 def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
-    """The part ``box`` of ``image`` at ``size`` (height, width)."""
+    """Return the part ``box`` of ``image``, resized to ``size`` (height, width)."""
     if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
         return image
     return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
 
 
 def fitted(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """8-bit images centred at ``size``: smaller ones are surrounded by zeros, larger ones cropped."""
+    """Return 8-bit images centred at ``size``: smaller ones are padded with zeros, larger ones cropped."""
     down, across = size[0] - images.shape[2], size[1] - images.shape[3]
     return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
-
-
-Crop = Literal["none", "shift", "wobble", "resized"]
 
 
 @dataclass(frozen=True)
@@ -173,9 +178,16 @@ class Preprocessing:
     """How a model sees images.
 
     Training images are shifted by up to an eighth of their height (``"shift"``, for sets whose images all
-    have the model's framing), moved, turned and resized a little (``"wobble"``, for drawings), or randomly
-    cropped and resized (``"resized"``, for photos), and mirrored if ``flip``. Others are resized until they
-    cover the model's size, ``margin`` times it for photos, and their centre is cropped.
+    have the model's framing), moved, turned and resized a little (``"jitter"``, for drawings), or randomly
+    cropped and resized (``"resized"``, for photos), and mirrored if ``flip``. All other images are resized
+    until they cover the model's size, ``margin`` times it for photos, and their centre is cropped.
+
+    Args:
+        channels: 1 for grey images, 3 for RGB.
+        height: pixels.
+        width: pixels.
+        crop: the random crops of training images.
+        flip: whether half of the training images are mirrored.
     """
 
     channels: int
@@ -185,10 +197,13 @@ class Preprocessing:
     flip: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "crop", current_crop(self.crop))
         if self.channels not in MODES:
             raise CandidError(
                 f"Images have 1 or 3 channels: set the model's 'channels' to that, not {self.channels}."
             )
+        if self.crop not in get_args(Crop):
+            raise CandidError(f"'crop' must be one of {', '.join(get_args(Crop))}, not {self.crop!r}.")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -198,23 +213,92 @@ class Preprocessing:
     def margin(self) -> float:
         return 256 / 224 if self.crop == "resized" else 1.0
 
+    def box(self, width: int, height: int) -> Box:
+        """Return the part of an image that the model sees if it is not augmented."""
+        return centre_box(width, height, self.size, 1.0 if (height, width) == self.size else self.margin)
+
+
+def current_crop(crop: str) -> str:
+    """Return the present name of a random crop: models of older versions have other names."""
+    return "jitter" if crop == "wobble" else crop
+
 
 def decode_as(
     source: Path | bytes,
     preprocessing: Preprocessing,
-    numbers: Tensor | None,
+    numbers: Tensor | None = None,
     check: Callable[[Image.Image], None] | None = None,
 ) -> Tensor:
-    """One image as ``preprocessing`` wants it, with its random resized crop if ``numbers`` are given."""
-
-    def box(width: int, height: int) -> tuple[float, float, float, float]:
-        if numbers is not None:
-            return random_box(width, height, numbers)
-        return centre_box(
-            width,
-            height,
-            preprocessing.size,
-            1.0 if (height, width) == preprocessing.size else preprocessing.margin,
-        )
-
+    """Return one image as the model sees it, (C, H, W); randomly cropped if ``numbers`` (5,) are given."""
+    box = preprocessing.box if numbers is None else partial(random_box, numbers=numbers)
     return decode(source, preprocessing.channels, preprocessing.size, box, check)
+
+
+def decode_batch(
+    sources: Sequence[Path | bytes],
+    preprocessing: Preprocessing,
+    numbers: Tensor | None,
+    blame: Callable[[int, BadImageError], CandidError],
+) -> Tensor:
+    """Return images (B, C, H, W), augmented if ``numbers`` (B, 5) are given.
+
+    ``blame(i, error)`` returns the error to raise for a bad image.
+    """
+    images = []
+    for i, source in enumerate(sources):
+        crop = numbers[i] if numbers is not None and preprocessing.crop == "resized" else None
+        try:
+            images.append(decode_as(source, preprocessing, crop))
+        except BadImageError as error:
+            raise blame(i, error) from error
+    stacked = torch.stack(images)
+    return stacked if numbers is None else augmented(stacked, numbers, preprocessing.crop, preprocessing.flip)
+
+
+def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
+    """Return the image of a sender who is not trusted, decoded only if its header promises few enough pixels.
+
+    Raises:
+        BadImageError: tells the sender what is wrong and nothing about this machine.
+    """
+    if not content:
+        raise BadImageError("it is empty")
+    if content.startswith(b"\xff\xd8") and content.count(SCAN) > SCANS:
+        raise BadImageError(f"it is a JPEG of more than {SCANS} scans")
+    try:
+        return decode_as(content, preprocessing, check=partial(_check_pixels, max_pixels))
+    except BadImageError as error:
+        raise BadImageError(str(error).split(":")[0]) from error  # a decoder's own words may be anything
+
+
+def _check_pixels(max_pixels: int, image: Image.Image) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise BadImageError(f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed here")
+    if not isinstance(image, TiffImageFile):
+        return
+    try:  # a TIFF's tile is decoded whole, however small the image is
+        tile = int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise BadImageError("its tiles have no valid size") from error
+    if tile > max_pixels:
+        raise BadImageError(f"it has tiles of more than the {max_pixels:,} pixels allowed here")
+
+
+def to_png(image: Tensor) -> bytes:
+    """Return an 8-bit image (C, H, W) as a PNG file."""
+    pixels = image.permute(1, 2, 0).numpy()
+    file = BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def image_keys(images: Tensor) -> Tensor:
+    """Return a hash of the pixels of each 8-bit image, (B,) int64.
+
+    It is their sum with fixed random weights, modulo 2^64.
+    """
+    pixels = images.flatten(1).long()
+    weights = torch.empty(pixels.shape[1], dtype=torch.int64)
+    weights.random_(-(2**63), None, generator=generator(pixels.shape[1]))
+    return (pixels * weights).sum(1)

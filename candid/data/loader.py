@@ -1,31 +1,37 @@
-"""Batches for training and evaluation: which images, in which order, loaded by whom."""
+"""Batches for training and evaluation: which images, in which order, and which process loads them."""
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
-from candid.data import shards
 from candid.data.augment import NUMBERS
 from candid.data.images import Preprocessing
-from candid.data.splits import ArraySplit, Batch, IndexedSplit, NamedBatch, ShardSplit, Split
 
+Batch = tuple[Tensor, Tensor]
+"""Images (B, C, H, W) uint8 and labels (B,)."""
+NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
+"""A batch and the names of its images."""
 Request = tuple[int | None, Tensor]
-"""The epoch, None for no augmentation, and the indices of the images."""
+"""The epoch (None for no augmentation) and the indices of the images."""
+B = TypeVar("B", Batch, NamedBatch)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which images each training step sees: a function of the seed alone, however many processes share it.
+    """Decides which images each training step sees. It depends on the seed, not on the number of processes.
 
-    A step's global batch is cut into ``parts`` of equal size; process r takes the parts
-    r * parts / processes and on, one after the other.
+    A step's global batch is cut into ``parts`` of equal size. Process r loads the parts from
+    r * parts / processes on, one after the other.
     """
 
     images: int
@@ -46,11 +52,11 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """What does not fill a last batch is left out; which images these are changes with the epoch."""
+        """Return the number of whole batches. The images that fill none are different in each epoch."""
         return self.images // self.batch
 
     def requests(self, start: int, stop: int, parts: range) -> Iterator[Request]:
-        """What the owner of ``parts`` loads for the steps ``start`` to ``stop``."""
+        """Yield what the owner of ``parts`` loads for the steps from ``start`` to ``stop``."""
         size = self.batch // self.parts
         order, order_epoch = torch.empty(0), -1
         for step in range(start, stop):
@@ -63,32 +69,74 @@ class Plan:
                 yield epoch, order[first : first + size]
 
 
-class _Fetcher(TorchDataset[Batch | CandidError]):
-    """Loads a whole batch at once; runs in a worker if there are any."""
+class Batched(Protocol):
+    """Images that can be loaded in batches: every split."""
 
-    def __init__(self, split: IndexedSplit, preprocessing: Preprocessing, seed: int) -> None:
-        self.split, self.preprocessing, self.seed = split, preprocessing, seed
+    def training_batches(
+        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
+    ) -> Iterator[Batch]:
+        """Yield one batch for each of ``parts`` in each of ``steps``, shuffled and augmented."""
+
+    def named_batches(
+        self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
+    ) -> Iterator[NamedBatch]:
+        """Yield the share of process ``rank`` among ``world``, without augmentation."""
+
+
+def training_batches(
+    split: Batched,
+    preprocessing: Preprocessing,
+    plan: Plan,
+    start: int,
+    stop: int,
+    parts: range,
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """Yield a batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented."""
+    return split.training_batches(preprocessing, plan, range(start, stop), parts, workers)
+
+
+def named_batches(
+    split: Batched,
+    preprocessing: Preprocessing,
+    batch: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[NamedBatch]:
+    """Yield the images of ``split`` in their order, without augmentation, with their labels and names.
+
+    Each of ``world`` processes gets every ``world``-th batch from ``rank`` on, so the batches are the same
+    for any ``world``. Tar shards give each process different images, in the order in which they are read.
+    """
+    return split.named_batches(preprocessing, batch, rank, world, workers)
+
+
+def evaluation_batches(
+    split: Batched,
+    preprocessing: Preprocessing,
+    batch: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """Yield the batches of :func:`named_batches` without the names."""
+    return ((x, y) for x, y, _ in named_batches(split, preprocessing, batch, rank, world, workers))
+
+
+class _Fetcher(TorchDataset[Batch | CandidError]):
+    """Loads a whole batch at once. It runs in a worker process if there are any."""
+
+    def __init__(self, fetch: Callable[[Tensor, Tensor | None], Batch], images: int, seed: int) -> None:
+        self.fetch, self.images, self.seed = fetch, images, seed
 
     def __getitem__(self, request: Request) -> Batch | CandidError:
         epoch, indices = request
-        numbers = None if epoch is None else _numbers(self.seed, epoch, len(self.split))[indices]
+        numbers = None if epoch is None else _numbers(self.seed, epoch, self.images)[indices]
         try:
-            return self.split.batch(indices, self.preprocessing, numbers), self.split.labels[indices]
-        except CandidError as error:
+            return self.fetch(indices, numbers)
+        except CandidError as error:  # as an item, because a raised one would contain the worker's traceback
             return error
-
-
-def _raising(batches: Iterable[Batch | CandidError]) -> Iterator[Batch]:
-    """``batches``; an error among them is raised, with its own message instead of a worker's traceback."""
-    error = None
-    for batch in batches:
-        if isinstance(batch, CandidError):
-            error = batch
-            break
-        yield batch
-    del batches  # ends the workers now; a traceback would keep them
-    if error is not None:
-        raise error
 
 
 @lru_cache(maxsize=1)
@@ -104,54 +152,68 @@ class _Requests:
         return self.requests
 
 
-def _load(
-    split: IndexedSplit, preprocessing: Preprocessing, seed: int, requests: Iterator[Request], workers: int
+class _Stream(IterableDataset[Any]):
+    """The batches of one reader. It runs in a process of its own if there are workers."""
+
+    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self.batches()
+        except CandidError as error:
+            yield error
+
+
+def load(
+    fetch: Callable[[Tensor, Tensor | None], Batch],
+    images: int,
+    seed: int,
+    requests: Iterator[Request],
+    workers: int,
 ) -> Iterator[Batch]:
-    workers = 0 if isinstance(split, ArraySplit) else workers  # memory is faster than another process
-    loader = DataLoader(
-        _Fetcher(split, preprocessing, seed),
-        batch_size=None,
-        sampler=_Requests(requests),
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        prefetch_factor=4 if workers else None,
-    )
-    return _raising(iter(loader))
+    """Yield ``fetch(indices, numbers)`` for each request; ``numbers`` are the random ones of augmentation."""
+    return _in_turn([_started(_Fetcher(fetch, images, seed), workers, sampler=_Requests(requests))])
 
 
-def training_batches(
-    split: Split,
-    preprocessing: Preprocessing,
-    plan: Plan,
-    start: int,
-    stop: int,
-    parts: range,
-    workers: int = 0,
-) -> Iterator[Batch]:
-    """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented."""
-    if isinstance(split, ShardSplit):
-        return shards.shard_training_batches(split, preprocessing, plan, start, stop, parts, workers)
-    return _load(split, preprocessing, plan.seed, plan.requests(start, stop, parts), workers)
+def streams(sources: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iterator[B]:
+    """Yield a batch of each source in turn until all have ended.
 
-
-def evaluation_batches(
-    split: Split, preprocessing: Preprocessing, batch: int, rank: int = 0, world: int = 1, workers: int = 0
-) -> Iterator[Batch]:
-    """The images of ``split`` in their order, without augmentation; each of ``world`` processes gets a share.
-
-    That is every ``world``-th batch from ``rank`` on, so that batches are the same for any ``world``.
-    Of tar shards, each process gets other images, in an order of their own.
+    Each source has its own loader: one loader with many workers would order the last batches by their speed.
     """
-    return ((x, y) for x, y, _ in named_batches(split, preprocessing, batch, rank, world, workers))
+    return _in_turn([_started(_Stream(source), min(1, workers)) for source in sources])
 
 
-def named_batches(
-    split: Split, preprocessing: Preprocessing, batch: int, rank: int = 0, world: int = 1, workers: int = 0
-) -> Iterator[NamedBatch]:
-    """:func:`evaluation_batches`, each with what its images are called."""
-    if isinstance(split, ShardSplit):
-        return shards.shard_evaluation_batches(split, preprocessing, batch, rank, world, workers)
-    own = [part for part in torch.arange(len(split)).split(batch)[rank::world] if len(part)]
-    requests: Iterator[Request] = ((None, part) for part in own)
-    loaded = _load(split, preprocessing, 0, requests, workers)
-    return ((x, y, split.named(part)) for part, (x, y) in zip(own, loaded, strict=True))
+def _started(dataset: TorchDataset[Any], workers: int, **options: Any) -> Iterator[Any]:
+    with warnings.catch_warnings():  # the user chose the number of workers
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        loader = DataLoader(
+            dataset,
+            batch_size=None,
+            collate_fn=_unchanged,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            prefetch_factor=4 if workers else None,
+            **options,
+        )
+        return iter(loader)
+
+
+def _in_turn(loaders: Iterable[Iterator[B | CandidError]]) -> Iterator[B]:
+    """Yield a batch of each loader in turn. An error among them is raised with its own message."""
+    waiting = deque(loaders)
+    del loaders
+    while waiting:
+        batch = next(waiting[0], None)
+        if batch is None:
+            waiting.popleft()
+            continue
+        if isinstance(batch, CandidError):
+            waiting.clear()  # ends the workers now, because a traceback would keep them alive
+            raise batch
+        yield batch
+        waiting.rotate(-1)
+
+
+def _unchanged(batch: B) -> B:  # torch would turn tuples into lists
+    return batch

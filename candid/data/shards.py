@@ -4,35 +4,126 @@ A sample is an image (``jpg``, ``png``, ...) and a text file ``cls`` with its la
 """
 
 import tarfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from candid._support.errors import CandidError
+from candid._support.files import digest
+from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.augment import NUMBERS
-from candid.data.datasets import Dataset
-from candid.data.images import EXTENSIONS, Preprocessing, path_of
-from candid.data.splits import Batch, NamedBatch, ShardSplit, decode_batch
+from candid.data.images import EXTENSIONS, Preprocessing, decode_batch, path_of
+from candid.data.loader import Batch, NamedBatch, Plan, streams
+from candid.data.splits import Split, size_and_date
 
-if TYPE_CHECKING:
-    from candid.data.loader import Plan
-
-B = TypeVar("B", Batch, NamedBatch)
 BUFFER = 1000
 """Samples, not yet decoded, among which a reader draws the next one."""
+LABEL_BYTES, LARGEST_LABEL = 20, 999_999
+"""Larger labels would fill the memory with class names."""
+
+
+@dataclass(frozen=True)
+class ShardSplit(Split):
+    """Tar shards, read one after the other. No image can be looked up by its number."""
+
+    can_index = False
+    urls: tuple[str, ...]
+    images: int
+    """Number of images; in training, the number in an epoch."""
+    classes: int
+    """Labels in the shards are below it."""
+    numbers: tuple[int, ...] = ()
+    """The label that evaluation uses for each label in the shards; -1 is unknown. Empty: the same."""
+
+    def __len__(self) -> int:
+        return self.images
+
+    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> NoReturn:
+        raise CandidError("Tar shards are read from end to end: use a folder to look images up.")
+
+    def subset(self, indices: Tensor) -> NoReturn:
+        raise CandidError("Tar shards are read from end to end: leave --images out.")
+
+    def relabel(self, numbers: Tensor) -> "ShardSplit":
+        return replace(self, numbers=tuple(numbers.tolist()))
+
+    def unlabelled(self) -> "ShardSplit":
+        return replace(self, numbers=(-1,) * self.classes)
+
+    def classes_present(self) -> None:
+        return None
+
+    def image_size(self) -> None:
+        return None
+
+    def fingerprint(self) -> bytes:
+        """Return a hash of the list of shards, and of the sizes and dates of local ones."""
+        return digest(repr((self, [size_and_date(Path(url)) for url in self.urls])).encode()).digest()
+
+    def load(
+        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
+    ) -> tuple["ShardSplit", list[str]]:
+        """Return the split unchanged: only reading the shards would show which images are bad."""
+        if skip_bad:
+            raise CandidError(
+                "Tar shards can't be searched for bad images: leave --skip-bad out, pack them without."
+            )
+        return self, []
+
+    def training_batches(
+        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
+    ) -> Iterator[Batch]:
+        """Yield one batch for each of ``parts`` in each of ``steps``, shuffled and augmented.
+
+        The epoch's shuffled shards are dealt to readers, one for each worker of all processes. Each reads its
+        own shards again and again until the epoch ends. So the batches depend on the seed and the number of
+        readers, but not on the first step.
+        """
+        processes, rank = plan.parts // len(parts), parts.start // len(parts)
+        readers = min(max(1, workers), len(self.urls) // processes)
+        if not readers:
+            raise CandidError(
+                f"{processes} processes can't share {len(self.urls)} training shards: "
+                "start fewer, or pack the images into more shards."
+            )
+        first, last = steps.start * len(parts), steps.stop * len(parts)
+        sources = [
+            partial(
+                _training_stream,
+                self,
+                preprocessing,
+                plan,
+                numbers=range(number, last, readers),
+                per_epoch=plan.steps_per_epoch * len(parts),
+                reader=rank * readers + number % readers,
+                readers=processes * readers,
+            )
+            for number in range(first, min(first + readers, last))
+        ]
+        return streams(sources, workers)
+
+    def named_batches(
+        self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
+    ) -> Iterator[NamedBatch]:
+        """Yield every image once over all ``world`` processes, without augmentation."""
+        readers = min(max(1, workers), max(1, len(self.urls) // world))
+        sources = [
+            partial(_evaluation_stream, self, preprocessing, batch, rank * readers + i, world * readers)
+            for i in range(readers)
+        ]
+        return streams(sources, workers)
 
 
 def is_shards(spec: str) -> bool:
-    """Whether ``spec`` names tar shards: files, a pattern, URLs, or a folder with ``train*.tar``.
+    """Return whether ``spec`` names tar shards: files, a pattern, URLs, or a folder with ``train*.tar``.
 
     >>> is_shards("data/train-{000..127}.tar"), is_shards("digits")
     (True, False)
@@ -43,14 +134,14 @@ def is_shards(spec: str) -> bool:
 
 def open_shards(
     spec: str, val_spec: str | None = None, epoch_images: int | None = None, classes: int | None = None
-) -> Dataset:
-    """The data set in tar shards that ``spec`` names.
+) -> tuple[dict[str, ShardSplit], tuple[str, ...]]:
+    """Return the parts of a data set in tar shards to train on, and its class names.
 
-    A folder has ``train*.tar`` and ``val*.tar`` and/or ``test*.tar``, and maybe ``classes.txt`` with a
-    class name a line; without ``val*.tar``, the test shards are what is validated on. Anything else is
+    A folder has ``train*.tar`` and ``val*.tar`` and/or ``test*.tar``, and maybe ``classes.txt`` with one
+    class name per line. Without ``val*.tar``, training validates on the test shards. Anything else is
     expanded by webdataset: a file, ``train-{000..127}.tar``, a URL, ``pipe:`` and a command. Training
-    images and classes are counted unless both are given, and behind URLs they must be given; images to
-    validate on are always counted.
+    images and classes are counted unless both are given; behind URLs they must be given. Images to validate
+    on are always counted.
     """
     if _is_url(spec):
         _check_given(spec, val_spec, epoch_images, classes)
@@ -69,81 +160,21 @@ def open_shards(
     images = {name: len(found) for name, found in labels.items()}
     images["train"] = epoch_images or images["train"]
     splits = {name: ShardSplit(urls, images[name], number or 0) for name, urls in parts.items()}
-    class_names = class_names or tuple(map(str, range(number or 0)))
-    return Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
+    return splits, class_names or tuple(map(str, range(number or 0)))
 
 
-def open_part(spec: str, part: str | None, classes: int | None) -> tuple[ShardSplit, str]:
-    """The shards of one part of a folder, by default its test images, else those to validate on.
+def part_urls(spec: str) -> dict[str, tuple[str, ...]]:
+    """Return the shards of each part of a folder, or all that ``spec`` names as one part."""
+    folder = _folder(spec)
+    return {"all": _expanded(spec)} if folder is None else _folder_parts(folder)
 
-    Anything but a folder is taken as a whole. Labels must be below ``classes``, if that is given.
-    """
-    found = {"all": _expanded(spec)} if (folder := _folder(spec)) is None else _folder_parts(folder)
-    part = part or next(name for name in ("all", "test", "val", "train") if name in found)
-    if part == "val":  # without them, training validates on the test images
-        part = next((name for name in ("val", "test", "all") if name in found), part)
-    if part not in found:
-        raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(found)}.")
-    labels = [label for url in found[part] for label in _labels(url)]
+
+def counted(urls: tuple[str, ...], part: str, classes: int | None) -> ShardSplit:
+    """Return these shards with their images counted. Labels must be below ``classes``, if that is given."""
+    labels = [label for url in urls for label in _labels(url)]
     classes = classes or max(labels, default=0) + 1
     _check_labels(part, labels, classes)
-    return ShardSplit(found[part], len(labels), classes), part
-
-
-def shard_training_batches(
-    split: ShardSplit,
-    preprocessing: Preprocessing,
-    plan: "Plan",
-    start: int,
-    stop: int,
-    parts: range,
-    workers: int = 0,
-) -> Iterator[Batch]:
-    """One batch for each of ``parts`` in each step from ``start`` to ``stop``, shuffled and augmented.
-
-    The epoch's shuffled shards are dealt to readers, as many as there are workers in all processes; each
-    goes round its own for as long as the epoch lasts. So the batches depend on the seed and the number of
-    readers, and not on ``start``.
-    """
-    processes, rank = plan.parts // len(parts), parts.start // len(parts)
-    readers = min(max(1, workers), len(split.urls) // processes)
-    if not readers:
-        raise CandidError(
-            f"{processes} processes can't share {len(split.urls)} training shards: "
-            "start fewer, or pack the images into more shards."
-        )
-    first, last = start * len(parts), stop * len(parts)
-    streams = [
-        partial(
-            _training_stream,
-            split,
-            preprocessing,
-            plan,
-            numbers=range(number, last, readers),
-            per_epoch=plan.steps_per_epoch * len(parts),
-            reader=rank * readers + number % readers,
-            readers=processes * readers,
-        )
-        for number in range(first, min(first + readers, last))
-    ]
-    return _in_turn(streams, workers)
-
-
-def shard_evaluation_batches(
-    split: ShardSplit,
-    preprocessing: Preprocessing,
-    batch: int,
-    rank: int = 0,
-    world: int = 1,
-    workers: int = 0,
-) -> Iterator[NamedBatch]:
-    """Every image of ``split`` once over all ``world`` processes, without augmentation; with their names."""
-    readers = min(max(1, workers), max(1, len(split.urls) // world))
-    streams = [
-        partial(_evaluation_stream, split, preprocessing, batch, rank * readers + i, world * readers)
-        for i in range(readers)
-    ]
-    return _in_turn(streams, workers)
+    return ShardSplit(urls, len(labels), classes)
 
 
 class _Sample(NamedTuple):
@@ -153,63 +184,21 @@ class _Sample(NamedTuple):
     label: int
 
 
-class _Stream(IterableDataset[Any]):
-    """One reader's batches; runs in a process of its own if there are workers."""
-
-    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self.batches()
-        except CandidError as error:  # as an item, or the worker's traceback would end up in its message
-            yield error
-
-
-def _in_turn(streams: Sequence[Callable[[], Iterator[B]]], workers: int) -> Iterator[B]:
-    """A batch of each stream in turn, until all have ended.
-
-    Each has a loader to itself: one loader with many workers would order the last batches by their speed.
-    """
-    settings: dict[str, Any] = {
-        "batch_size": None,
-        "collate_fn": _unchanged,
-        "num_workers": min(1, workers),
-        "pin_memory": torch.cuda.is_available(),
-        "prefetch_factor": 4 if workers else None,
-    }
-    loaders = deque(iter(DataLoader(_Stream(stream), **settings)) for stream in streams)
-    while loaders:
-        batch = next(loaders[0], None)
-        if batch is None:
-            loaders.popleft()
-            continue
-        if isinstance(batch, CandidError):
-            loaders.clear()  # ends the workers now; a traceback would keep them
-            raise batch
-        yield batch
-        loaders.rotate(-1)
-
-
-def _unchanged(batch: B) -> B:  # torch would make lists of tuples
-    return batch
-
-
 def _training_stream(
     split: ShardSplit,
     preprocessing: Preprocessing,
-    plan: "Plan",
+    plan: Plan,
     numbers: range,
     per_epoch: int,
     reader: int,
     readers: int,
 ) -> Iterator[Batch]:
-    """The batches ``numbers`` of a process, which all are made by one reader."""
+    """Yield the batches ``numbers`` of a process, all made by one reader."""
     size = plan.batch // plan.parts
     samples: Iterator[_Sample] = iter(())
     epoch = -1
     for number in numbers:
-        turn = number % per_epoch // numbers.step  # how many this reader has made before in this epoch
+        turn = number % per_epoch // numbers.step  # batches of this reader before in this epoch
         if number // per_epoch != epoch:
             epoch = number // per_epoch
             samples = _epoch_samples(split, plan.seed, epoch, reader, readers)
@@ -219,7 +208,7 @@ def _training_stream(
 
 
 def _epoch_samples(split: ShardSplit, seed: int, epoch: int, reader: int, readers: int) -> Iterator[_Sample]:
-    """A reader's samples, again and again, each time in another order."""
+    """Yield a reader's samples again and again, each time in a different order."""
     order = torch.randperm(len(split.urls), generator=generator(seed, epoch, 0))
     urls = [split.urls[i] for i in order[reader::readers].tolist()]
     random = generator(seed, epoch, reader, 5)
@@ -283,7 +272,7 @@ def _samples(urls: Iterable[str], classes: int) -> Iterator[_Sample]:
 
 
 def _labels(url: str) -> Iterator[int]:
-    """All labels of a shard; in a local file the images are stepped over, not read."""
+    """Yield all labels of a shard. In a local file the images are skipped, not read."""
     split_name = _webdataset().tariterators.base_plus_ext
     with _opened(url) as stream:
         remote = _is_url(url)
@@ -292,26 +281,28 @@ def _labels(url: str) -> Iterator[int]:
                 key, ending = split_name(member.name)
                 file = tar.extractfile(member) if key is not None and ending.lower() == "cls" else None
                 if file is not None:
-                    yield _label(url, key, file.read())
+                    yield _label(url, key, file.read(LABEL_BYTES + 1))
             if tar.fileobj is not None and tar.fileobj.tell() < tar.offset + tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("its end is missing")
 
 
 def _label(url: str, key: str, text: bytes) -> int:
-    if not text.strip().isdigit():
+    if len(text) > LABEL_BYTES or not text.strip().isdigit():
         raise _bad_sample(url, key, "it needs a label, a number from 0 on, in a 'cls' file")
+    if int(text) > LARGEST_LABEL:
+        raise _bad_sample(url, key, f"its label {int(text)} is larger than {LARGEST_LABEL:,}")
     return int(text)
 
 
 def _bad_sample(url: str, key: str, reason: str) -> CandidError:
     return CandidError(
-        f"The sample '{key}' of the shard '{url}' is bad, {reason}: pack it anew or without it."
+        f"The sample '{key}' of the shard '{url}' is bad, {reason}: pack it again or without it."
     )
 
 
 @contextmanager
 def _opened(url: str) -> Iterator[Any]:
-    """The bytes of a shard; what goes wrong in reading them becomes an error that names it."""
+    """Open the bytes of a shard. Every error of reading them becomes one that names the shard."""
     try:
         stream = _webdataset().gopen(url)
         try:
@@ -350,7 +341,7 @@ def _folder(spec: str) -> Path | None:
 
 
 def _parts(spec: str, val_spec: str | None) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """The shards of each split, and the class names if there is a list of them."""
+    """Return the shards of each split, and the class names if there is a list of them."""
     folder = _folder(spec)
     parts = {"train": _expanded(spec)} if folder is None else _folder_parts(folder)
     if val_spec is not None:
@@ -368,7 +359,7 @@ def _folder_parts(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def class_names_of(spec: str) -> tuple[str, ...]:
-    """The names in the ``classes.txt`` of a folder; empty if there is none."""
+    """Return the names in the ``classes.txt`` of a folder; empty if there is none."""
     folder = _folder(spec)
     if folder is None or not (folder / "classes.txt").is_file():
         return ()
@@ -413,5 +404,5 @@ def _check_gaps(labels: list[int], classes: int) -> None:
     missing = set(range(classes)).difference(labels)
     if missing:
         raise CandidError(
-            f"The class {min(missing)} has no training images: add some, or number the classes anew."
+            f"The class {min(missing)} has no training images: add some, or renumber the classes."
         )

@@ -1,10 +1,14 @@
-"""The parts of a data set, in memory, in files or in tar shards, and how a model sees their images."""
+"""The parts of a data set, such as its training images: in memory, in files or in a stream."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,94 +17,233 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.files import digest
-from candid._support.progress import Progress
-from candid.data.augment import jittered, padded_crops, random_flips
+from candid._support.progress import SILENT, Progress
+from candid.data.augment import augmented
 from candid.data.images import (
     BadImageError,
-    Crop,
     Preprocessing,
     centre_box,
     check_file,
     decode_as,
+    decode_batch,
     fitted,
+    image_keys,
     resized,
 )
+from candid.data.loader import Batch, NamedBatch, Plan, Request, load
 
-Batch = tuple[Tensor, Tensor]
-"""Images (B, C, H, W) uint8 and labels (B,)."""
-NamedBatch = tuple[Tensor, Tensor, tuple[str, ...]]
-"""A batch, and what its images are called."""
 WINDOW = 4096
-"""Files that wait to be looked at: a million would take gigabytes."""
-
-
+"""Files that wait to be read at a time: a million would take gigabytes."""
 CACHE_BYTES = 2 * 2**30
-"""A set of image files that takes no more than this in memory is decoded once."""
+"""A set of image files that takes no more memory than this is decoded once."""
+MOST_KEYS = 200_000
+"""A model stores the keys of at most this many training images (8 bytes each)."""
+
+
+class Split(ABC):
+    """Images with labels, such as the test images of a data set.
+
+    Those with ``can_index`` can be looked up by their number, so that a subset can be chosen; the others are
+    read from end to end.
+    """
+
+    can_index: bool = True
+    in_memory: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
+        """Return the images ``indices``, (B, C, H, W) uint8, augmented if ``numbers`` (B, 5) are given."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> "Split":
+        """Return a split with only the images ``indices``."""
+
+    @abstractmethod
+    def relabel(self, numbers: Tensor) -> "Split":
+        """Return a split in which each label y is ``numbers[y]``."""
+
+    @abstractmethod
+    def unlabelled(self) -> "Split":
+        """Return a split in which every label is -1, which means unknown."""
+
+    @abstractmethod
+    def classes_present(self) -> set[int] | None:
+        """Return the labels that occur; None if they are not known without reading everything."""
+
+    @abstractmethod
+    def fingerprint(self) -> bytes:
+        """Return a hash that differs between splits that differ."""
+
+    @abstractmethod
+    def image_size(self) -> tuple[int, int] | None:
+        """Return (height, width) of the first image; None if it is not known."""
+
+    @abstractmethod
+    def load(
+        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
+    ) -> tuple["Split", list[str]]:
+        """Return the split, checked, and decoded if it is small, and the files that were left out."""
+
+    @abstractmethod
+    def training_batches(
+        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
+    ) -> Iterator[Batch]:
+        """Yield batches as :func:`candid.data.loader.training_batches` does."""
+
+    @abstractmethod
+    def named_batches(
+        self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
+    ) -> Iterator[NamedBatch]:
+        """Yield batches as :func:`candid.data.loader.named_batches` does."""
+
+    def subsample(self, images: int | None) -> "Split":
+        """Return ``images`` of the images, evenly spread; all of them for None or a larger number."""
+        if images is None or images >= len(self):
+            return self
+        if images < 1:
+            raise CandidError(f"The number of images must be at least 1, not {images}.")
+        return self.subset(torch.arange(images) * len(self) // images)
+
+    def preprocess(
+        self,
+        preprocessing: Preprocessing,
+        skip_bad: bool = False,
+        progress: Progress = SILENT,
+        name: str = "images",
+    ) -> "Split":
+        """Return the split as a model sees it, checked, and decoded if it is small.
+
+        Args:
+            preprocessing: how the model sees images.
+            skip_bad: leave out images that can't be read, instead of an error.
+            progress: is told when images have a different size or are left out.
+            name: what these messages call the images.
+        """
+        size = self.image_size()
+        if size is not None and size != preprocessing.size:
+            progress.log(
+                f"{name}: images of {size[0]} x {size[1]} pixels are fitted to "
+                f"{preprocessing.height} x {preprocessing.width}"
+            )
+        ready, skipped = self.load(preprocessing, skip_bad, progress)
+        for line in skipped:
+            progress.log(f"left out {line}")
+        if not len(ready):
+            raise CandidError(f"'{name}' has no image that can be used: give others.")
+        return ready
+
+
+class IndexedSplit(Split):
+    """Images that can be looked up by their number."""
+
+    labels: Tensor
+    """(N,) int64; -1 where unknown."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> "IndexedSplit": ...
+
+    @abstractmethod
+    def named(self, indices: Tensor) -> tuple[str, ...]:
+        """Return the names of the images ``indices``."""
+
+    @abstractmethod
+    def with_labels(self, labels: Tensor) -> Self:
+        """Return the same images with the labels ``labels``, (N,)."""
+
+    def relabel(self, numbers: Tensor) -> Self:
+        return self.with_labels(numbers[self.labels])
+
+    def unlabelled(self) -> Self:
+        return self.with_labels(unknown(len(self)))
+
+    def classes_present(self) -> set[int] | None:
+        return set(self.labels.tolist())
+
+    def training_batches(
+        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
+    ) -> Iterator[Batch]:
+        return self._loaded(preprocessing, plan.seed, plan.requests(steps.start, steps.stop, parts), workers)
+
+    def named_batches(
+        self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
+    ) -> Iterator[NamedBatch]:
+        own = [part for part in torch.arange(len(self)).split(batch)[rank::world] if len(part)]
+        loaded = self._loaded(preprocessing, 0, ((None, part) for part in own), workers)
+        return ((x, y, self.named(part)) for part, (x, y) in zip(own, loaded, strict=True))
+
+    def _loaded(
+        self, preprocessing: Preprocessing, seed: int, requests: Iterator[Request], workers: int
+    ) -> Iterator[Batch]:
+        workers = 0 if self.in_memory else workers  # memory is faster than another process
+        return load(partial(self._fetch, preprocessing), len(self), seed, requests, workers)
+
+    def _fetch(self, preprocessing: Preprocessing, indices: Tensor, numbers: Tensor | None) -> Batch:
+        return self.batch(indices, preprocessing, numbers), self.labels[indices]
 
 
 @dataclass(frozen=True)
-class ArraySplit:
+class ArraySplit(IndexedSplit):
     """Images in memory."""
 
+    in_memory = True
     images: Tensor
     """(N, C, H, W) uint8."""
     labels: Tensor
     """(N,) int64; -1 where unknown."""
     names: tuple[str, ...] = ()
-    """Of the files that the images come from, or their numbers in the data set; empty for 0, 1, 2, ..."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    """Names of the files, or numbers in the data set; empty for 0, 1, 2, ..."""
 
     def subset(self, indices: Tensor) -> "ArraySplit":
         return ArraySplit(self.images[indices], self.labels[indices], self.named(indices))
 
+    def with_labels(self, labels: Tensor) -> "ArraySplit":
+        return replace(self, labels=labels)
+
     def named(self, indices: Tensor) -> tuple[str, ...]:
-        """What the images ``indices`` are called."""
         return tuple(self.names[i] if self.names else str(i) for i in indices.tolist())
 
     def fingerprint(self) -> bytes:
-        """Differs between splits that differ."""
         parts = (repr((self.images.shape, self.names)).encode(), self.images.numpy(), self.labels.numpy())
         return digest(
             *(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts)
         ).digest()
 
     def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
-        """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         images = self.images[indices]
-        crop = (
-            "shift" if preprocessing.crop == "resized" else preprocessing.crop
-        )  # there is no more than these pixels
-        return images if numbers is None else _augmented(images, numbers, crop, preprocessing.flip)
+        # images in memory have no more pixels to crop
+        crop = "shift" if preprocessing.crop == "resized" else preprocessing.crop
+        return images if numbers is None else augmented(images, numbers, crop, preprocessing.flip)
 
-    def prepared(
+    def image_size(self) -> tuple[int, int] | None:
+        height, width = self.images.shape[2:]
+        return height, width
+
+    def load(
         self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
     ) -> tuple["ArraySplit", list[str]]:
-        """As the model sees them: slightly smaller ones are framed by zeros, others are resized."""
-        channels, height, width = self.images.shape[1:]
-        if (channels, height, width) == (preprocessing.channels, *preprocessing.size):
+        """Pad slightly smaller images with zeros and resize the others."""
+        channels, *had = self.images.shape[1:]
+        wanted = preprocessing.size
+        if (channels, *had) == (preprocessing.channels, *wanted):
             return self, []
         images = self.images
         if channels != preprocessing.channels:
             images = images.expand(-1, 3, -1, -1) if channels == 1 else _grey(images)
-        if all(
-            7 / 8 * wanted <= had <= wanted
-            for had, wanted in zip((height, width), preprocessing.size, strict=True)
-        ):
-            return replace(self, images=fitted(images, preprocessing.size).contiguous()), []
-        box = centre_box(width, height, preprocessing.size)
+        if all(7 / 8 * new <= old <= new for old, new in zip(had, wanted, strict=True)):
+            return replace(self, images=fitted(images, wanted).contiguous()), []
+        box = centre_box(had[1], had[0], wanted)
+        grey = preprocessing.channels == 1
         scaled = [
-            np.array(
-                resized(
-                    Image.fromarray(pixels[..., 0] if preprocessing.channels == 1 else pixels),
-                    box,
-                    preprocessing.size,
-                )
-            )
+            np.array(resized(Image.fromarray(pixels[..., 0] if grey else pixels), box, wanted))
             for pixels in progress.track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
         ]
-        stacked = torch.from_numpy(np.stack(scaled)).view(-1, *preprocessing.size, preprocessing.channels)
+        stacked = torch.from_numpy(np.stack(scaled)).view(-1, *wanted, preprocessing.channels)
         return replace(self, images=stacked.permute(0, 3, 1, 2).contiguous()), []
 
 
@@ -110,53 +253,58 @@ def _grey(images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FileSplit:
+class FileSplit(IndexedSplit):
     """Image files, decoded when they are needed."""
 
     paths: tuple[Path, ...]
     labels: Tensor
     """(N,) int64; -1 where unknown."""
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def subset(self, indices: Tensor) -> "FileSplit":
         return FileSplit(tuple(self.paths[i] for i in indices.tolist()), self.labels[indices])
 
+    def with_labels(self, labels: Tensor) -> "FileSplit":
+        return replace(self, labels=labels)
+
     def named(self, indices: Tensor) -> tuple[str, ...]:
-        """What the images ``indices`` are called."""
         return tuple(str(self.paths[i]) for i in indices.tolist())
 
     def fingerprint(self) -> bytes:
-        """Differs between splits whose files have other names, sizes or dates, or other labels."""
-        listed = [(str(path), _size_and_date(path)) for path in self.paths]
+        """Return a hash of the names, sizes and dates of the files, and of the labels."""
+        listed = [(str(path), size_and_date(path)) for path in self.paths]
         return digest(repr(listed).encode(), self.labels.numpy()).digest()
 
+    def digests(self) -> list[bytes]:
+        """Return the SHA-256 of each file's bytes; that of its name if it can't be read."""
+        with ThreadPoolExecutor() as pool:
+            windows = (self.paths[i : i + WINDOW] for i in range(0, len(self), WINDOW))
+            return [found for window in windows for found in pool.map(_file_digest, window)]
+
     def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
-        """The images ``indices``, (B, C, H, W) uint8; augmented if ``numbers`` (B, 5) are given."""
         paths = [self.paths[i] for i in indices.tolist()]
         return decode_batch(paths, preprocessing, numbers, lambda i, error: _bad_image(paths[i], error))
 
-    def prepared(
+    def image_size(self) -> tuple[int, int] | None:
+        try:
+            with Image.open(self.paths[0]) as image:
+                return image.height, image.width
+        except (OSError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            return None
+
+    def load(
         self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
     ) -> tuple["FileSplit | ArraySplit", list[str]]:
-        """Decoded into memory if they fit and need no full resolution; with every file looked at."""
-        cached = (
-            preprocessing.crop != "resized"
-            and len(self) * preprocessing.channels * preprocessing.height * preprocessing.width < CACHE_BYTES
-        )
-        images = (
-            torch.empty(len(self), preprocessing.channels, *preprocessing.size, dtype=torch.uint8)
-            if cached
-            else None
-        )
+        """Check every file; decode them into memory if they fit and training needs no full resolution."""
+        shape = (preprocessing.channels, *preprocessing.size)
+        cached = preprocessing.crop != "resized" and len(self) * int(np.prod(shape)) < CACHE_BYTES
+        images = torch.empty(len(self), *shape, dtype=torch.uint8) if cached else None
 
         def look(index: int) -> tuple[int, BadImageError | None]:
             try:
                 if images is not None:
-                    images[index] = decode_as(self.paths[index], preprocessing, None)
+                    images[index] = decode_as(self.paths[index], preprocessing)
                 elif skip_bad:
-                    decode_as(self.paths[index], preprocessing, None)
+                    decode_as(self.paths[index], preprocessing)
                 else:
                     check_file(self.paths[index])
             except BadImageError as error:
@@ -180,93 +328,60 @@ class FileSplit:
         return (split.subset(good) if bad else split), skipped
 
 
-@dataclass(frozen=True)
-class ShardSplit:
-    """Tar shards, read one after the other: no image can be looked up by its number."""
-
-    urls: tuple[str, ...]
-    images: int
-    """How many there are; in training, how many an epoch has."""
-    classes: int
-    """Labels in the shards are below it."""
-    numbers: tuple[int, ...] = ()
-    """What evaluation takes each label for: a class of the model, or -1 for unknown. Empty: as it is."""
-
-    def __len__(self) -> int:
-        return self.images
-
-    def fingerprint(self) -> bytes:
-        """Differs between lists of shards; of local ones the sizes and dates count, too."""
-        return digest(repr((self, [_size_and_date(Path(url)) for url in self.urls])).encode()).digest()
-
-    def prepared(
-        self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
-    ) -> tuple["ShardSplit", list[str]]:
-        """As it is: only reading the shards would tell which images are bad."""
-        if skip_bad:
-            raise CandidError(
-                "Tar shards can't be searched for bad images: leave --skip-bad out, pack them without."
-            )
-        return self, []
+def _bad_image(path: Path, error: BadImageError) -> CandidError:
+    return CandidError(
+        f"'{path}' can't be used: {error}. Repair or remove it, or add --skip-bad to leave such files out."
+    )
 
 
-def other_size(split: "Split", preprocessing: Preprocessing) -> str | None:
-    """Return the size of the first image if it is not the model's size; None if it is or is not known."""
-    if isinstance(split, ArraySplit):
-        height, width = split.images.shape[2:]
-    elif isinstance(split, FileSplit):
-        try:
-            with Image.open(split.paths[0]) as image:
-                width, height = image.size
-        except (OSError, Image.DecompressionBombError):
-            return None
-    else:
+def _file_digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:  # reading the image will say why
+        return hashlib.sha256(str(path).encode(errors="replace")).digest()
+
+
+def training_keys(
+    split: Split, preprocessing: Preprocessing, workers: int = 0, progress: Progress = SILENT
+) -> Tensor | None:
+    """Return the keys of training images, sorted, for a model to store; see :func:`seen_in_training`.
+
+    Args:
+        split: the training images.
+        preprocessing: how the model sees images.
+        workers: processes that load images.
+        progress: shows how many images are done.
+
+    Returns:
+        One hash of the pixels per image, (N,) int64; None for streams and more than 200 000 images.
+    """
+    if not split.can_index or len(split) > MOST_KEYS:
         return None
-    return None if (height, width) == preprocessing.size else f"{height} x {width}"
+    batches = split.named_batches(preprocessing, 256, 0, 1, workers)
+    total = -(-len(split) // 256)
+    tracked = progress.track(batches, "keys of training images", total, 256)
+    return torch.cat([image_keys(images) for images, _, _ in tracked]).unique()
 
 
-def _size_and_date(path: Path) -> tuple[int, int] | None:
-    """None for what is no file (any more): reading it will say so."""
+def seen_in_training(keys: Tensor, stored: Tensor | None) -> Tensor:
+    """Return which images, by their keys (N,), are among the ``stored`` keys of training images, (N,) bool.
+
+    >>> seen_in_training(torch.tensor([3, 5]), torch.tensor([1, 5])).tolist()
+    [False, True]
+    """
+    return torch.zeros(len(keys), dtype=torch.bool) if stored is None else torch.isin(keys, stored)
+
+
+def unknown(images: int) -> Tensor:
+    """Return the labels of this many images without labels."""
+    return torch.full((images,), -1)
+
+
+def size_and_date(path: Path) -> tuple[int, int] | None:
+    """Return the size and the date of a file; None if there is none."""
     try:
         stat = path.stat()
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns
-
-
-IndexedSplit = ArraySplit | FileSplit
-Split = IndexedSplit | ShardSplit
-
-
-def decode_batch(
-    sources: Sequence[Path | bytes],
-    preprocessing: Preprocessing,
-    numbers: Tensor | None,
-    blame: Callable[[int, BadImageError], CandidError],
-) -> Tensor:
-    """Images (B, C, H, W), augmented if ``numbers`` (B, 5) are given; ``blame(i, error)`` names a bad one."""
-    images = []
-    for i, source in enumerate(sources):
-        crop = numbers[i] if numbers is not None and preprocessing.crop == "resized" else None
-        try:
-            images.append(decode_as(source, preprocessing, crop))
-        except BadImageError as error:
-            raise blame(i, error) from error
-    stacked = torch.stack(images)
-    return (
-        stacked if numbers is None else _augmented(stacked, numbers, preprocessing.crop, preprocessing.flip)
-    )
-
-
-def _augmented(images: Tensor, numbers: Tensor, crop: Crop, flip: bool) -> Tensor:
-    if crop == "shift":
-        images = padded_crops(images, numbers, padding=max(1, images.shape[2] // 8))
-    if crop == "wobble":
-        images = jittered(images, numbers)
-    return random_flips(images, numbers) if flip else images
-
-
-def _bad_image(path: Path, error: BadImageError) -> CandidError:
-    return CandidError(
-        f"'{path}' can't be used: {error}. Repair or remove it, or add --skip-bad to leave such files out."
-    )

@@ -11,9 +11,8 @@ from torch import Tensor
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
-from candid.data.images import Preprocessing
-from candid.data.parts import Part, open_images, open_part, subsample, trained_on
-from candid.data.splits import Split, other_size
+from candid.data.datasets import Part, open_images, open_part, trained_on
+from candid.data.splits import Split
 from candid.evaluation import study
 from candid.evaluation.study import Detection
 from candid.inference.predictions import Predictions
@@ -160,27 +159,10 @@ def _splits(request: Request, model: Model, progress: Progress) -> tuple[str, di
             raise CandidError(f"'{name}' is already what the images of DATA are called: choose another name.")
         splits[name] = open_images(spec, preprocessing)
     prepared = {
-        name: prepare(subsample(split, request.images), preprocessing, name, request.skip_bad, progress)
+        name: split.subsample(request.images).preprocess(preprocessing, request.skip_bad, progress, name)
         for name, split in splits.items()
     }
     return chosen.part, prepared
-
-
-def prepare(
-    split: Split, preprocessing: Preprocessing, name: str, skip_bad: bool, progress: Progress
-) -> Split:
-    """As a model sees it, with a note if its images are of another size."""
-    size = other_size(split, preprocessing)
-    if size is not None:
-        progress.log(
-            f"{name}: images of {size} pixels are fitted to {preprocessing.height} x {preprocessing.width}"
-        )
-    ready, skipped = split.prepared(preprocessing, skip_bad, progress)
-    for line in skipped:
-        progress.log(f"left out {line}")
-    if not len(ready):
-        raise CandidError(f"'{name}' has no image that can be used: give others.")
-    return ready
 
 
 def _held_out(request: Request, model: Model, others: Mapping[Path, Model]) -> HeldOut | None:
@@ -250,18 +232,14 @@ def calibrate_model(request: Request, progress: Progress = SILENT) -> HeldOut | 
             "seen: leave --part out, or choose val or test."
         )
     chosen = open_part(request.data, model.class_names, request.part or kept_out, training)
-    held_out = prepare(
-        subsample(chosen.split, request.images),
-        preprocessing,
-        "held-out images",
-        request.skip_bad,
-        progress,
+    held_out = chosen.split.subsample(request.images).preprocess(
+        preprocessing, request.skip_bad, progress, "held-out images"
     )
     train = None
     if chosen.part != "all":
         try:
             split = open_part(request.data, model.class_names, "train", training).split
-            train = prepare(fewer(split), preprocessing, "training images", request.skip_bad, progress)
+            train = fewer(split).preprocess(preprocessing, request.skip_bad, progress, "training images")
         except CandidError as error:
             progress.log(f"no Mahalanobis distances, for want of training images: {error}")
     found = calibrate(Passes(model, fabric, None, request.workers, progress), train, held_out, preprocessing)

@@ -12,10 +12,9 @@ from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
+from candid.data.datasets import Part, open_part
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_part, subsample
-from candid.data.splits import ShardSplit, Split
-from candid.evaluation.evaluate import prepare
+from candid.data.splits import Split
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
 from candid.explanations.plane import DecisionPlane, decision_plane, located
@@ -149,12 +148,12 @@ class _Images:
     def __init__(self, model: LatentModel, request: Request, progress: Progress) -> None:
         assert request.data is not None
         chosen = open_part(request.data, model.class_names, request.part, model.record.config)
-        if isinstance(chosen.split, ShardSplit):
+        if not chosen.split.can_index:
             raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
         self.model, self.request, self.progress, self.part = model, request, progress, chosen.part
         self.preprocessing = model.preprocessing
-        few = subsample(chosen.split, MEASURED_IMAGES)
-        self.split: Split = prepare(few, self.preprocessing, chosen.part, request.skip_bad, progress)
+        few = chosen.split.subsample(MEASURED_IMAGES)
+        self.split: Split = few.preprocess(self.preprocessing, request.skip_bad, progress, chosen.part)
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
         passes = Passes(self.model, launch(1), workers=self.request.workers, progress=self.progress)
@@ -192,4 +191,4 @@ class _Images:
 
     def _few(self, count: int) -> Tensor:
         """So many images, evenly spread, (N, C, H, W) uint8."""
-        return next(iter(named_batches(subsample(self.split, count), self.preprocessing, count)))[0]
+        return next(iter(named_batches(self.split.subsample(count), self.preprocessing, count)))[0]

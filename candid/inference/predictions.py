@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from candid._support.files import ANY_NAME, replacing, write_tensors
-from candid._support.randomness import generator
-from candid.data.splits import NamedBatch
+from candid.data.images import image_keys
+from candid.data.loader import NamedBatch
 from candid.inference.complexity import code_lengths_by_scale
 from candid.inference.features import FeatureGaussian
 from candid.models.protocol import Model, Outputs
@@ -159,14 +159,6 @@ def _nothing(model: Model, gaussian: FeatureGaussian | None) -> Predictions:
     channels, height, width = model.image_shape
     none = torch.zeros(1, channels, height, width, dtype=torch.uint8)
     return predict(model, none, torch.zeros(1, dtype=torch.long), ("",), gaussian)[torch.arange(0)]
-
-
-def image_keys(images: Tensor) -> Tensor:
-    """A hash of the pixels of each 8-bit image, (B,): their sum with fixed random weights, modulo 2^64."""
-    pixels = images.flatten(1).long()
-    weights = torch.empty(pixels.shape[1], dtype=torch.int64)
-    weights.random_(-(2**63), None, generator=generator(pixels.shape[1]))
-    return (pixels * weights).sum(1)
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:

@@ -19,11 +19,11 @@ from candid._support.files import cache_file, digest
 from candid._support.progress import SILENT, Progress
 from candid._support.threads import use_threads
 from candid.data.augment import reflected_frame, ten_crops
-from candid.data.images import Preprocessing
-from candid.data.loader import named_batches
-from candid.data.splits import ArraySplit, NamedBatch, ShardSplit, Split
+from candid.data.images import Preprocessing, image_keys
+from candid.data.loader import NamedBatch, named_batches
+from candid.data.splits import Split
 from candid.inference.features import FeatureGaussian, Moments
-from candid.inference.predictions import Predictions, image_keys, predict, to_float
+from candid.inference.predictions import Predictions, predict, to_float
 from candid.models.protocol import Model
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Passes:
         Images in memory have no pixels beyond the model's size: theirs are reflected, as in training.
         """
         sides = round(MARGIN * preprocessing.height), round(MARGIN * preprocessing.width)
-        in_memory = isinstance(split, ArraySplit)
+        in_memory = split.in_memory
         larger = (
             preprocessing
             if in_memory
@@ -160,7 +160,7 @@ class Passes:
         if not self.is_first:
             return None
         found = Predictions.joined(in_turn)
-        if isinstance(split, ShardSplit):  # in one order for any number of processes
+        if not split.can_index:  # in one order for any number of processes
             found = found[torch.tensor(sorted(range(len(found)), key=found.paths.__getitem__))]
         self._keep(found, file)
         return found
@@ -196,7 +196,7 @@ class Passes:
         digest = self.model_hash.copy()
         written = repr((VERSION, self.model.config, preprocessing, key))
         # passes cached when the class was called View are still found
-        digest.update(written.replace("Preprocessing(", "View(").encode())
+        digest.update(written.replace("Preprocessing(", "View(").replace("'jitter'", "'wobble'").encode())
         digest.update(split.fingerprint())
         return cache_file(self.folder, name, digest)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from candid._support.config import to_dict
 from candid._support.errors import CandidError
 from candid._support.files import digest
-from candid.data.images import Crop, Preprocessing
+from candid.data.images import Crop, Preprocessing, current_crop
 from candid.models.flow.coupling import OrthogonalMatrix
 from candid.models.flow.invertible import Chain
 from candid.models.flow.mixture import LatentMixture
@@ -75,6 +75,8 @@ class TrainingRecord:
         if beta is not None and not _is_number(beta):
             raise CandidError(f"{WRONG_ENTRY} 'beta': it must be a number.")
         found = {key: config[key] for key in _FIELDS if config.get(key) is not None}
+        if "crop" in found:
+            found["crop"] = current_crop(found["crop"])
         source = metadata.get("source")
         beta = None if beta is None else float(beta)
         return cls(beta=beta, source=None if source is None else str(source), config=config, **found)
@@ -103,9 +105,10 @@ WRONG_ENTRY = "The model's record of its training has a wrong"
 _FIELDS = ("data", "crop", "holdout", "split_seed")
 _ENTRIES: dict[str, tuple[Any, str]] = {
     "data": (_is_text, "text"),
-    "crop": (lambda value: value in get_args(Crop), f"one of {', '.join(get_args(Crop))}"),
+    "crop": (lambda value: current_crop(value) in get_args(Crop), f"one of {', '.join(get_args(Crop))}"),
     "holdout": (_is_share, "a number from 0 to 1"),
     "split_seed": (_is_whole, "a whole number"),
+    "split": (lambda value: value in ("hash", "shuffled"), "hash or shuffled"),
     "only": (
         lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
         "a list of class names",

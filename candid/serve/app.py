@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from candid._support.version import __version__
-from candid.data.images import BadImageError
+from candid.data.images import BadImageError, decode_upload
 from candid.serve.answers import Counterfactuals, Examined, Health, Models, Problem, Sent, Unusable
 from candid.serve.guard import NOTHING, Guard
-from candid.serve.limits import FILES, Limits, decoded
+from candid.serve.limits import FILES, Limits
 from candid.serve.metrics import CONTENT_TYPE, Metrics
 from candid.serve.queue import Queue
 from candid.serve.service import Asked, Service, unusable
@@ -181,7 +181,9 @@ class _Api:
             if time.monotonic() > deadline:  # nobody waits for it any more
                 raise TimeoutError
             try:
-                found.append(decoded(file.file.read(), self.service.preprocessing, self.limits.max_pixels))
+                found.append(
+                    decode_upload(file.file.read(), self.service.preprocessing, self.limits.max_pixels)
+                )
             except BadImageError as error:
                 found.append(unusable(_name(file), error))
         return found

@@ -4,17 +4,16 @@ import base64
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid.data.images import to_png
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
@@ -250,11 +249,8 @@ def unusable(file: str, reason: object) -> Unusable:
 
 
 def as_png(image: Tensor) -> str:
-    """An 8-bit image (C, H, W) in base64."""
-    pixels = image.permute(1, 2, 0).numpy()
-    file = BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    """Return an 8-bit image (C, H, W) as a PNG in base64."""
+    return base64.b64encode(to_png(image)).decode()
 
 
 def _neighbours(model: Model) -> list[list[Neighbour]]:

@@ -20,8 +20,8 @@ from candid._support.files import remove_unfinished
 from candid._support.randomness import generator
 from candid.data.datasets import Dataset
 from candid.data.images import Preprocessing
-from candid.data.loader import Plan, named_batches, training_batches
-from candid.data.splits import Batch, Split
+from candid.data.loader import Batch, Plan, named_batches, training_batches
+from candid.data.splits import Split
 from candid.inference.metrics import bits_per_dimension
 from candid.inference.predictions import to_float
 from candid.inference.runner import Passes

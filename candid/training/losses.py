@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid.data.splits import NamedBatch
+from candid.data.loader import NamedBatch
 from candid.inference.predictions import predict_batches
 from candid.models.flow.loss import Losses, information_bottleneck_loss
 from candid.models.protocol import Model

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from candid._support.config import MaybeInfinite, check_fields, check_range, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
-from candid.data.images import Crop
+from candid.data.images import Crop, current_crop
 from candid.data.shards import is_shards
 from candid.models.flow.invertible import Memory
 from candid.models.flow.presets import PRESETS, ClassifierConfig, preset
@@ -77,6 +77,8 @@ class TrainConfig:
     holdout: float = 0.05
     """Share of the training images kept for validation if the data has no val folder."""
     split_seed: int = 0
+    split: Literal["hash", "shuffled"] = "hash"
+    """How folders without val and test parts are divided: by a hash of each image, or by a shuffle."""
     only: tuple[str, ...] = ()
     """Names of the classes of the data to use, in this order; empty: all."""
     val_data: str | None = None
@@ -98,6 +100,7 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "crop", current_crop(self.crop))
         check_fields(self)
         if not self.beta >= 0:
             raise CandidError(f"'beta' must be zero, a positive number or inf, not {self.beta}.")

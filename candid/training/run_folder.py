@@ -83,7 +83,8 @@ class RunFolder:
     def config(self) -> TrainConfig:
         if not self.exists:
             raise CandidError(f"There is no run to resume in '{self.path}': leave --resume out to start one.")
-        return from_dict(TrainConfig, read_toml(self.path / "config.toml"))
+        # runs of versions without this field were started on shuffled images
+        return from_dict(TrainConfig, {"split": "shuffled", **read_toml(self.path / "config.toml")})
 
     def write_text(self, name: str, text: str) -> None:
         with _saving(self.path), replacing(self.path / name) as temporary:

@@ -30,12 +30,13 @@ def open_data(config: TrainConfig, progress: Progress) -> tuple[Dataset, Preproc
         config.data,
         holdout=config.holdout,
         split_seed=config.split_seed,
+        split=config.split,
         val_spec=config.val_data,
         epoch_images=config.epoch_images,
         classes=config.model.get("classes"),
         only=config.only,
     )
-    return data.prepared(preprocessing, config.skip_bad, progress), preprocessing
+    return data.preprocess(preprocessing, config.skip_bad, progress), preprocessing
 
 
 def build_model(config: TrainConfig, class_names: tuple[str, ...]) -> Model:

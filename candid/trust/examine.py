@@ -14,9 +14,9 @@ from torch import Tensor
 from candid._support.distributed import best_device
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.threads import use_threads
-from candid.data.datasets import is_image
+from candid.data.formats import is_image
 from candid.data.images import BadImageError, Preprocessing, decode_as, path_of
-from candid.data.parts import unknown
+from candid.data.splits import unknown
 from candid.inference.predictions import predictions_of, to_float
 from candid.inference.runner import batch_size
 from candid.models.protocol import Model, Outputs

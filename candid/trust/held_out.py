@@ -8,8 +8,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.data.images import Preprocessing
-from candid.data.parts import subsample
-from candid.data.splits import ShardSplit, Split
+from candid.data.splits import Split
 from candid.inference.features import FeatureGaussian
 from candid.inference.metrics import fit_temperature
 from candid.inference.runner import VERSION, Passes
@@ -103,7 +102,7 @@ def calibrate_saved(
 
 def fewer(split: Split) -> Split:
     """At most ``MOST_IMAGES`` of it; all of tar shards."""
-    return split if isinstance(split, ShardSplit) else subsample(split, min(MOST_IMAGES, len(split)))
+    return split if not split.can_index else split.subsample(min(MOST_IMAGES, len(split)))
 
 
 def weights_hash(model: Model) -> Tensor:

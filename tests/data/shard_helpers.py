@@ -8,7 +8,7 @@ from torch import Tensor
 
 from candid.data.images import Preprocessing
 from candid.data.loader import Plan, training_batches
-from candid.data.splits import ShardSplit
+from candid.data.shards import ShardSplit
 from tests.data.helpers import pixels, write_shard
 
 PREPROCESSING = Preprocessing(3, 10, 12)

@@ -10,21 +10,29 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT
-from candid.data import splits as module
+from candid.data import datasets as module
+from candid.data import splits
 from candid.data.datasets import Dataset, open_dataset
-from candid.data.images import Preprocessing
-from candid.data.splits import ArraySplit, FileSplit
+from candid.data.formats import PARTS, SplitRule
+from candid.data.images import Crop, Preprocessing, decode_as
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
 from candid.training.options import TrainConfig
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
 from tests.helpers import RecordedProgress
 
 PREPROCESSING = Preprocessing(3, 10, 12)
+RULES: tuple[SplitRule, ...] = ("hash", "shuffled")
 
 
 def files(split: object) -> list[str]:
     assert isinstance(split, FileSplit)
     return [str(path) for path in split.paths]
+
+
+def labels(split: object) -> list[int]:
+    assert isinstance(split, IndexedSplit)
+    return split.labels.tolist()
 
 
 def test_three_folders_are_three_splits(tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_three_folders_are_three_splits(tmp_path: Path) -> None:
 def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 10, "dog": 20})
     write_folder(tmp_path / "test", {"cat": 2, "dog": 2})
-    data = open_dataset(str(tmp_path), holdout=0.2)
+    data = open_dataset(str(tmp_path), holdout=0.2, split="shuffled")
     assert (len(data.train), len(data.val)) == (24, 6)
     assert data.test is not None
     assert len(data.test) == 4
@@ -52,12 +60,56 @@ def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: 
 
 def test_class_folders_alone_are_divided_in_three(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 20, "dog": 10})
-    data = open_dataset(str(tmp_path), holdout=0.25, test_fraction=0.2)
-    assert data.test is not None
-    assert data.test.labels.tolist() == [0] * 4 + [1] * 2  # type: ignore[union-attr]
-    assert data.val.labels.tolist() == [0] * 4 + [1] * 2  # type: ignore[union-attr]
-    parts = [set(files(data.train)), set(files(data.val)), set(files(data.test))]
-    assert len(set.union(*parts)) == sum(map(len, parts)) == 30
+    for rule in RULES:
+        data = open_dataset(str(tmp_path), holdout=0.25, test_fraction=0.2, split=rule)
+        assert data.test is not None
+        if rule == "shuffled":
+            assert labels(data.test) == labels(data.val) == [0] * 4 + [1] * 2
+        assert set(labels(data.train)) == set(labels(data.val)) == set(labels(data.test)) == {0, 1}
+        parts = [set(files(data.train)), set(files(data.val)), set(files(data.test))]
+        assert len(set.union(*parts)) == sum(map(len, parts)) == 30
+
+
+def test_images_that_are_added_move_no_others(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 60, "dog": 40})
+    before = open_dataset(str(tmp_path), holdout=0.2)
+    shares = [len(before.val) / 80, len(before.test or ()) / 100]
+    assert all(0.1 < share < 0.3 for share in shares)
+    for name, start in (("cat", 1000), ("dog", 2000)):
+        for i in range(30):
+            (tmp_path / name / f"{i:03}-more.png").write_bytes(picture(start + i))
+    (tmp_path / "cat" / "copy.png").write_bytes((tmp_path / "cat" / "007.png").read_bytes())
+    (tmp_path / "dog" / "000.png").rename(tmp_path / "dog" / "renamed.png")
+    after = open_dataset(str(tmp_path), holdout=0.2)
+    contents = [
+        {Path(path).read_bytes(): name for name in PARTS for path in files(getattr(data, name))}
+        for data in (before_paths(before, tmp_path), after)
+    ]
+    assert len(contents[0]) == 100 and len(contents[1]) == 160
+    assert all(contents[1][image] == part for image, part in contents[0].items())
+
+
+def before_paths(data: Dataset, folder: Path) -> Dataset:
+    """The data set before a file was renamed, with its new name."""
+    old, new = folder / "dog" / "000.png", folder / "dog" / "renamed.png"
+    parts = {
+        name: FileSplit(tuple(new if path == old else path for path in split.paths), split.labels)
+        for name in ("train", "val", "test")
+        if isinstance(split := getattr(data, name), FileSplit)
+    }
+    return Dataset(parts["train"], parts["val"], parts["test"], data.class_names)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 6), st.integers(1, 20), st.integers(0, 50))
+def test_a_training_image_never_becomes_a_test_image(few: int, more: int, seed: int) -> None:
+    digests = [bytes([i, seed]) for i in range(few + more)]
+    chosen = [
+        module._chosen(torch.zeros(n, dtype=torch.long), 0.05, seed, ["cat"], digests[:n])
+        for n in (few, few + more)
+    ]
+    assert 1 <= chosen[0].sum() < few
+    assert not (~chosen[0] & chosen[1][:few]).any()
 
 
 def test_what_is_held_out_depends_on_the_split_seed_alone(tmp_path: Path) -> None:
@@ -77,7 +129,7 @@ def test_one_image_of_each_class_always_stays_in_training(tmp_path: Path) -> Non
     write_folder(tmp_path / "train", {"cat": 3, "dog": 2})
     write_folder(tmp_path / "test", {"cat": 1})
     data = open_dataset(str(tmp_path), holdout=0.99)
-    assert data.train.labels.tolist() == [0, 1]  # type: ignore[union-attr]
+    assert labels(data.train) == [0, 1]
 
 
 @settings(deadline=None, max_examples=10)
@@ -98,7 +150,7 @@ def test_some_classes_of_folders_are_chosen_by_name(tmp_path: Path) -> None:
         write_folder(tmp_path / name, {"cat": 2, "cow": 3, "dog": 1})
     data = open_dataset(str(tmp_path), only=("dog", "cat"))
     assert [Path(path).parent.name for path in files(data.train)] == ["cat", "cat", "dog"]
-    assert data.train.labels.tolist() == data.val.labels.tolist() == [1, 1, 0]  # type: ignore[union-attr]
+    assert labels(data.train) == labels(data.val) == [1, 1, 0]
     with pytest.raises(CandidError, match="no class 'cats': did you mean 'cat'?"):
         open_dataset(str(tmp_path), only=("dog", "cats"))
     with pytest.raises(CandidError, match="single class"):
@@ -226,21 +278,21 @@ def spoilt(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("crop", ["none", "resized"])
-def test_the_first_bad_file_stops_by_default(spoilt: Path, crop: module.Crop) -> None:
+def test_the_first_bad_file_stops_by_default(spoilt: Path, crop: Crop) -> None:
     data = open_dataset(str(spoilt))
     with pytest.raises(CandidError, match=r"train/cat/001.png' can't be used: it is cut .* add --skip-bad"):
-        data.prepared(Preprocessing(3, 10, 12, crop))
+        data.preprocess(Preprocessing(3, 10, 12, crop))
 
 
 @pytest.mark.parametrize("crop", ["none", "resized"])
-def test_bad_files_are_left_out_and_listed_on_demand(spoilt: Path, crop: module.Crop) -> None:
-    data = open_dataset(str(spoilt)).prepared(Preprocessing(3, 10, 12, crop), skip_bad=True)
-    assert data.train.labels.tolist() == [0, 0, 0, 1, 1]  # type: ignore[union-attr]
-    assert data.val.labels.tolist() == [0, 1]  # type: ignore[union-attr]
+def test_bad_files_are_left_out_and_listed_on_demand(spoilt: Path, crop: Crop) -> None:
+    data = open_dataset(str(spoilt)).preprocess(Preprocessing(3, 10, 12, crop), skip_bad=True)
+    assert labels(data.train) == [0, 0, 0, 1, 1]
+    assert labels(data.val) == [0, 1]
     names = [line.split(": ")[0] for line in data.skipped]
     assert names == [str(spoilt / p) for p in ("train/cat/001.png", "train/dog/002.png", "val/cat/000.png")]
     assert all(": it is " in line for line in data.skipped)
-    images = data.train.batch(torch.tensor([1]), PREPROCESSING)  # type: ignore[union-attr]
+    images = data.train.batch(torch.tensor([1]), PREPROCESSING)
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), pixels(2))
 
 
@@ -249,7 +301,7 @@ def test_a_class_without_good_images_is_an_error(tmp_path: Path) -> None:
     write_folder(tmp_path / "val", {"cat": 2})
     (tmp_path / "train" / "dog" / "000.png").write_bytes(b"")
     with pytest.raises(CandidError, match="'dog' has no training images"):
-        open_dataset(str(tmp_path)).prepared(PREPROCESSING, skip_bad=True)
+        open_dataset(str(tmp_path)).preprocess(PREPROCESSING, skip_bad=True)
 
 
 def test_small_sets_are_decoded_once_and_large_ones_never(
@@ -257,10 +309,10 @@ def test_small_sets_are_decoded_once_and_large_ones_never(
 ) -> None:
     write_folder(tmp_path, {"cat": 6, "dog": 6}, width=17)
     data = open_dataset(str(tmp_path))
-    cached = data.prepared(PREPROCESSING)
+    cached = data.preprocess(PREPROCESSING)
     assert isinstance(cached.train, ArraySplit)
-    monkeypatch.setattr(module, "CACHE_BYTES", 100)
-    filed = data.prepared(PREPROCESSING)
+    monkeypatch.setattr(splits, "CACHE_BYTES", 100)
+    filed = data.preprocess(PREPROCESSING)
     assert isinstance(filed.train, FileSplit)
     everything = torch.arange(len(data.train))
     assert torch.equal(cached.train.labels, filed.train.labels)
@@ -277,7 +329,7 @@ def test_small_sets_are_decoded_once_and_large_ones_never(
 def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 6, "dog": 6})
     progress = RecordedProgress()
-    open_dataset(str(tmp_path)).prepared(PREPROCESSING, progress=progress)
+    open_dataset(str(tmp_path)).preprocess(PREPROCESSING, progress=progress)
     assert [description for description, *_ in progress.loops] == ["reading images"] * 3
     assert sum(total for _, total, *_ in progress.loops) == 12
 
@@ -289,7 +341,7 @@ def array_data(images: Tensor) -> Dataset:
 
 
 def prepared(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    split = array_data(images).prepared(preprocessing).train
+    split = array_data(images).preprocess(preprocessing).train
     assert isinstance(split, ArraySplit)
     return split.images
 
@@ -314,9 +366,7 @@ def test_images_of_another_size_are_resized_like_files(channels: int, size: tupl
     arrays = [pixels(seed)[:, :, :channels] for seed in range(4)]
     images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
     preprocessing = Preprocessing(channels, *size)
-    expected = [
-        module.decode_as(encoded(Image.fromarray(array.squeeze())), preprocessing, None) for array in arrays
-    ]
+    expected = [decode_as(encoded(Image.fromarray(array.squeeze())), preprocessing, None) for array in arrays]
     assert torch.equal(prepared(images, preprocessing), torch.stack(expected))
 
 
@@ -327,7 +377,7 @@ def test_a_model_needs_one_or_three_channels() -> None:
 
 def test_a_photo_of_the_models_size_is_not_cropped_further() -> None:
     preprocessing = Preprocessing(3, 10, 12, "resized")
-    same = module.decode_as(picture(1), preprocessing, None)
+    same = decode_as(picture(1), preprocessing, None)
     assert np.array_equal(same.permute(1, 2, 0).numpy(), pixels(1))
-    larger = module.decode_as(picture(1, 30, 36), preprocessing, None)
+    larger = decode_as(picture(1, 30, 36), preprocessing, None)
     assert (larger.float() - same.float()).abs().max() > 5

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.data import formats
-from candid.data.datasets import open_dataset
+from candid.data.datasets import open_dataset, open_images, open_part
+from candid.data.formats import FORMATS, Format, Found
+from candid.data.images import Preprocessing
+from candid.data.splits import ArraySplit
 
 
 def idx(values: Tensor) -> bytes:
@@ -93,8 +96,9 @@ def test_mnist_files_are_a_data_set(tmp_path: Path, ending: str, dash: str) -> N
     assert data.test is not None
     assert (len(data.train), len(data.val), len(data.test)) == (32, 8, 10)
     assert data.class_names == ("0", "1", "2", "3")
-    assert torch.equal(data.test.images.flatten() % 251, torch.arange(120) % 251)  # type: ignore[union-attr]
-    assert data.test.images.shape == (10, 1, 3, 4)  # type: ignore[union-attr]
+    assert isinstance(data.test, ArraySplit)
+    assert torch.equal(data.test.images.flatten() % 251, torch.arange(120) % 251)
+    assert data.test.images.shape == (10, 1, 3, 4)
 
 
 @pytest.mark.parametrize("name", ["train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"])
@@ -295,3 +299,20 @@ def test_digits_use_the_whole_range_of_grey() -> None:
     assert torch.equal((digits.images // 15)[:, 0], torch.from_numpy(load_digits().images).to(torch.uint8))
     assert digits.images.unique().tolist() == list(range(17 * 15))
     assert torch.equal(formats.read_digits().images, digits.images)
+
+
+def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.npz").touch()
+    images = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
+    split = ArraySplit(images, torch.arange(40) % 2)
+    added = Format(
+        recognises=lambda spec: (Path(spec) / "numpy.npz").is_file(),
+        read=lambda query: Found({"train": lambda: split}, ("even", "odd")),
+    )
+    monkeypatch.setitem(FORMATS, "npz", added)
+    data = open_dataset(str(tmp_path))
+    assert (len(data.train), len(data.val), data.class_names) == (30, 2, ("even", "odd"))
+    assert len(open_part(str(tmp_path), ("odd", "even")).split) == 40
+    assert len(open_images(str(tmp_path), Preprocessing(1, 2, 2))) == 40
+    with pytest.raises(CandidError, match="tar shards"):
+        open_dataset(str(tmp_path), epoch_images=5)

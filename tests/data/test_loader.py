@@ -147,9 +147,9 @@ def test_cached_and_uncached_files_are_evaluated_alike(
 ) -> None:
     preprocessing = Preprocessing(3, 7, 9)
     data = Dataset(photos, photos, None, ("cat", "dog"))
-    cached = data.prepared(preprocessing).train
+    cached = data.preprocess(preprocessing).train
     monkeypatch.setattr(module, "CACHE_BYTES", 0)
-    filed = data.prepared(preprocessing).train
+    filed = data.preprocess(preprocessing).train
     assert isinstance(cached, ArraySplit)
     assert isinstance(filed, FileSplit)
     one, other = (list(evaluation_batches(split, preprocessing, 10)) for split in (cached, filed))
@@ -160,7 +160,7 @@ def test_cached_and_uncached_files_are_evaluated_alike(
 def test_an_image_that_went_bad_is_named_in_one_sentence(tmp_path: Path, workers: int) -> None:
     write_folder(tmp_path / "train", {"cat": 4, "dog": 4})
     write_folder(tmp_path / "val", {"cat": 1, "dog": 1})
-    data = open_dataset(str(tmp_path)).prepared(PREPROCESSING)
+    data = open_dataset(str(tmp_path)).preprocess(PREPROCESSING)
     bad = tmp_path / "train" / "dog" / "001.png"
     bad.write_bytes(picture(0)[:80])
     with pytest.raises(CandidError, match=f"^'{bad}' can't be used: ") as caught:

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT
-from candid.data.datasets import open_dataset
-from candid.data.formats import CIFAR_CLASSES
+from candid.data.datasets import Part, open_dataset, open_images, open_part
+from candid.data.formats import CIFAR_CLASSES, SplitRule
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_images, open_part, subsample
-from candid.data.splits import ArraySplit, FileSplit, ShardSplit, Split, other_size
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.data.shard_helpers import PREPROCESSING, seeds, write_shards
 from tests.data.test_formats import write_binary_cifar, write_mnist
+from tests.helpers import RecordedProgress
 
 DIGITS = tuple("0123456789")
 PETS = ("cat", "cow", "dog")
@@ -31,7 +31,7 @@ def paths(split: object) -> list[Path]:
 
 
 def labels(split: Split) -> list[int]:
-    assert not isinstance(split, ShardSplit)
+    assert isinstance(split, IndexedSplit)
     return split.labels.tolist()
 
 
@@ -102,7 +102,8 @@ def test_test_images_alone_leave_validation_to_what_was_held_out(tmp_path: Path)
     write_folder(tmp_path / "test", {"cat": 1, "dog": 1})
     training = {"data": str(tmp_path), "holdout": 0.25, "split_seed": 9}
     found = open_part(str(tmp_path), PETS, "val", training).split
-    assert paths(found) == paths(open_dataset(str(tmp_path), holdout=0.25, split_seed=9).val)
+    expected = open_dataset(str(tmp_path), holdout=0.25, split_seed=9, split="shuffled")
+    assert paths(found) == paths(expected.val)
     assert len(found) == 4
 
 
@@ -112,13 +113,17 @@ def test_class_folders_are_divided_as_in_training(
 ) -> None:
     write_folder(tmp_path / "pets", {"cat": 20, "dog": 10})
     monkeypatch.chdir(tmp_path)
-    training = {"data": "pets", "holdout": 0.25, "split_seed": 3}
-    found = open_part(f"{tmp_path}/pets/", PETS, part, training)
-    assert found.part == (part or "test")
-    data = open_dataset("pets", holdout=0.25, split_seed=3)
-    expected = [tmp_path / path for path in paths(getattr(data, found.part))]
-    assert paths(found.split) == expected
-    assert classes_of(found.split) == [PETS[label] for label in labels(found.split)]
+    recorded: dict[str, Any] = {"data": "pets", "holdout": 0.25, "split_seed": 3}
+    rules: tuple[SplitRule, ...] = ("hash", "shuffled")
+    for rule in rules:
+        # models of older versions have no such entry
+        training = recorded | ({"split": rule} if rule == "hash" else {})
+        found = open_part(f"{tmp_path}/pets/", PETS, part, training)
+        assert found.part == (part or "test")
+        data = open_dataset("pets", holdout=0.25, split_seed=3, split=rule)
+        expected = [tmp_path / path for path in paths(getattr(data, found.part))]
+        assert paths(found.split) == expected
+        assert classes_of(found.split) == [PETS[label] for label in labels(found.split)]
 
 
 @pytest.mark.parametrize("training", [None, {}, {"data": "digits"}, {"data": "pets/cat"}])
@@ -284,7 +289,7 @@ def test_made_images_are_always_the_same(kind: str, preprocessing: Preprocessing
     )
     assert_same(found, open_images(kind, preprocessing))
     assert set(labels(found)) == {-1}
-    assert other_size(found, preprocessing) is None
+    assert found.image_size() == preprocessing.size
     assert (found.images[:, :, :1, :1] == found.images).all() == (kind == "constant")
     assert found.images.double().mean().item() == pytest.approx(127.5, abs=5)
     assert (int(found.images.min()), int(found.images.max())) == (0, 255)
@@ -307,7 +312,7 @@ def numbered(images: int) -> ArraySplit:
 @settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 120))
 def test_a_subsample_keeps_images_evenly(images: int, wanted: int) -> None:
-    found = labels(subsample(numbered(images), wanted))
+    found = labels(numbered(images).subsample(wanted))
     assert len(found) == min(images, wanted)
     assert found[0] == 0
     gaps = {b - a for a, b in zip(found, [*found[1:], images], strict=True)}
@@ -316,13 +321,13 @@ def test_a_subsample_keeps_images_evenly(images: int, wanted: int) -> None:
 
 def test_a_subsample_of_none_is_refused_and_shards_cannot_be_subsampled(tmp_path: Path) -> None:
     split = numbered(5)
-    assert subsample(split, None) is split
+    assert split.subsample(None) is split
     with pytest.raises(CandidError, match="at least 1, not 0"):
-        subsample(split, 0)
+        split.subsample(0)
     shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), PREPROCESSING)
-    assert subsample(shards, 4) is shards
+    assert shards.subsample(4) is shards
     with pytest.raises(CandidError, match="leave --images out"):
-        subsample(shards, 3)
+        shards.subsample(3)
 
 
 @settings(deadline=None, max_examples=50)
@@ -352,9 +357,7 @@ def test_files_are_called_by_their_path_cached_or_not(tmp_path: Path, crop: Any,
     write_folder(tmp_path, {"cat": 4, "cow": 3, "dog": 4})
     (tmp_path / "cow" / "001.png").write_bytes(b"")
     preprocessing = Preprocessing(3, 10, 12, crop)
-    split, skipped = subsample(open_images(str(tmp_path), preprocessing), 10).prepared(
-        preprocessing, True, SILENT
-    )
+    split, skipped = open_images(str(tmp_path), preprocessing).subsample(10).load(preprocessing, True, SILENT)
     assert isinstance(split, ArraySplit if crop == "none" else FileSplit) and len(skipped) == 1
     batches = list(named_batches(split, preprocessing, 4, workers=workers))
     names = [name for *_, batch in batches for name in batch]
@@ -374,16 +377,24 @@ def test_samples_of_shards_are_called_by_shard_and_key(tmp_path: Path, workers: 
             assert names == tuple(f"{shard}/{seed:05}" for seed in seeds([(images, ys)]))
 
 
-def test_another_size_is_told(tmp_path: Path) -> None:
+def told(split: Split, preprocessing: Preprocessing) -> list[str]:
+    progress = RecordedProgress()
+    split.preprocess(preprocessing, progress=progress, name="test")
+    return progress.messages
+
+
+def test_a_different_size_is_told(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 1})
     files = open_images(str(tmp_path), PREPROCESSING)
-    assert other_size(files, Preprocessing(3, 10, 12)) is None
-    assert other_size(files, Preprocessing(3, 12, 10)) == "10 x 12"
-    assert other_size(numbered(3), Preprocessing(1, 1, 1)) is None
-    assert other_size(numbered(3), Preprocessing(1, 2, 1)) == "1 x 1"
+    assert told(files, Preprocessing(3, 10, 12)) == []
+    assert told(files, Preprocessing(3, 12, 10)) == ["test: images of 10 x 12 pixels are fitted to 12 x 10"]
+    assert told(numbered(3), Preprocessing(1, 1, 1)) == []
+    assert told(numbered(3), Preprocessing(1, 2, 1)) == ["test: images of 1 x 1 pixels are fitted to 2 x 1"]
     shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), PREPROCESSING)
-    assert other_size(shards, Preprocessing(3, 1, 1)) is None
+    assert shards.image_size() is None
     paths(files)[0].write_bytes(b"no image")
-    assert other_size(files, PREPROCESSING) is None
+    assert files.image_size() is None
+    with pytest.raises(CandidError, match="'test' has no image that can be used"):
+        files.preprocess(PREPROCESSING, skip_bad=True, name="test")
     paths(files)[0].unlink()
-    assert other_size(files, PREPROCESSING) is None
+    assert files.image_size() is None

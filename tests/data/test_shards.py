@@ -14,8 +14,7 @@ from candid._support.errors import CandidError
 from candid.data import shards as module
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.loader import evaluation_batches
-from candid.data.shards import is_shards, open_shards
-from candid.data.splits import ShardSplit
+from candid.data.shards import ShardSplit, is_shards, open_shards
 from tests.data.helpers import picture, write_shard, write_tar
 from tests.data.shard_helpers import PREPROCESSING, load, same, seeds, write_shards
 
@@ -49,7 +48,7 @@ def test_the_images_of_a_folder_are_counted(folder: Path, data: Dataset) -> None
     assert data.class_names == ("0", "1", "2")
     assert isinstance(data.train, ShardSplit)
     assert data.train.urls == tuple(str(folder / f"train-{i}.tar") for i in range(6))
-    assert data.prepared(PREPROCESSING) == data
+    assert data.preprocess(PREPROCESSING) == data
 
 
 def test_without_val_shards_the_test_shards_are_validated_on(tmp_path: Path) -> None:
@@ -192,6 +191,8 @@ GOOD = {"0.png": picture(0), "0.cls": b"0", "1.png": picture(1), "1.cls": b"1\n"
             "sample 'a/2' of the shard '.*' is bad, it needs",
         ),
         ({"2.png": picture(2), "2.cls": b"-1"}, "sample '2' .* needs a label"),
+        ({"2.png": picture(2), "2.cls": b"1" + b" " * 20}, "sample '2' .* needs a label"),
+        ({"2.png": picture(2), "2.cls": b"99999999999"}, "its label 99999999999 is larger than 999,999"),
         ({"2.png": picture(2), "2.cls": b"4"}, "class 2 has no training images"),
     ],
 )
@@ -237,7 +238,7 @@ def test_every_cut_of_a_shard_is_noticed_in_counting(tmp_path: Path, scheme: str
         tar.getmembers()
         end = tar.offset
     content = path.read_bytes()
-    assert len(open_shards(str(path), f"{scheme}{path}").val) == 4
+    assert len(open_shards(str(path), f"{scheme}{path}")[0]["val"]) == 4
     cut = tmp_path / "cut.tar"
     for length in range(0, end + 512, 100):
         cut.write_bytes(content[:length])
@@ -260,12 +261,12 @@ def test_a_reader_without_images_does_not_search_forever(tmp_path: Path) -> None
 
 def test_skipping_bad_images_is_refused(data: Dataset) -> None:
     with pytest.raises(CandidError, match="leave --skip-bad out"):
-        data.prepared(PREPROCESSING, skip_bad=True)
+        data.preprocess(PREPROCESSING, skip_bad=True)
 
 
 def test_other_files_and_folders_in_a_shard_do_no_harm(tmp_path: Path) -> None:
     files = {"d/0.json": b"{}", "d/0.PNG": picture(0), "d/0.cls": b"0", "._d": b"", "README": b""}
     path = str(write_tar(tmp_path / "train.tar", files | {"d/1.cls": b"1", "d/1.JPEG": picture(1)}))
-    data = open_shards(path, path)
+    data = open_dataset(path, val_spec=path)
     assert (len(data.train), len(data.val)) == (2, 2)
     assert sorted(seeds(evaluation_batches(data.val, PREPROCESSING, 2))) == [0, 1]

@@ -163,11 +163,11 @@ def test_what_has_no_plane_says_so() -> None:
 
 def test_a_model_is_tuned_as_it_was_trained() -> None:
     model = planar_model(digits_model(), [1, 2])
-    recorded = small_config(holdout=0.11, split_seed=7, crop="wobble", beta=math.inf, schedule="plateau")
+    recorded = small_config(holdout=0.11, split_seed=7, crop="jitter", beta=math.inf, schedule="plateau")
     record = to_dict(recorded) | {"beta": "inf", "model": MODEL | {"classes": 10, "rank": 3}}
     model.metadata["training"] = {"config": record}
     found = plane_config(model, "digits", {"only": ("1", "2"), "epochs": 4, "beta": None})
-    assert (found.holdout, found.split_seed, found.crop, found.beta) == (0.11, 7, "wobble", math.inf)
+    assert (found.holdout, found.split_seed, found.crop, found.beta) == (0.11, 7, "jitter", math.inf)
     assert (found.schedule, found.epochs, found.only) == ("one-cycle", 4, ("1", "2"))
     assert found.model == MODEL
     with pytest.raises(CandidError, match="At beta 0 no class is told from another"):

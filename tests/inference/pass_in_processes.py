@@ -10,8 +10,8 @@ from torch import nn
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
+from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing
-from candid.data.parts import open_images, open_part
 from candid.data.splits import ArraySplit, Split
 from candid.inference.features import FeatureGaussian
 from candid.inference.runner import Passes

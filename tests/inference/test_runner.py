@@ -11,9 +11,9 @@ from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet
 from candid._support.errors import CandidError
+from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing, decode_as
 from candid.data.loader import named_batches
-from candid.data.parts import open_images, open_part
 from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Predictions, predict_batches

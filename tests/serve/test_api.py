@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
+from candid.data.images import decode_upload
 from candid.explanations.counterfactual import counterfactual
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
-from candid.serve.limits import decoded
 from candid.serve.service import Asked, Service, as_png
 from candid.trust.examine import Examination, Examiner
 from candid.trust.held_out import needed
@@ -85,7 +85,7 @@ def test_explanations_are_those_of_the_library(
 
 
 def test_a_counterfactual_is_that_of_the_library(server: Running, model: GenerativeClassifier) -> None:
-    image = decoded(picture(1), Service(model, "").preprocessing, 10_000)
+    image = decode_upload(picture(1), Service(model, "").preprocessing, 10_000)
     goal = int(model.posterior(image[None] / 255)[0].argmin())
     expected = counterfactual(model.frozen(), image, goal, 0.6)
     form = {"towards": NAMES[goal], "target": "0.6"}
@@ -126,7 +126,7 @@ def test_bad_files_among_good_ones_get_a_sentence_each(server: Running) -> None:
 
 
 def test_an_answer_does_not_depend_on_its_batch(server: Running, service: Service) -> None:
-    images = [decoded(picture(i), service.preprocessing, 10_000) for i in range(12)]
+    images = [decode_upload(picture(i), service.preprocessing, 10_000) for i in range(12)]
     asked = [Asked(f"{i}.png", image, explain=True) for i, image in enumerate(images)]
     first, second = service.examine([asked[:5], asked[5:]])
     assert not isinstance(first, Exception) and not isinstance(second, Exception)

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from candid._support.errors import CandidError
-from candid.data.images import BadImageError, Preprocessing, decode_as
-from candid.serve.limits import SCAN, Limits, decoded
+from candid.data.images import SCAN, BadImageError, Preprocessing, decode_as, decode_upload
+from candid.serve.limits import Limits
 from tests.serve.helpers import huge_png, picture
 
 PREPROCESSING = Preprocessing(3, 16, 16)
@@ -24,7 +24,7 @@ def test_an_upload_is_seen_as_a_file_is(kind: str, tmp_path: Path) -> None:
     content = picture(1, (40, 30), kind)
     path = tmp_path / "image"
     path.write_bytes(content)
-    assert torch.equal(decoded(content, PREPROCESSING, 10_000), decode_as(path, PREPROCESSING, None))
+    assert torch.equal(decode_upload(content, PREPROCESSING, 10_000), decode_as(path, PREPROCESSING, None))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_upload_is_seen_as_a_file_is(kind: str, tmp_path: Path) -> None:
 )
 def test_bad_files_are_refused_with_a_reason(content: bytes, reason: str) -> None:
     with pytest.raises(BadImageError) as caught:
-        decoded(content, PREPROCESSING, 4096)
+        decode_upload(content, PREPROCESSING, 4096)
     assert str(caught.value).startswith(reason)
     assert ":" not in str(caught.value) and "0x" not in str(caught.value)
 
@@ -50,7 +50,7 @@ def test_other_decoders_of_pil_are_not_reached() -> None:
     file = BytesIO()
     Image.new("RGB", (16, 16)).save(file, "ICO")
     with pytest.raises(BadImageError, match="not an image"):
-        decoded(file.getvalue(), PREPROCESSING, 10_000)
+        decode_upload(file.getvalue(), PREPROCESSING, 10_000)
 
 
 def tiled_tiff(side: int = 26_000) -> bytes:
@@ -69,12 +69,12 @@ WATCHED = """
 import resource, sys
 from candid.data.images import BadImageError
 from candid.data.splits import Preprocessing
-from candid.serve.limits import decoded
+from candid.data.images import decode_upload
 
 preprocessing = Preprocessing(3, 16, 16)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    decoded(sys.stdin.buffer.read(), preprocessing, 25_000_000)
+    decode_upload(sys.stdin.buffer.read(), preprocessing, 25_000_000)
 except BadImageError as error:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(grown / 1000, error)
@@ -96,9 +96,9 @@ def test_a_small_file_of_many_pixels_takes_no_memory(content: bytes, reason: str
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
     content = picture(0, (16, 16), "JPEG")
     before, scan, after = content.partition(SCAN)
-    assert decoded(content, PREPROCESSING, 10_000).shape == (3, 16, 16)
+    assert decode_upload(content, PREPROCESSING, 10_000).shape == (3, 16, 16)
     with pytest.raises(BadImageError, match="more than 100 scans"):
-        decoded(before + (scan + after[:-2]) * 101 + after[-2:], PREPROCESSING, 10_000)
+        decode_upload(before + (scan + after[:-2]) * 101 + after[-2:], PREPROCESSING, 10_000)
 
 
 @pytest.mark.parametrize(

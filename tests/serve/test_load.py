@@ -13,7 +13,7 @@ import pytest
 
 import candid
 from candid import GenerativeClassifier
-from candid.serve.limits import decoded
+from candid.data.images import decode_upload
 from candid.serve.service import Asked, Service
 from tests.serve.helpers import multipart, picture, without_rounding
 
@@ -28,7 +28,7 @@ def test_two_thousand_requests_from_32_clients(
     if not Path("/proc/self/statm").exists():
         pytest.skip("the memory of a process is read from /proc")
     files = [picture(i) for i in range(PICTURES)]
-    images = [decoded(file, service.preprocessing, 10_000) for file in files]
+    images = [decode_upload(file, service.preprocessing, 10_000) for file in files]
     (right,) = service.examine([[Asked("0.png", image) for image in images]])
     assert not isinstance(right, Exception)
 

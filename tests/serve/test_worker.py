@@ -8,8 +8,8 @@ from pickle import UnpicklingError
 import pytest
 
 from candid import CandidError, GenerativeClassifier
+from candid.data.images import decode_upload
 from candid.serve.answers import Changed
-from candid.serve.limits import decoded
 from candid.serve.service import Asked, Service
 from candid.serve.worker import Worker, working
 from tests.serve.helpers import picture, without_rounding
@@ -19,7 +19,7 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
     model: GenerativeClassifier, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("candid.serve.worker.LAST_SECONDS", 120.0)  # also on a machine that is busy
-    images = [decoded(picture(i), service.preprocessing, 10_000) for i in range(3)]
+    images = [decode_upload(picture(i), service.preprocessing, 10_000) for i in range(3)]
     requests = [
         [Asked("0", images[0]), Asked("1", images[1], explain=True)],
         [Asked("2", images[2])],
@@ -48,7 +48,7 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
 
 
 def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, service: Service) -> None:
-    asked = [[Asked("0", decoded(picture(), service.preprocessing, 10_000))]]
+    asked = [[Asked("0", decode_upload(picture(), service.preprocessing, 10_000))]]
     with working(model, "small", 1, patience=0.2) as (worker,):
         first = worker.process.pid
         assert first is not None

@@ -6,17 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from candid._support.files import replacing
 from candid._support.progress import Progress
+from candid.data.datasets import open_images, open_part
+from candid.data.images import to_png
 from candid.data.loader import named_batches
-from candid.data.parts import open_images, open_part, subsample
-from candid.data.splits import ShardSplit
-from candid.evaluation.evaluate import Evaluation, prepare
+from candid.evaluation.evaluate import Evaluation
 from candid.explanations.explainer import Explainer, Explanation
 from candid.reports.audit.models import AuditedModel
 from candid.reports.audit.options import AuditOptions as Request
@@ -132,15 +130,13 @@ def _file(
         split = open_part(request.data, model.model.class_names, request.part, training).split
     else:
         split = open_images(request.ood[source], preprocessing)
-    if isinstance(split, ShardSplit):
+    if not split.can_index:
         return None
-    few = subsample(split, request.images)
-    ready = prepare(few, preprocessing, source, request.skip_bad, progress)
-    assert not isinstance(ready, ShardSplit)
+    few = split.subsample(request.images)
+    ready = few.preprocess(preprocessing, request.skip_bad, progress, source)
     ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), preprocessing, 1)
     path = request.out / "examples" / f"{source}-{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = images[0].permute(1, 2, 0).numpy()
     with replacing(path) as temporary:
-        Image.fromarray(np.squeeze(pixels, 2) if pixels.shape[2] == 1 else pixels).save(temporary, "PNG")
+        temporary.write_bytes(to_png(images[0]))
     return path

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from candid.data.parts import Part
+from candid.data.datasets import Part
 from candid.robustness.attacks.benchmark import DS, KAPPAS
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES
 

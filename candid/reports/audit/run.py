@@ -7,8 +7,8 @@ from typing import Any
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
-from candid.data.parts import open_images, open_part, subsample
-from candid.data.splits import ShardSplit, Split
+from candid.data.datasets import open_images, open_part
+from candid.data.splits import Split
 from candid.evaluation import evaluate as evaluation
 from candid.evaluation.evaluate import Evaluation
 from candid.evaluation.output import remove_older
@@ -119,7 +119,7 @@ def _checked(request: Request) -> tuple[list[AuditedModel], bool]:
         if other.model.class_names != first.model.class_names:
             raise CandidError(f"'{first.path}' and '{other.path}' have other classes: audit them one by one.")
     split, part = _opened(request, first)
-    subsample(split, request.corruption_images or None)
+    split.subsample(request.corruption_images or None)
     for other in others:
         same, _ = _opened(request, other)
         if not _same(split, same):
@@ -130,19 +130,19 @@ def _checked(request: Request) -> tuple[list[AuditedModel], bool]:
     if part in request.ood:
         raise CandidError(f"'{part}' is already what the images of DATA are called: choose another name.")
     for spec in request.ood.values():
-        subsample(open_images(spec, first.model.preprocessing), request.images)
+        open_images(spec, first.model.preprocessing).subsample(request.images)
     sweep_request(request, models)  # these two check what they are given
     attack_request(request, models)
-    return models, isinstance(split, ShardSplit)
+    return models, not split.can_index
 
 
 def _opened(request: Request, model: AuditedModel) -> tuple[Split, str]:
     chosen = open_part(request.data, model.model.class_names, request.part, model.model.record.config)
-    return subsample(chosen.split, request.images), chosen.part
+    return chosen.split.subsample(request.images), chosen.part
 
 
 def _same(one: Split, two: Split) -> bool:
-    if isinstance(one, ShardSplit) or isinstance(two, ShardSplit):
+    if not one.can_index or not two.can_index:
         return one == two
     return one.fingerprint() == two.fingerprint()
 

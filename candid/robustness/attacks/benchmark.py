@@ -19,10 +19,9 @@ from candid._support.files import digest as content_digest
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import number, short_names
+from candid.data.datasets import Part, open_part
 from candid.data.loader import named_batches
-from candid.data.parts import Part, open_part, subsample
-from candid.data.splits import ShardSplit, Split
-from candid.evaluation.evaluate import prepare
+from candid.data.splits import Split
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Passes
 from candid.models import checkpoint
@@ -183,11 +182,11 @@ def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress:
             f"'candid calibrate {path} DATA', or attack the decision alone with --d 0."
         )
     chosen = open_part(request.data, model.class_names, request.part, model.record.config).split
-    if isinstance(chosen, ShardSplit):
+    if not chosen.can_index:
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
     preprocessing = model.preprocessing
-    split = prepare(
-        subsample(chosen, request.images), preprocessing, request.data, request.skip_bad, progress
+    split = chosen.subsample(request.images).preprocess(
+        preprocessing, request.skip_bad, progress, request.data
     )
     batches = list(named_batches(split, preprocessing, CHUNK, workers=request.workers))
     labels = torch.cat([batch[1] for batch in batches])

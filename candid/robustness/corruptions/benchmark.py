@@ -15,12 +15,11 @@ from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid._support.text import short_names
-from candid.data.images import Preprocessing
-from candid.data.parts import Part, open_part, subsample
+from candid.data.datasets import Part, open_part
+from candid.data.images import Preprocessing, image_keys
 from candid.data.splits import Split
-from candid.evaluation.evaluate import prepare
 from candid.evaluation.study import Detection, unseen
-from candid.inference.predictions import Predictions, image_keys
+from candid.inference.predictions import Predictions
 from candid.inference.roc import area_under_curve
 from candid.inference.runner import Change, Passes
 from candid.models import checkpoint
@@ -245,7 +244,7 @@ def _split(
     progress: Progress,
 ) -> Split:
     chosen = open_part(spec, model.class_names, part, model.record.config)
-    return prepare(subsample(chosen.split, request.images), preprocessing, spec, request.skip_bad, progress)
+    return chosen.split.subsample(request.images).preprocess(preprocessing, request.skip_bad, progress, spec)
 
 
 def _change(corruption: str, severity: int, seed: int) -> Change:

@@ -15,8 +15,8 @@ import candid
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
+from candid.data.images import image_keys
 from candid.data.splits import ArraySplit
-from candid.inference.predictions import image_keys
 from candid.inference.roc import area_under_curve
 from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
 from candid.robustness.corruptions.benchmark import Reference, Request, Sweep, alexnet, sweep
