@@ -104,7 +104,7 @@ def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet",), "is a ResNet"),
+        (("resnet",), "from a ResNet"),
         (("own", "--beside", "resnet"), "name some with --data"),
         (("own", "--classes", "3"), "at least two"),
         (("own", "--classes", "3,12"), "from 0 to 9"),

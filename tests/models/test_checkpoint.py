@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from safetensors.torch import save as serialize
 
 import candid
 from candid import CheckpointError
-from candid.models.checkpoint import save_calibration
+from candid.inference.predictions import predict
+from candid.models.checkpoint import KINDS, Kind, resolve, save_held_out, sealed
 from candid.models.info import describe
+from candid.models.protocol import ImageClassifier, Outputs, require_latent
 from tests.helpers import small_classifier
 
 
@@ -35,7 +38,9 @@ def weights_of(folder: Path) -> Path:
 
 def edit(folder: Path, **changes: object) -> None:
     path = folder / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    record = json.loads(path.read_text()) | changes
+    version = record["format_version"]
+    path.write_text(json.dumps(sealed(record) if version == 2 else record))
 
 
 def test_a_saved_model_comes_back_the_same(folder: Path) -> None:
@@ -111,15 +116,19 @@ def test_metadata_that_is_no_json_is_refused_before_anything_is_written(
     assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
 
 
-CALIBRATION = {"temperature": torch.tensor(1.5, dtype=torch.float64), "statistic.predicted": torch.arange(7)}
+HELD_OUT = {"temperature": torch.tensor(1.5, dtype=torch.float64), "statistic.predicted": torch.arange(7)}
+
+
+def fingerprint(model: candid.GenerativeClassifier) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8)
 
 
 def calibrated(folder: Path, **changes: torch.Tensor) -> Path:
     """The file in which the calibration of the model in ``folder`` now is."""
     model = candid.load(folder)
-    model.held_out = {**CALIBRATION, **changes}
-    save_calibration(model, folder)
-    (path,) = folder.glob("calibration-*")
+    model.held_out = {**HELD_OUT, **changes, "fingerprint": fingerprint(model)}
+    save_held_out(model, folder)
+    (path,) = folder.glob("held_out-*")
     return path
 
 
@@ -128,8 +137,8 @@ def test_a_calibration_travels_with_the_model(folder: Path, tmp_path: Path) -> N
     calibrated(folder)
     copied = candid.load(candid.save(candid.load(folder), tmp_path / "copy"))
     for model in (candid.load(folder), copied):
-        assert model.held_out.keys() == CALIBRATION.keys()
-        for name, values in CALIBRATION.items():
+        assert model.held_out.keys() == {*HELD_OUT, "fingerprint"}
+        for name, values in HELD_OUT.items():
             assert torch.equal(model.held_out[name], values)
             assert model.held_out[name].dtype == values.dtype
     copied.held_out = {}
@@ -144,7 +153,8 @@ def test_calibrating_leaves_the_weights_alone(folder: Path) -> None:
     second = calibrated(folder, temperature=torch.tensor(2.5))
     assert first.name != second.name and not first.exists()
     record = json.loads((folder / "model.json").read_text())
-    assert record.pop("calibration")["file"] == second.name
+    assert record.pop("held_out")["file"] == second.name
+    assert record.pop("digest") != before[2].pop("digest")
     assert (weights.stat(), weights.read_bytes(), record) == before
     assert sorted(folder.iterdir()) == sorted([second, folder / "model.json", weights])
     assert candid.load(folder).held_out["temperature"] == 2.5
@@ -160,7 +170,7 @@ def test_a_damaged_calibration_gives_one_clear_sentence(folder: Path, damage: st
     elif damage == "changed":
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     expected = {
-        "missing": f"The file '{path.name}' with the calibration is missing from '{folder}': copy the whole",
+        "missing": f"The file '{path.name}' with the held-out scores is missing from '{folder}': copy",
         "cut": f"'{path}' has 50 bytes instead of {len(content)}: copy it again.",
         "changed": f"The content of '{path}' was changed since it was saved: copy it again.",
     }
@@ -224,6 +234,26 @@ def unknown_key(folder: Path) -> None:
     edit(folder, config=config)
 
 
+def edit_by_hand(folder: Path, **changes: object) -> None:
+    path = folder / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def repeat_a_key(folder: Path) -> None:
+    path = folder / "model.json"
+    path.write_text(path.read_text().replace("{", '{"class_names": ["x", "y", "z"],', 1))
+
+
+def trained(**config: object) -> dict[str, object]:
+    return {"training": {"config": config}}
+
+
+def move_scores(folder: Path) -> None:
+    """From a model with the same weights and other class names."""
+    calibrated(folder)
+    edit(folder, class_names=["x", "y", "z"])
+
+
 DAMAGE = {
     "cut record": (cut_record, "cut or overwritten"),
     "cut weights": (cut_weights, "1000 bytes instead of"),
@@ -243,6 +273,23 @@ DAMAGE = {
     "unknown key": (unknown_key, "'flow.bloks'.*did you mean 'blocks'"),
     "wrong names": (lambda f: edit(f, class_names=["a"]), "1 class names"),
     "no record": (lambda f: (f / "model.json").unlink(), "has no model.json"),
+    "an edit": (lambda f: edit_by_hand(f, class_names=["b", "a", "c"]), "was edited since.*restore it"),
+    "a key twice": (repeat_a_key, "'class_names' stands twice"),
+    "kind as list": (lambda f: edit(f, kind=["resnet"]), "unknown kind"),
+    "a long file name": (lambda f: edit(f, weights={"file": "w" * 5000, "bytes": 1}), "is missing"),
+    "sizes as text": (
+        lambda f: edit(f, weights={"file": weights_of(f).name, "bytes": "x" * 99}),
+        "bytes instead",
+    ),
+    "null names": (lambda f: edit(f, class_names=[None] * 3), "must be text"),
+    "nested names": (lambda f: edit(f, class_names=[["a"]] * 3), "must be text"),
+    "empty names": (lambda f: edit(f, class_names=["a", "", "c"]), "must be text"),
+    "equal names": (lambda f: edit(f, class_names=["a"] * 3), "Two classes have the name 'a'"),
+    "holdout as text": (lambda f: edit(f, metadata=trained(holdout="x")), "wrong 'holdout'"),
+    "only as number": (lambda f: edit(f, metadata=trained(only=3)), "wrong 'only'"),
+    "beta as list": (lambda f: edit(f, metadata=trained(beta=[1])), "wrong 'beta'"),
+    "an unknown crop": (lambda f: edit(f, metadata=trained(crop="x")), "wrong 'crop'"),
+    "scores of another model": (move_scores, "measured with a different model.*calibrate it again"),
 }
 
 
@@ -263,6 +310,97 @@ def test_other_paths_are_refused(tmp_path: Path) -> None:
         candid.load(tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="is a file"):
         candid.save(small_classifier(), tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("change", ["class names", "weights", "crop", "std"])
+def test_the_fingerprint_changes_with_everything_that_can_change_a_result(change: str) -> None:
+    model = small_classifier()
+    before = model.fingerprint()
+    assert small_classifier().fingerprint() == before and len(before) == 64
+    if change == "class names":
+        model.class_names = model.class_names[::-1]
+    elif change == "weights":
+        model.mixture.mean.data[0, 0] += 1e-6
+    elif change == "crop":
+        model.metadata = trained(crop="none")
+    else:
+        model.config = replace(model.config, std=tuple(1.1 * std for std in model.config.std))
+    assert model.fingerprint() != before
+
+
+def test_scores_of_a_model_that_changed_are_left_out(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calibrated(folder)
+    model = candid.load(folder)
+    model.mixture.mean.data[0, 0] += 1
+    assert not candid.load(candid.save(model, tmp_path / "changed")).held_out
+    assert "Calibrate it again" in caplog.text
+    assert candid.load(folder, held_out=False).held_out == {}
+
+
+def test_a_folder_of_version_1_loads_and_says_that_it_has_no_digest(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = candid.load(folder)
+    record = json.loads((folder / "model.json").read_text())
+    del record["digest"], record["weights"]["sha256"]
+    edit_by_hand(folder)
+    (folder / "model.json").write_text(json.dumps(record | {"format_version": 1}))
+    for _ in range(2):
+        assert candid.load(folder).fingerprint() == model.fingerprint()
+    assert caplog.text.count("older format without digests") == 1
+    save_held_out(candid.load(folder), folder)
+    assert json.loads((folder / "model.json").read_text())["format_version"] == 2
+
+
+def test_any_model_is_found_by_folder_run_or_name(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    candid.save(candid.load(folder), run / "model" / "best")
+    model = resolve(folder)
+    assert resolve(model) is model and resolve(run).fingerprint() == model.fingerprint()
+    assert resolve("cifar10-resnet").kind == "resnet"
+    with pytest.raises(candid.CandidError, match="A Linear is not a model"):
+        resolve(torch.nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="A Linear is not a model.*torch.save"):
+        candid.save(torch.nn.Linear(1, 1), tmp_path / "linear")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class BrightnessConfig:
+    classes: int = 2
+
+
+class Brightness(ImageClassifier):
+    """A further kind of model: two classes, by the mean of the pixels."""
+
+    kind = "brightness"
+    density_of = None
+    feature_size = 1
+    log_priors = torch.full((2,), 0.5).log()
+
+    def __init__(self, config: BrightnessConfig, class_names: list[str]) -> None:
+        super().__init__(tuple(class_names))
+        self.config, self.image_shape = config, (1, 8, 8)
+        self.register_buffer("image_mean", torch.full((1,), 0.5))
+
+    def outputs(self, images: torch.Tensor) -> Outputs:
+        mean = images.mean((1, 2, 3))[:, None] - self.image_mean
+        return Outputs(torch.cat((-mean, mean), 1), mean, None, None)
+
+    def frozen(self) -> "Brightness":
+        return self
+
+
+def test_a_new_kind_of_model_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(BrightnessConfig, lambda config, names, memory: Brightness(config, names))
+    monkeypatch.setitem(KINDS, "brightness", kind)
+    model = resolve(candid.save(Brightness(BrightnessConfig(), ["dark", "light"]), tmp_path))  # type: ignore[arg-type]
+    assert model.kind == "brightness" and model.class_names == ("dark", "light")
+    found = predict(model, torch.full((1, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros(1).long(), ("a",))
+    assert found.logits.argmax() == 1 and found.log_density is None
+    with pytest.raises(candid.CandidError, match="Heatmaps can't come from a brightness"):
+        require_latent(model, "Heatmaps")
 
 
 SAVE_FOREVER = """

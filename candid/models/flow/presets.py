@@ -110,10 +110,15 @@ def preset(name: str, **changes: Any) -> ClassifierConfig:
 
 
 def checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
-    """One name a class; the class numbers if None."""
-    checked = tuple(map(str, range(classes) if names is None else names))
+    """Return one name per class; the class numbers if ``names`` is None."""
+    checked = tuple(map(str, range(classes)) if names is None else names)
+    if not all(isinstance(name, str) and name.strip() for name in checked):
+        raise CandidError("Class names must be text that is not empty: check all of them.")
     if len(checked) != classes:
         raise CandidError(f"There are {classes} classes but {len(checked)} class names: give one a class.")
+    if len(set(checked)) < classes:
+        twice = next(name for i, name in enumerate(checked) if name in checked[:i])
+        raise CandidError(f"Two classes have the name '{twice[:60]}': give each class its own name.")
     return checked
 
 
