@@ -15,20 +15,20 @@ DATA = (
     "CIFAR-10 (Krizhevsky, 2009): 60 000 colour photos of 32 x 32 pixels in ten classes, from the web.",
     "49 000 of the 50 000 training images were trained on, shifted by up to 4 pixels and mirrored at random.",
     "The other 1000 chose the best epoch and are the held-out images that p-values come from.",
-    "The figures below are of the 10 000 test images. The recipe's learning rates were chosen by shorter "
-    "runs of a smaller network that were compared on these, too.",
+    "The results below are for the 10 000 test images. The recipe's learning rates were chosen with shorter "
+    "runs of a smaller network, which were compared on these images, too.",
 )
 LIMITS = (
-    "It knows ten classes of small photos. Anything else it can only call novel, and most photos of other "
-    "objects it does not: see the out-of-distribution figures.",
-    "The test for novel images holds its level for images like CIFAR-10's. Another camera, size or "
-    "compression makes all images novel, or none.",
-    "Whoever can change pixels can choose the class: changes too small to be seen are enough.",
-    "Images of other sizes are scaled down to 32 x 32, so small things in them are lost.",
-    "The labels of CIFAR-10 have errors, and its photos are not a sample of what a camera sees anywhere.",
+    "It knows ten classes of small photos. It can only call anything else novel, and it misses most photos "
+    "of other objects: see the AUCs of other sets.",
+    "The p-values hold for images like CIFAR-10's. With another camera, size or compression, all images "
+    "may be novel, or none.",
+    "Anyone who can change pixels can choose the class: changes too small to be seen are enough.",
+    "Images of other sizes are scaled to 32 x 32, so small things in them are lost.",
+    "The labels of CIFAR-10 contain errors, and its photos do not represent what a camera sees in practice.",
 )
 NOT_FOR = (
-    "Decisions about people, or any in which a wrong class does harm: it is for research and teaching.",
+    "Decisions about people, or any decision in which a wrong class does harm: it is for research and teaching.",
     "Security: it does not withstand an adversary.",
     "Judging whether a photo is authentic, edited or generated.",
 )
@@ -50,7 +50,7 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     kind = "ResNet with bottleneck blocks" if isinstance(model, ResNet) else "Generative classifier"
     beta = model.record.beta
-    again = " Trained again with another seed, to see what chance does." if config["seed"] else ""
+    again = " Trained with a second seed, to show the effect of chance." if config["seed"] else ""
     best = model.metadata["training"]["epoch"]
     _write(
         name,
@@ -75,7 +75,7 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
                 f"{len(hours) * min(hours):.1f} at the pace of the fastest epoch.",
             ],
             "storage": [
-                "Kernels and matrices are rounded to half precision; all figures are of the rounded model.",
+                "Kernels and matrices are rounded to half precision; all results are those of the rounded model.",
                 "Loading it runs no code from the files. It carries the scores of its 1000 held-out images.",
             ],
             "measured": "",
@@ -103,10 +103,10 @@ def _character(beta: float | None, config: Mapping[str, Any]) -> str:
         smoothed = "with" if config["label_smoothing"] else "without"
         return f"The discriminative baseline of the same layout, trained {smoothed} label smoothing."
     if beta == 0:
-        return "Beta 0: it models images alone, and was never asked for classes."
+        return "Beta 0: it models only images; classes were not part of its loss."
     if beta == float("inf"):
-        return "Beta infinity: it was trained to tell classes apart, and for nothing else."
-    return f"Beta {beta:g}: one compromise between a good model of images and a good classifier."
+        return "Beta infinity: it was trained only to separate classes."
+    return f"Beta {beta:g}: a compromise between a good model of images and a good classifier."
 
 
 def _own_limits(beta: float | None, resnet: bool) -> list[str]:
@@ -115,5 +115,7 @@ def _own_limits(beta: float | None, resnet: bool) -> list[str]:
     if beta == 0:
         return ["Its classes are meaningless: it guesses. Use its likelihood and its samples."]
     if beta == float("inf"):
-        return ["Its likelihood is no density of images: use its p-values with care, and no samples of it."]
+        return [
+            "Its likelihood is not a useful density of images: use its p-values with care, and do not use its samples."
+        ]
     return []

@@ -49,7 +49,11 @@ def tables(results: Results) -> dict[str, str]:
 def headline(results: Results) -> str:
     """The README's table: what beta buys, and what it costs."""
     head = ["", "test accuracy (%)", "bits/dim", "ECE, top class (%)"]
-    head += ["corrupted images found (AUC, %): paper's two-tailed score", "joint score", "other photos: joint score"]
+    head += [
+        "corrupted images found (AUC, %): paper's two-tailed score",
+        "joint score",
+        "other photos: joint score",
+    ]
 
     def rows() -> Iterator[Sequence[str]]:
         corruptions = {record["model"]: record["mean_auc"] for record in results["corruptions"]}
@@ -107,17 +111,17 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
     figures = {key: value for key, value in model.items() if key not in known}
     test = "joint" if model["beta"] is not None else "mahalanobis"
     rate = model["false_positives"][test]["0.05"]
-    more = {f"false alarms of the test '{test}' at 5 %": _percent(rate)}
+    more = {f"false alarms at 5 %, score '{test}'": _percent(rate)}
     for other, tests in model["ood"].items():
-        more[f"area under the ROC curve, {other}, '{test}'"] = _percent(tests[test]["auc"])
+        more[f"AUC on {other}, score '{test}'"] = _percent(tests[test]["auc"])
     for record in results["corruptions"]:
         if record["model"] == name:
             more["mCE, relative to cifar10-resnet"] = _percent(record["mce"])
-            more[f"mean area over 15 corruptions, '{test}'"] = _percent(record["mean_auc"][test])
+            more[f"mean AUC over 15 corruptions, score '{test}'"] = _percent(record["mean_auc"][test])
     for attack in results["attacks"]["figures"]:
         if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
             more["median L2 of the smallest attack (pixels in [0, 1])"] = _number(attack["l2_median"], 3)
-            more["its success"] = _percent(attack["success"])
+            more["success of this attack"] = _percent(attack["success"])
     return f"On the {model['images']:,} test images of CIFAR-10.", figures, more
 
 

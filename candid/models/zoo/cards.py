@@ -1,4 +1,4 @@
-"""A model card as text."""
+"""Model cards as text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from candid._support.text import METRICS
 
 
 def as_markdown(card: dict[str, Any]) -> str:
-    """Everything on the card."""
+    """Return the card as Markdown."""
     return "\n".join(_lines(card)) + "\n"
 
 
@@ -16,7 +16,7 @@ def _lines(card: dict[str, Any]) -> Iterator[str]:
     for key, title in (("data", "Data"), ("training", "Training"), ("storage", "Storage")):
         yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
     if card["figures"]:
-        yield from ("## Figures", "", f"{card['measured']}", "")
+        yield from ("## Results", "", f"{card['measured']}", "")
         yield from ("| | measured | 95 % interval |", "|---|---:|---:|")
         yield from (_row(card["figures"], key) for key in METRICS if card["figures"].get(key) is not None)
         yield from (f"| {name} | {value} | |" for name, value in card["more_figures"].items())
