@@ -17,6 +17,7 @@ from candid.data.images import Preprocessing, path_of
 from candid.data.splits import FileSplit, IndexedSplit, Split
 
 Part = Literal["train", "val", "test", "all"]
+TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ def open_dataset(
     spec: str,
     *,
     holdout: float = 0.05,
-    test_fraction: float = 0.2,
     split_seed: int = 0,
     split: SplitRule = "hash",
     val_spec: str | None = None,
@@ -68,8 +68,8 @@ def open_dataset(
     """Return the data set that ``spec`` names.
 
     Without a ``val`` folder, the share ``holdout`` of the training images of each class is not trained on:
-    it chooses the best model and calibrates p-values. Without any second folder, the share
-    ``test_fraction`` is the test set. In folders, a hash of each image decides, so that images that are
+    it chooses the best model and calibrates p-values. Without any second folder, a
+    fifth of all images is the test set. In folders, a hash of each image decides, so that images that are
     added later move no other image; images in memory are shuffled.
 
     Args:
@@ -77,7 +77,6 @@ def open_dataset(
             and/or ``test/<class>/...``, with class folders alone, with MNIST-style idx files, or with
             CIFAR-10's binary or python batches; see ``candid.data.formats.FORMATS``.
         holdout: share of the training images to validate on.
-        test_fraction: share of all images to test on.
         split_seed: changes which images these are.
         split: "shuffled" divides folders as older versions did.
         val_spec: tar shards to validate on.
@@ -101,7 +100,7 @@ def open_dataset(
     class_names = found.class_names
     splits = {name: opened() for name, opened in found.parts.items()}
     if format.divided is not None:
-        shares = {} if "val" in splits or "test" in splits else {"test": (test_fraction, split_seed)}
+        shares = {} if "val" in splits or "test" in splits else {"test": (TEST_SHARE, split_seed)}
         if "val" not in splits:
             shares["val"] = (holdout, split_seed + 1)
         by_hash = format.divided == "hash" and split == "hash"

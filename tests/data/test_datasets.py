@@ -61,7 +61,7 @@ def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: 
 def test_class_folders_alone_are_divided_in_three(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": 20, "dog": 10})
     for rule in RULES:
-        data = open_dataset(str(tmp_path), holdout=0.25, test_fraction=0.2, split=rule)
+        data = open_dataset(str(tmp_path), holdout=0.25, split=rule)
         assert data.test is not None
         if rule == "shuffled":
             assert labels(data.test) == labels(data.val) == [0] * 4 + [1] * 2

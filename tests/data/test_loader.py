@@ -1,3 +1,5 @@
+import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -6,10 +8,11 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.data import splits as module
-from candid.data.datasets import Dataset, open_dataset
-from candid.data.images import Preprocessing
-from candid.data.loader import Plan, evaluation_batches, training_batches
-from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
+from candid.data.datasets import Dataset, open_dataset, open_images
+from candid.data.images import Preprocessing, image_keys
+from candid.data.loader import Plan, evaluation_batches, named_batches, training_batches
+from candid.data.shards import ShardSplit
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, seen_in_training, training_keys
 from tests.data.helpers import picture, write_folder
 
 PREPROCESSING = Preprocessing(3, 10, 12, "resized", flip=True)
@@ -166,3 +169,24 @@ def test_an_image_that_went_bad_is_named_in_one_sentence(tmp_path: Path, workers
     with pytest.raises(CandidError, match=f"^'{bad}' can't be used: ") as caught:
         list(evaluation_batches(data.train, PREPROCESSING, 3, workers=workers))
     assert "Traceback" not in str(caught.value)
+
+
+def test_keys_of_training_images_find_them_again(tmp_path: Path) -> None:
+    preprocessing = Preprocessing(3, 10, 12)
+    train = open_images(str(write_folder(tmp_path / "train", {"cat": 5})), preprocessing)
+    test = open_images(str(write_folder(tmp_path / "test", {"cat": 4}, start=3)), preprocessing)
+    stored = training_keys(train, preprocessing)
+    assert stored is not None and stored.dtype == torch.int64 and len(stored) == 5
+    cached = training_keys(train.preprocess(preprocessing), preprocessing)
+    assert cached is not None and torch.equal(cached, stored)
+    keys = torch.cat([image_keys(images) for images, _, _ in named_batches(test, preprocessing, 2)])
+    assert seen_in_training(keys, stored).tolist() == [True, True, False, False]
+    assert not seen_in_training(keys, None).any()
+    assert training_keys(ShardSplit(("a.tar",), 3, 2), preprocessing) is None
+
+
+def test_more_workers_than_cores_give_no_warning(tmp_path: Path) -> None:
+    split = open_images(str(write_folder(tmp_path, {"cat": 2})), Preprocessing(3, 10, 12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(named_batches(split, Preprocessing(3, 10, 12), 1, workers=(os.cpu_count() or 1) + 1))

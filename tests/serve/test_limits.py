@@ -108,3 +108,12 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
 def test_limits_are_checked(name: str, value: float) -> None:
     with pytest.raises(CandidError, match=f"--{name.replace('_', '-')}"):
         Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_tiff_whose_tiles_have_no_size_is_refused() -> None:
+    numbers = [(256, 8), (257, 8), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 8), (279, 64)]
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in numbers)
+    tags += b"".join(struct.pack("<HHI", tag, 2, 4) + b"abc\0" for tag in (322, 323))
+    content = b"II*\0" + struct.pack("<I", 72) + bytes(64) + struct.pack("<H", 11) + tags + bytes(4)
+    with pytest.raises(BadImageError, match="its tiles have no valid size"):
+        decode_upload(content, PREPROCESSING, 10_000)
