@@ -28,7 +28,8 @@ LIMITS = (
     "The labels of CIFAR-10 contain errors, and its photos do not represent what a camera sees in practice.",
 )
 NOT_FOR = (
-    "Decisions about people, or any decision in which a wrong class does harm: it is for research and teaching.",
+    "Decisions about people, or any decision in which a wrong class does harm: it is for research "
+    "and teaching.",
     "Security: it does not withstand an adversary.",
     "Judging whether a photo is authentic, edited or generated.",
 )
@@ -75,7 +76,8 @@ def write_card(name: str, options: Sequence[str], run: Path) -> None:
                 f"{len(hours) * min(hours):.1f} at the pace of the fastest epoch.",
             ],
             "storage": [
-                "Kernels and matrices are rounded to half precision; all results are those of the rounded model.",
+                "Kernels and matrices are rounded to half precision; all results are those of the "
+                "rounded model.",
                 "Loading it runs no code from the files. It carries the scores of its 1000 held-out images.",
             ],
             "measured": "",
@@ -116,6 +118,7 @@ def _own_limits(beta: float | None, resnet: bool) -> list[str]:
         return ["Its classes are meaningless: it guesses. Use its likelihood and its samples."]
     if beta == float("inf"):
         return [
-            "Its likelihood is not a useful density of images: use its p-values with care, and do not use its samples."
+            "Its likelihood is not a useful density of images: use its p-values with care, "
+            "and do not use its samples."
         ]
     return []
