@@ -17,13 +17,13 @@ from candid._support.randomness import generator
 from candid.inference.predictions import to_float
 from candid.training.losses import losses_of
 from candid.training.optimiser import build_optimiser
-from candid.training.options import load_config
+from candid.training.recipes import load_options
 from candid.training.setup import build_model
 
 
 def training_step(batch: int, baseline: bool) -> Callable[[], None]:
     """A whole step on a fixed batch: forward, backward, clipping, optimiser."""
-    config = load_config("cifar10", data="none", baseline=baseline)
+    config = load_options("cifar10", data="none", baseline=baseline)
     model = build_model(config, tuple(map(str, range(10)))).train()
     optimiser = build_optimiser(model, config)
     images = torch.randint(0, 256, (batch, 3, 32, 32), generator=generator(0), dtype=torch.uint8)

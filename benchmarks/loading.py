@@ -25,7 +25,8 @@ from candid.data.loader import Plan, training_batches
 from candid.inference.predictions import to_float
 from candid.training.losses import losses_of
 from candid.training.optimiser import build_optimiser
-from candid.training.options import TrainConfig, load_config
+from candid.training.options import TrainOptions
+from candid.training.recipes import load_options
 from candid.training.setup import build_model
 
 LIMIT = 1.1
@@ -58,7 +59,7 @@ def make_photos(folder: Path, case: Case) -> None:
             crop.save(folder / name / f"{i:05d}{case.ending}")
 
 
-def training_step(config: TrainConfig) -> Step:
+def training_step(config: TrainOptions) -> Step:
     """A whole step: forward, backward, clipping, optimiser."""
     model = build_model(config, ("a", "b")).train()
     optimiser = build_optimiser(model, config)
@@ -72,7 +73,7 @@ def training_step(config: TrainConfig) -> Step:
     return step
 
 
-def measure(config: TrainConfig, case: Case) -> tuple[Timing, Timing]:
+def measure(config: TrainOptions, case: Case) -> tuple[Timing, Timing]:
     """Seconds of a step, loaded and on a fixed batch; the rounds take turns."""
     flow = config.model_config(2).flow
     preprocessing = Preprocessing(flow.channels, flow.height, flow.width, config.crop, config.flip)
@@ -113,7 +114,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             make_photos(Path(folder), case)
             loaded, fixed = measure(
-                load_config(data=folder, preset=case.preset, batch=case.batch, workers=2), case
+                load_options(data=folder, preset=case.preset, batch=case.batch, workers=2), case
             )
         ratio = loaded.ratio(fixed)
         results[name] = {"loaded": loaded.seconds, "fixed": fixed.seconds, "ratio": ratio}

@@ -8,6 +8,7 @@ from candid._support.threads import prepare_threads
 from candid._support.version import __version__
 
 if TYPE_CHECKING:
+    from candid.explanations.overview import explain
     from candid.models.checkpoint import load, load_any, save
     from candid.models.flow.backbone import FlowConfig
     from candid.models.flow.classifier import GenerativeClassifier
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
+    from candid.training.train import TrainResult, train
 
 prepare_threads()  # before anything loads torch
 
@@ -29,17 +31,21 @@ __all__ = [
     "NonFiniteError",
     "ResNet",
     "ResNetConfig",
+    "TrainResult",
     "__version__",
+    "explain",
     "import_released",
     "import_torchvision",
     "information_bottleneck_loss",
     "load",
     "load_any",
     "save",
+    "train",
 ]
 
 # These need torch, which takes seconds to import: they are imported when they are first used.
 _LAZY = {
+    "explanations.overview": ("explain",),
     "models.checkpoint": ("load", "load_any", "save"),
     "models.flow.backbone": ("FlowConfig",),
     "models.flow.classifier": ("GenerativeClassifier",),
@@ -48,6 +54,7 @@ _LAZY = {
     "models.importers.released": ("import_released",),
     "models.importers.torchvision": ("import_torchvision",),
     "models.resnet": ("ResNet", "ResNetConfig"),
+    "training.train": ("TrainResult", "train"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

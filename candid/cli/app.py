@@ -16,6 +16,9 @@ from candid._support.version import __version__
 
 COMMANDS = {
     "examine": "candid.cli.examine:examine",
+    "train": "candid.cli.train:train",
+    "explain": "candid.cli.explain:explain",
+    "plane": "candid.cli.plane:plane",
     "models": "candid.cli.models:models",
     "info": "candid.cli.models:info",
     "import": "candid.cli.models:import_model",
@@ -23,7 +26,7 @@ COMMANDS = {
 """Where the function of each command is; it is imported when the command runs or help lists it."""
 FLAGS = ("-h", "--help", "--version")
 LEGACY = (
-    *("train", "explain", "plane", "evaluate", "calibrate", "compare"),
+    *("evaluate", "calibrate", "compare"),
     *("corrupt", "attack", "audit", "serve", "export", "demo"),
 )
 

@@ -122,7 +122,7 @@ def attack(
 
 def _class_number(path: Path, towards: str | None) -> int:
     """The class that the ways in a figure lead to."""
-    from candid.explanations.similarity import chosen_classes
+    from candid.explanations.classes import chosen_classes
     from candid.models import checkpoint
 
     names = checkpoint.load_any(path).class_names

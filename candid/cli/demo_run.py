@@ -22,9 +22,11 @@ from candid.inference.predictions import Predictions, predict_batches
 from candid.models.checkpoint import load
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.training.display import TrainingDisplay
-from candid.training.loop import AfterEpoch, train
-from candid.training.options import load_config
+from candid.training.loop import AfterEpoch
+from candid.training.recipes import load_options
+from candid.training.run_folder import RunFolder
 from candid.training.setup import open_data
+from candid.training.train import run
 from candid.trust.held_out import needed
 from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
@@ -110,12 +112,12 @@ def digits_demo(
     None if the training was stopped.
     """
     shutil.rmtree(out, ignore_errors=True)
-    config = load_config("digits", data="digits", beta=1.0, epochs=epochs)
-    if not train(config, out, progress=progress, after_epoch=after_epoch).finished:
+    options = load_options("digits", data="digits", beta=1.0, epochs=epochs)
+    if not run(options, RunFolder(out), display=progress, after_epoch=after_epoch).finished:
         return None
     model = load(out / "model" / "best")
     judge = Judge.of(needed(model, out))
-    data, preprocessing = open_data(config, SILENT)
+    data, preprocessing = open_data(options, SILENT)
     assert isinstance(data.test, ArraySplit)
 
     def ask(images: Tensor) -> Opinion:

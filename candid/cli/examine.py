@@ -104,7 +104,7 @@ def examine(
 
 
 def _one_class(names: Sequence[str], spec: str) -> int:
-    from candid.explanations.similarity import chosen_classes
+    from candid.explanations.classes import chosen_classes
 
     found = chosen_classes(names, spec)
     if len(found) > 1:

@@ -1,101 +1,54 @@
 """The command that shows what a model has learned."""
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.text import short_name
-from candid.cli.evaluate import JsonFlag, ModelFolder, PartOption, SkipBad, Workers, named
+from candid.cli.options import JsonFlag, ModelName, Typed, command
+from candid.explanations.options import ExplainOptions
+
+if TYPE_CHECKING:
+    from candid.explanations.overview import Overview
 
 
+@command
 def explain(
-    model: ModelFolder,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            help="Real images, as for 'candid evaluate' but no tar shards: adds receptive fields, "
-            "interpolations and measured uncertainties.",
-        ),
-    ] = None,
-    part: PartOption = None,
+    model: ModelName,
+    /,
+    *,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for figures.", show_default="explanation/MODEL")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these: names, numbers or patterns, with commas between them.", show_default="all"
-        ),
+        Path | None, Option("Folder for figures.", metavar="DIR", default="explanation/MODEL")
     ] = None,
     group: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=CLASSES", help="Classes to compare with each other, side by side. Repeats."
-        ),
-    ] = None,
-    order: Annotated[
-        Literal["clustering", "given"],
-        typer.Option(help="How the similarity matrix is ordered."),
-    ] = "clustering",
-    pairs: Annotated[int, typer.Option(help="How many of the closest pairs to list.")] = 10,
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="MODEL", help="Another model, or a ResNet, for its receptive field. Repeats."),
-    ] = None,
-    images: Annotated[int, typer.Option(help="Images for the receptive field.")] = 16,
-    projections: Annotated[
-        int | None,
-        typer.Option(
-            help="Estimate receptive fields from so many random projections; 0: exact.",
-            show_default="exact up to 512 channels, else 64",
-        ),
-    ] = None,
-    temperatures: Annotated[
-        str, typer.Option(help="Temperatures of samples, with commas between them.")
-    ] = "0.5,0.8,1",
-    seed: Annotated[int, typer.Option(help="For samples and projections.")] = 0,
-    skip_bad: SkipBad = False,
-    workers: Workers = 2,
+        tuple[str, ...],
+        Option("Classes to compare with each other, side by side. Repeats.", metavar="NAME=CLASSES"),
+    ] = (),
+    compare_with: Annotated[
+        tuple[str, ...],
+        Option("A further model or ResNet, for its receptive field. Repeats.", metavar="MODEL"),
+    ] = (),
+    given: Annotated[dict[str, Any], Typed(ExplainOptions)],
     as_json: JsonFlag = False,
 ) -> None:
-    """What a model has learned: similar classes, coefficients that matter, samples, receptive field."""
-    groups = named(group, "--group", "NAME=CLASSES")
-    heats = _numbers(temperatures)
-    out = out or Path("explanation") / short_name(model)
+    """Show what a model has learned: similar classes, samples, and with images its receptive field."""
+    options = {**given, "groups": _groups(group)}
+    out = out or Path("explanation") / short_name(Path(model))
 
     from candid._support.files import replacing
     from candid._support.progress import TerminalProgress
-    from candid.explanations.overview import Request, overview
+    from candid.explanations.overview import explain as look_at
 
-    progress = TerminalProgress()
-    request = Request(
-        model=model,
-        data=data,
-        part=part,
-        classes=classes,
-        groups=groups,
-        order=order,
-        pairs=pairs,
-        beside=tuple(beside or ()),
-        images=images,
-        projections=projections,
-        temperatures=heats,
-        seed=seed,
-        skip_bad=skip_bad,
-        workers=workers,
-    )
-    found = overview(request, progress)
-    files = _draw(found, heats, out)
-    record = {"model": str(model), **found.record(), "figures": [str(file) for file in files]}
+    found = look_at(model, compare_with=compare_with, progress=TerminalProgress(), **options)
+    files = _draw(found, given.get("temperatures", ExplainOptions().temperatures), out)
+    record = {"model": model, **found.to_dict(), "figures": [str(file) for file in files]}
     with replacing(out / "explanation.json") as temporary:
         temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -104,17 +57,18 @@ def explain(
         _print_explanation(record, files)
 
 
-def _numbers(spec: str) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(each) for each in spec.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(0 <= number < math.inf for number in numbers):
-        raise CandidError(f"--temperatures takes numbers from 0 on with commas between them, not '{spec}'.")
-    return numbers
+def _groups(values: Sequence[str]) -> dict[str, str]:
+    """Return ``{"cats": "3,5"}`` for ``["cats=3,5"]``."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, _, classes = value.partition("=")
+        if not name or not classes or name in found:
+            raise CandidError(f"--group takes NAME=CLASSES, each name once, not '{value}'.")
+        found[name] = classes
+    return found
 
 
-def _draw(found: Any, temperatures: Sequence[float], out: Path) -> list[Path]:
+def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[Path]:
     from candid.explanations.coefficients import dct_basis
     from candid.reports.plots import coefficients as coefficients_plots
     from candid.reports.plots import latent as latent_plots
@@ -141,7 +95,7 @@ def _draw(found: Any, temperatures: Sequence[float], out: Path) -> list[Path]:
     return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 
-def _print_explanation(found: dict[str, Any], files: Sequence[Path]) -> None:
+def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
     console = Console()
     table = Table(title="Closest classes", title_justify="left")
     for column in ("", "", "distance of means (σ)", "expected uncertainty", "measured"):

@@ -2,107 +2,100 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.progress import is_first_process
-from candid.cli.evaluate import Devices, JsonFlag, ModelFolder, SkipBad, Workers
+from candid.cli.options import JsonFlag, ModelName, command
+from candid.training.options import PlaneOptions
+
+if TYPE_CHECKING:
+    from candid._support.progress import Progress
+    from candid.models.protocol import LatentModel
 
 
+@command
 def plane(
-    model: ModelFolder,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="As for 'candid train': what the model was trained on.")
-    ],
+    model: ModelName,
+    data: Annotated[str, Option("What the model was trained on, as for 'candid train'.", metavar="DATA")],
+    /,
+    *,
     classes: Annotated[
         str | None,
-        typer.Option(help="Two to ten classes: names, numbers or patterns, with commas between them."),
+        Option("Two to ten classes: names, numbers or patterns, separated by commas.", metavar="CLASSES"),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/plane"),
-    means_only: Annotated[
-        bool, typer.Option("--means-only", help="Fine-tune only the means, not the network.")
-    ] = False,
-    epochs: Annotated[int, typer.Option(help="Of fine-tuning.")] = 3,
-    learning_rate: Annotated[float, typer.Option(help="The highest one.")] = 2e-3,
-    beta: Annotated[
-        float | None, typer.Option(help="Weight of classification.", show_default="the model's")
+    out: Annotated[Path, Option("Folder of the run.", metavar="DIR")] = Path("runs/plane"),
+    images: Annotated[int | None, Option("Draw this number of test images, evenly spread.", least=1)] = None,
+    devices: Annotated[
+        int | None, Option("Processes on this machine.", least=1, default="all GPUs, or 1")
     ] = None,
-    images: Annotated[int | None, typer.Option(help="Only so many test images, evenly spread.")] = None,
-    skip_bad: SkipBad = False,
-    devices: Devices = None,
-    workers: Workers = 2,
+    options: PlaneOptions,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw the whole decision space of a few classes: a model of its own, with its means in a plane.
+    """Draw the whole decision space of a few classes, with a model whose class means lie in a plane.
 
     MODEL is fine-tuned on the images of --classes in DATA; the result, OUT/model/best, is a model like any
     other. If MODEL is such a model already and --classes is left out, it is only drawn.
     """
-    from candid.models import checkpoint
-    from candid.training.display import TrainingDisplay
-
     if classes is not None and (out / "config.toml").exists():
         raise CandidError(
             f"'{out}' already has a run: choose another --out, or draw its plane with "
             f"'candid plane {out / 'model' / 'best'} DATA'."
         )
-    loaded = checkpoint.load_any(model)
-    progress = TrainingDisplay()
-    if classes is not None:
-        from candid.explanations.plane import fit_plane
-        from candid.explanations.similarity import chosen_classes
-        from candid.reports.plots import style
-        from candid.reports.plots import training as training_plots
+    from candid.models import checkpoint
+    from candid.models.protocol import as_latent
+    from candid.training.display import TrainingDisplay
 
-        outcome = fit_plane(
+    loaded = checkpoint.load_any(model)
+    display = TrainingDisplay()
+    if classes is not None:
+        from candid.explanations.classes import chosen_classes
+        from candid.reports.plots import style
+        from candid.reports.plots.training import curves
+        from candid.training.plane import fit_plane
+
+        result = fit_plane(
             loaded,
             data,
             chosen_classes(loaded.class_names, classes),
             out,
-            means_only=means_only,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            beta=beta,
-            skip_bad=skip_bad,
-            workers=workers,
-            devices=devices,
-            progress=progress,
-            after_epoch=lambda folder, rows: style.save(
-                training_plots.curves(rows), folder.path / "curves.png"
-            ),
+            options,
+            devices,
+            display,
+            lambda folder, rows: style.save(curves(rows), folder.path / "curves.png"),
         )
-        if not outcome.finished or not is_first_process():
+        if not result.finished or not is_first_process():
             return
-        model = out / "model" / "best"
-        loaded = checkpoint.load(model)
-    from candid.models.protocol import require_latent
-
-    if not require_latent(loaded, "A decision plane").mixture.planar:
+        model, loaded = str(result.best), result.model()
+    latent = as_latent(loaded)
+    if latent is None or not latent.mixture.planar:
         raise CandidError(f"The means of '{model}' lie in no plane: choose classes with --classes.")
-    found = _draw(loaded, data, out, images, skip_bad, workers, progress)
+    found = _draw(latent, data, out, images, options, display)
     if as_json:
-        print(json.dumps({"model": str(model), "classes": list(loaded.class_names), **found}))
+        print(json.dumps({"model": model, "classes": list(loaded.class_names), **found}))
     else:
         print(f"{model}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
-        progress.log(f"Figure: {found['figure']}, as SVG, too.")
+        display.log(f"Figure: {found['figure']}, also as SVG.")
 
 
 def _draw(
-    model: Any, data: str, out: Path, images: int | None, skip_bad: bool, workers: int, progress: Any
+    model: "LatentModel",
+    data: str,
+    out: Path,
+    images: int | None,
+    options: PlaneOptions,
+    progress: "Progress",
 ) -> dict[str, Any]:
-    from candid.data.datasets import open_part
-    from candid.explanations.plane import decision_plane, located
-    from candid.reports.plots import plane as plane_plots
+    from candid.explanations.overview import open_images, project
+    from candid.models.flow.plane import decision_plane
     from candid.reports.plots import style
+    from candid.reports.plots.plane import decision_plane as draw
 
-    chosen, preprocessing = open_part(data, model.class_names, None, model.record.config), model.preprocessing
-    split = chosen.split.subsample(images).preprocess(preprocessing, skip_bad, progress, chosen.part)
-    points, labels = located(model, split, preprocessing, workers, progress)
+    split, part = open_images(model, data, None, images, options.skip_bad, progress)
+    points, labels = project(model, split, model.preprocessing, options.workers, progress)
     drawn = decision_plane(model)
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
-    title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {chosen.part} images"
-    figure = plane_plots.decision_plane(drawn, points, labels, title)
-    path = style.save(figure, out / "decision_plane.png", svg=True)
+    title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {part} images"
+    path = style.save(draw(drawn, points, labels, title), out / "decision_plane.png", svg=True)
     return {"images": len(labels), "accuracy": accuracy, "figure": str(path)}

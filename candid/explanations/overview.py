@@ -1,28 +1,33 @@
 """What a model has learned: everything that is said of it as a whole."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from candid._support.config import build
 from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
 from candid.data.datasets import Part, open_part
+from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
 from candid.data.splits import Split
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
-from candid.explanations.plane import DecisionPlane, decision_plane, located
+from candid.explanations.options import ExplainOptions
 from candid.explanations.receptive_field import ReceptiveField, receptive_field
 from candid.explanations.similarity import Pair, Similarity, measured_uncertainty, similarity
-from candid.inference.runner import Passes
+from candid.inference.predictions import to_float
+from candid.inference.runner import Passes, batch_size
 from candid.models import checkpoint
-from candid.models.protocol import LatentModel, require_latent
+from candid.models.flow.plane import DecisionPlane, decision_plane
+from candid.models.protocol import LatentModel, Model, require_latent
 
 MEASURED_IMAGES = 2000
 """Of the data, for what the model makes of pairs of classes."""
@@ -30,34 +35,6 @@ EXACT_CHANNELS, PROJECTIONS = 512, 64
 """Receptive fields of more channels are estimated by default, from so many projections."""
 SAMPLED_CLASSES, SAMPLES = 10, 2
 INTERPOLATIONS = 3
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to look at, and how."""
-
-    model: Path
-    data: str | None = None
-    """Real images; without them there are no receptive fields, interpolations and measured uncertainties."""
-    part: Part | None = None
-    """Of the data."""
-    classes: str | None = None
-    """See :func:`candid.explanations.chosen_classes`; None for all."""
-    groups: Mapping[str, str] = field(default_factory=dict)
-    """Classes to compare with each other, by name of the group."""
-    order: Literal["clustering", "given"] = "clustering"
-    pairs: int = 10
-    """How many of the closest ones."""
-    beside: tuple[Path, ...] = ()
-    """Other models, for their receptive fields."""
-    images: int = 16
-    """For receptive fields."""
-    projections: int | None = None
-    """For receptive fields; 0: exact, None: as the number of channels suggests."""
-    temperatures: tuple[float, ...] = (0.5, 0.8, 1.0)
-    seed: int = 0
-    skip_bad: bool = False
-    workers: int = 2
 
 
 @dataclass(frozen=True)
@@ -76,16 +53,16 @@ class Overview:
     """Classes."""
     samples: Tensor
     """(temperatures, classes, n, C, H, W) uint8."""
-    fields: dict[str, ReceptiveField]
-    interpolations: list[Interpolation]
-    plane: DecisionPlane | None
-    """Of a model with its means in a plane."""
-    points: Tensor | None
-    """Of real images in the plane, (N, 2)."""
-    labels: Tensor | None
+    fields: dict[str, ReceptiveField] = field(default_factory=dict)
+    interpolations: list[Interpolation] = field(default_factory=list)
+    plane: DecisionPlane | None = None
+    """The plane of the means, of a planar model."""
+    points: Tensor | None = None
+    """Real images in the plane, (N, 2)."""
+    labels: Tensor | None = None
 
-    def record(self) -> dict[str, Any]:
-        """The numbers, as JSON."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, ready for JSON."""
         return {
             "closest_pairs": [
                 {
@@ -108,87 +85,157 @@ class Overview:
         }
 
 
-def overview(request: Request, progress: Progress = SILENT) -> Overview:
-    """Everything that ``request`` asks for."""
-    if request.beside and request.data is None:
-        raise CandidError("--beside compares receptive fields on real images: name some with --data.")
-    if request.projections is not None and request.projections < 0:
-        raise CandidError(
-            f"--projections takes a number from 3 on, or 0 for none, not {request.projections}."
-        )
-    model = require_latent(checkpoint.load_any(request.model), "An overview of the classes")
-    model.to(best_device())
-    similar = similarity(model, request.classes, request.order)
-    groups = {name: similarity(model, spec, request.order) for name, spec in request.groups.items()}
-    pairs = similar.closest_pairs(request.pairs)
-    images = None if request.data is None else _Images(model, request, progress)
+ModelLike = Model | str | Path
+"""A model, or what :func:`candid.load` takes."""
+
+
+def explain(
+    model: ModelLike,
+    *,
+    compare_with: Sequence[ModelLike] = (),
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Overview:
+    """Describe what a generative classifier has learned, with all classes or some.
+
+    Args:
+        model: A generative classifier, the name of a bundled one, a model folder or a run folder.
+        compare_with: Further models, also ResNets, whose receptive fields are measured on the same images.
+        progress: What shows progress.
+        **options: Fields of :class:`candid.explanations.options.ExplainOptions`, such as ``data="digits"``.
+
+    Returns:
+        Distances between classes, samples and, with ``data``, receptive fields, interpolations and measured
+        uncertainties.
+
+    Raises:
+        CandidError: If the model has no latent, or an option is wrong.
+
+    Example:
+        >>> from candid import GenerativeClassifier
+        >>> found = explain(GenerativeClassifier.from_preset("digits"), classes="1,7,4", pairs=1)
+        >>> len(found.pairs), found.samples.shape
+        (1, torch.Size([3, 3, 2, 1, 8, 8]))
+    """
+    chosen = build(ExplainOptions, options)
+    if compare_with and chosen.data is None:
+        raise CandidError("Models are compared by receptive fields on real images: name some with --data.")
+    loaded = _resolved(model)
+    latent = require_latent(loaded, "An explanation of a whole model").to(best_device())
+    similar = similarity(latent, chosen.classes, chosen.order)
+    groups = {name: similarity(latent, spec, chosen.order) for name, spec in chosen.groups.items()}
+    pairs = similar.closest_pairs(chosen.pairs)
     sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
-    plane = decision_plane(model) if model.mixture.planar else None
-    points, labels = (None, None) if plane is None or images is None else images.located()
-    return Overview(
-        model.class_names,
+    plane = decision_plane(latent) if latent.mixture.planar else None
+    found = Overview(
+        latent.class_names,
         similar,
         groups,
         pairs,
-        [None] * len(pairs) if images is None else images.measured(pairs),
-        mean_spread(model),
+        [None] * len(pairs),
+        mean_spread(latent),
         sampled,
-        samples(model, sampled, request.temperatures, SAMPLES, request.seed),
-        {} if images is None else images.receptive_fields(),
-        [] if images is None else images.interpolations(),
-        plane,
-        points,
-        labels,
+        samples(latent, sampled, chosen.temperatures, SAMPLES, chosen.seed),
+        plane=plane,
     )
+    if chosen.data is None:
+        return found
+    images = _Images(latent, chosen, progress)
+    points, labels = (None, None) if plane is None else images.projected()
+    return replace(
+        found,
+        measured=images.measured(pairs),
+        fields=images.receptive_fields(
+            dict(zip(_names([model, *compare_with]), [loaded, *compare_with], strict=True))
+        ),
+        interpolations=images.interpolations(),
+        points=points,
+        labels=labels,
+    )
+
+
+def _resolved(model: ModelLike) -> Model:
+    return checkpoint.load_any(model) if isinstance(model, str | Path) else model
+
+
+def _names(models: Sequence[ModelLike]) -> list[str]:
+    """Return a name of its own for each model: from its path if it has one, else its kind."""
+    names = short_names([Path(each if isinstance(each, str | Path) else each.kind) for each in models])
+    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
+
+
+def open_images(
+    model: Model, data: str, part: Part | None, count: int | None, skip_bad: bool, progress: Progress
+) -> tuple[Split, str]:
+    """Open at most ``count`` images of ``data`` as ``model`` sees them, and name their part."""
+    chosen = open_part(data, model.class_names, part, model.record.config)
+    few = chosen.split.subsample(count)
+    return few.preprocess(model.preprocessing, skip_bad, progress, chosen.part), chosen.part
+
+
+@torch.inference_mode()
+def project(
+    model: LatentModel,
+    split: Split,
+    preprocessing: Preprocessing,
+    workers: int = 0,
+    progress: Progress = SILENT,
+) -> tuple[Tensor, Tensor]:
+    """Return the points of the images of ``split`` in the plane of ``model``, (N, 2), and labels, (N,)."""
+    plane, frozen = decision_plane(model), model.frozen()
+    points, labels = [], []
+    batch = batch_size(model)
+    batches = named_batches(split, preprocessing, batch, workers=workers)
+    for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
+        points.append(plane.project(frozen.latent(to_float(images, model.device))))
+        labels.append(y)
+    return torch.cat(points), torch.cat(labels)
 
 
 class _Images:
     """Real images, and what a model makes of them."""
 
-    def __init__(self, model: LatentModel, request: Request, progress: Progress) -> None:
-        assert request.data is not None
-        chosen = open_part(request.data, model.class_names, request.part, model.record.config)
-        if not chosen.split.can_index:
-            raise CandidError("Of tar shards no image can be looked up: give a folder of images instead.")
-        self.model, self.request, self.progress, self.part = model, request, progress, chosen.part
+    def __init__(self, model: LatentModel, options: ExplainOptions, progress: Progress) -> None:
+        assert options.data is not None
+        self.model, self.options, self.progress = model, options, progress
         self.preprocessing = model.preprocessing
-        few = chosen.split.subsample(MEASURED_IMAGES)
-        self.split: Split = few.preprocess(self.preprocessing, request.skip_bad, progress, chosen.part)
+        self.split, self.part = open_images(
+            model, options.data, options.part, MEASURED_IMAGES, options.skip_bad, progress
+        )
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
-        passes = Passes(self.model, launch(1), workers=self.request.workers, progress=self.progress)
+        passes = Passes(self.model, launch(1), workers=self.options.workers, progress=self.progress)
         found = passes.predictions(self.split, self.preprocessing, self.part)
         assert found is not None
         return measured_uncertainty(found.posterior, found.labels, pairs)
 
-    def located(self) -> tuple[Tensor, Tensor]:
-        return located(self.model, self.split, self.preprocessing, self.request.workers, self.progress)
+    def projected(self) -> tuple[Tensor, Tensor]:
+        return project(self.model, self.split, self.preprocessing, self.options.workers, self.progress)
 
-    def receptive_fields(self) -> dict[str, ReceptiveField]:
-        shown = self._few(self.request.images)
-        paths = [self.request.model, *self.request.beside]
+    def receptive_fields(self, models: Mapping[str, ModelLike]) -> dict[str, ReceptiveField]:
+        shown = self._few(self.options.images)
         fields: dict[str, ReceptiveField] = {}
-        for path, name in zip(paths, short_names(paths), strict=True):
-            model = self.model if path == self.request.model else checkpoint.load_any(path)
+        for name, given in models.items():
+            model = _resolved(given)
             if model.image_shape != self.model.image_shape:
-                raise CandidError(f"'{path}' takes images of another size: compare models of the same.")
+                raise CandidError(f"'{name}' takes images of another size: compare models of the same size.")
             model.to(self.model.device)
-            projections = self.request.projections
+            projections = self.options.projections
             if projections is None:
                 with torch.no_grad():
-                    channels = model.feature_maps(shown[:1].to(model.device, model.dtype) / 255).shape[1]
+                    channels = model.feature_maps(shown[:1].to(model.device) / 255).shape[1]
                 projections = PROJECTIONS if channels > EXACT_CHANNELS else 0
             fields[name] = receptive_field(
-                model, shown, projections or None, seed=self.request.seed, progress=self.progress
+                model, shown, projections or None, seed=self.options.seed, progress=self.progress
             )
         return fields
 
     def interpolations(self) -> list[Interpolation]:
         """Between images that are far from each other in the data, if there are enough."""
         ends = self._few(2 * INTERPOLATIONS)
-        pairs, fast = len(ends) // 2, self.model.frozen()
-        return [interpolate(fast, ends[i], ends[i + pairs]) for i in range(pairs)]
+        pairs, frozen = len(ends) // 2, self.model.frozen()
+        return [interpolate(frozen, ends[i], ends[i + pairs]) for i in range(pairs)]
 
     def _few(self, count: int) -> Tensor:
-        """So many images, evenly spread, (N, C, H, W) uint8."""
+        """Return ``count`` images, evenly spread, (N, C, H, W) uint8."""
         return next(iter(named_batches(self.split.subsample(count), self.preprocessing, count)))[0]

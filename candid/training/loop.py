@@ -1,35 +1,28 @@
-"""Training: one loop for one process, several, and several machines."""
+"""The training loop: one for a single process, several processes, and several machines."""
 
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from torch import nn
 
 from candid._support.config import to_dict
-from candid._support.distributed import StopFlag, first_error, launch, stopping_on_signals, summed
-from candid._support.errors import CandidError, NonFiniteError
-from candid._support.files import remove_unfinished
+from candid._support.distributed import StopFlag, first_error, summed
+from candid._support.errors import CandidError, CheckpointError, NonFiniteError
 from candid._support.randomness import generator
-from candid.data.datasets import Dataset
-from candid.data.images import Preprocessing
-from candid.data.loader import Batch, Plan, named_batches, training_batches
+from candid.data.loader import Batch, named_batches, training_batches
 from candid.data.splits import Split
-from candid.inference.metrics import bits_per_dimension
 from candid.inference.predictions import to_float
 from candid.inference.runner import Passes
 from candid.models import checkpoint
 from candid.models.flow.loss import Losses
-from candid.models.protocol import require_latent
+from candid.models.protocol import as_latent
 from candid.training.display import TrainingDisplay
-from candid.training.losses import losses_of, sums_over
+from candid.training.losses import losses_of, sums_over, training_metrics, validation_metrics
 from candid.training.optimiser import (
     build_optimiser,
     first_nonfinite_gradient,
@@ -37,10 +30,9 @@ from candid.training.optimiser import (
     learning_rate,
     set_learning_rate,
 )
-from candid.training.options import TrainConfig
-from candid.training.run_folder import Row, RunFolder, State
-from candid.training.setup import Model, batch_norms, build_model, open_data, start_actnorm
-from candid.training.tensorboard import Board
+from candid.training.run_folder import RESTORE, Row, RunFolder, State, data_digest
+from candid.training.setup import Setup, batch_norms
+from candid.training.tensorboard import TensorBoardWriter
 from candid.trust.held_out import calibrate_saved
 
 EVALUATION_BATCH = 250
@@ -50,121 +42,74 @@ TELL_SECONDS = 10.0
 AfterEpoch = Callable[[RunFolder, list[Row]], object]
 
 
-@dataclass
-class Outcome:
-    """How a run ended."""
+class Run:
+    """One training run: its parts, and where it stands.
 
-    finished: bool
-    results: dict[str, Any]
-    """Figures of the best model on the validation and test images, if it finished."""
-
-
-def train(
-    config: TrainConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    devices: int | None = None,
-    progress: TrainingDisplay | None = None,
-    after_epoch: AfterEpoch | None = None,
-) -> Outcome:
-    """Train as ``config`` says, into the run folder ``out``.
-
-    A run that was stopped or killed goes on with ``resume=True`` and ends with the same bits as one that
-    was not (same machine, same number of processes). ``after_epoch`` gets the folder and all epochs'
-    figures, in the first process, after the last epoch and before at most every ten seconds.
+    Args:
+        setup: Options, data, model and processes of the run.
+        folder: Where the run is written.
+        display: What shows the epochs.
+        after_epoch: Is called in the first process, after the last epoch and before at most every ten
+            seconds, with the folder and the metrics of all epochs.
     """
-    folder = RunFolder(Path(out))
-    if folder.exists and not resume:
-        raise CandidError(
-            f"'{out}' already has a run: add --resume to go on with it, or choose another --out."
-        )
-    fabric = launch(devices, config.precision)
-    first = fabric.is_global_zero
-    show = progress if first and progress is not None else TrainingDisplay(quiet=True)
-    data, preprocessing = open_data(config, show)
-    plan = Plan(len(data.train), config.batch, fabric.world_size * config.accumulate, config.seed)
-    model = build_model(config, data.class_names)
-    state = folder.load_state() if resume else None
-    if state is None and config.actnorm_from_data and config.start is None:
-        start_actnorm(model, data, preprocessing, plan)
-    if first:
-        remove_unfinished(folder.path)
-    if first:
-        folder.create(config)
-    if first and data.skipped:
-        folder.write_text("skipped.txt", "\n".join(data.skipped) + "\n")
-        show.log(f"left out {len(data.skipped)} images that can't be used: {folder.path / 'skipped.txt'}")
-    run = _Run(fabric, config, folder, data, preprocessing, plan, model, show, after_epoch if first else None)
-    if state is not None:
-        run.restore(state)
-        results = folder.results
-        if run.is_over and results is not None and results.get("step", run.step) == run.step:
-            show.log(f"this run is finished: {folder.path}")
-            return Outcome(True, results)
-    with stopping_on_signals() as stop, show:
-        if not run.train(stop):
-            show.log(f"stopped after step {run.step}; go on with: candid train --resume --out {folder.path}")
-            return Outcome(False, {})
-        return Outcome(True, run.finish())
-
-
-class _Run:
-    """The parts of a run, and where it stands."""
 
     def __init__(
         self,
-        fabric: Fabric,
-        config: TrainConfig,
+        setup: Setup,
         folder: RunFolder,
-        data: Dataset,
-        preprocessing: Preprocessing,
-        plan: Plan,
-        model: Model,
-        show: TrainingDisplay,
-        after_epoch: AfterEpoch | None,
+        display: TrainingDisplay,
+        after_epoch: AfterEpoch | None = None,
     ) -> None:
-        self.fabric, self.config, self.folder, self.show = fabric, config, folder, show
-        self.data, self.preprocessing, self.plan = data, preprocessing, plan
+        self.fabric, self.options, self.model = setup.fabric, setup.options, setup.model
+        self.data, self.preprocessing, self.plan = setup.data, setup.preprocessing, setup.plan
+        self.folder, self.display = folder, display
         self.after_epoch: AfterEpoch = after_epoch or (lambda *_: None)
-        self.board: Board | None = None
-        self.model = model
-        self.wrapped, self.optimiser = fabric.setup(model, build_optimiser(model, config))
-        self.parts = range(
-            fabric.global_rank * config.accumulate, (fabric.global_rank + 1) * config.accumulate
+        self.writer: TensorBoardWriter | None = None
+        self.data_digest = data_digest(self.data)
+        latent = as_latent(self.model)
+        self.bits_offset = None if latent is None else latent.bits_offset
+        self.wrapped, self.optimiser = self.fabric.setup(
+            self.model, build_optimiser(self.model, self.options)
         )
+        share, rank = self.options.grad_accumulation, self.fabric.global_rank
+        self.parts = range(rank * share, (rank + 1) * share)
         self.step, self.best = 0, math.inf
         self.saved_at, self.told_at = time.monotonic(), -math.inf
         self.rows: list[Row] = []
-        self.tally = [0.0] * 4  # of the epoch under way: sums of loss, L_X, L_Y over its steps, seconds
+        self.tally = [0.0] * 4  # of the current epoch: sums of loss, L_X, L_Y over its steps, seconds
         self.stopping = False
         self.error: CandidError | None = None  # of this process, to be raised in all of them
 
     def restore(self, state: State) -> None:
-        """Go on from there, if the data are still the same."""
-        state.check_data(list(self.data.class_names), len(self.data.train))
-        self.model.load_state_dict(state.model)
-        self.optimiser.load_state_dict(state.optimiser)
+        """Continue from ``state``, if the data are still the same."""
+        state.check_data(self.data, self.data_digest)
+        try:
+            self.model.load_state_dict(state.model)
+            self.optimiser.load_state_dict(state.optimiser)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"The state in '{self.folder.path}' does not fit its model: {RESTORE}"
+            ) from error
         self.step, self.rows, self.tally, self.best = state.step, state.rows, state.tally, state.best
 
     def train(self, stop: StopFlag) -> bool:
         """Go through the steps that are left; False if it was told to stop."""
-        config, per_epoch = self.config, self.plan.steps_per_epoch
-        steps = config.epochs * per_epoch
+        options, per_epoch = self.options, self.plan.steps_per_epoch
+        steps = options.epochs * per_epoch
         batches = training_batches(
-            self.data.train, self.preprocessing, self.plan, self.step, steps, self.parts, config.workers
+            self.data.train, self.preprocessing, self.plan, self.step, steps, self.parts, options.workers
         )
-        self.show.begin(config.epochs, steps, self.step, self.plan.batch)
-        if config.tensorboard and self.fabric.is_global_zero:
-            self.board = Board(self.folder.path / "tensorboard", self.step)
+        self.display.begin(options.epochs, steps, self.step, self.plan.batch)
+        if options.tensorboard and self.fabric.is_global_zero:
+            self.writer = TensorBoardWriter(self.folder.path / "tensorboard", self.step)
         while not self.is_over:
             start = time.monotonic()
             losses = self._optimise(batches, stop)
             self.tally = [a + b for a, b in zip(self.tally, [*losses, time.monotonic() - start], strict=True)]
-            self.show.advance(self._figures(losses))
+            self.display.advance(training_metrics(losses, self.bits_offset))
             if self.step % per_epoch == 0:
                 self._end_epoch()
-            elif self.stopping or time.monotonic() - self.saved_at > 60 * config.save_minutes:
+            elif self.stopping or time.monotonic() - self.saved_at > 60 * options.save_minutes:
                 self._save()
             if self.stopping:
                 self._raise_together()
@@ -173,13 +118,13 @@ class _Run:
 
     @property
     def is_over(self) -> bool:
-        steps = self.config.epochs * self.plan.steps_per_epoch
-        return self.step >= steps or is_over(self.config, self._val_losses)
+        steps = self.options.epochs * self.plan.steps_per_epoch
+        return self.step >= steps or is_over(self.options, self._val_losses)
 
     def _optimise(self, batches: Iterator[Batch], stop: StopFlag) -> list[float]:
         """One step of the optimiser; the mean losses over all processes."""
         self._to_training_mode()
-        rate = learning_rate(self.config, self.step, self.plan.steps_per_epoch, self._val_losses)
+        rate = learning_rate(self.options, self.step, self.plan.steps_per_epoch, self._val_losses)
         set_learning_rate(self.optimiser, rate)
         sums = [0.0] * 3
         for part in self.parts:
@@ -190,7 +135,7 @@ class _Run:
                 if losses is not None:
                     self.fabric.backward(losses.total / len(self.parts))
             sums = [a + b / len(self.parts) for a, b in zip(sums, agreed, strict=True)]
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         if not math.isfinite(float(norm)):
             raise self._diverged(
                 f"The gradient of '{first_nonfinite_gradient(self.model)}' became non-finite"
@@ -202,12 +147,12 @@ class _Run:
 
     def _losses(self, batches: Iterator[Batch], part: int) -> Losses | None:
         """Of the next batch; None, with the reason in ``self.error``, if they can't be had."""
-        device, config = self.fabric.device, self.config
-        noise = generator(config.seed, self.step, part, 3, device=device)
+        device, options = self.fabric.device, self.options
+        noise = generator(options.seed, self.step, part, 3, device=device)
         try:
             images, labels = next(batches)
             x, y = to_float(images, device), labels.to(device, non_blocking=True)
-            losses = losses_of(self.wrapped, x, y, config, noise)
+            losses = losses_of(self.wrapped, x, y, options, noise)
             if torch.isfinite(losses.total):
                 return losses
             self.error = self._diverged("The loss became non-finite")
@@ -234,29 +179,20 @@ class _Run:
 
     def _diverged(self, what: str) -> NonFiniteError:
         saved = (
-            f"the last good checkpoint is kept in '{self.folder.path}'"
+            f"the last good checkpoint is in '{self.folder.path}'"
             if self.folder.has_state
             else "nothing was saved yet"
         )
         return NonFiniteError(
             f"Step {self.step + 1} (epoch {self.step // self.plan.steps_per_epoch + 1}): {what.rstrip('.')}; "
-            f"{saved}. Start anew with a lower --learning-rate, a longer --burn-in or a lower --clip."
+            f"{saved}. Start again with a lower --learning-rate, a longer --warmup or a lower --clip."
         )
 
     def _to_training_mode(self) -> None:
         self.model.train()
-        if self.config.means_only:
+        if self.options.means_only:
             for module in batch_norms(self.model):
                 module.eval()
-
-    def _figures(self, losses: list[float]) -> Row:
-        loss, l_x, l_y = losses
-        row = {"loss": loss, "cross_entropy": l_y}
-        if self.model.density_of == "pixels":
-            row["bits_per_dim"] = (
-                l_x / math.log(2) + require_latent(self.model, "Bits per dimension").bits_offset
-            )
-        return row
 
     @property
     def _val_losses(self) -> list[float]:
@@ -271,7 +207,10 @@ class _Run:
             "epoch": self.step // steps,
             "step": self.step,
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **{f"train_{k}": v for k, v in self._figures([s / steps for s in sums]).items()},
+            **{
+                f"train_{k}": v
+                for k, v in training_metrics([s / steps for s in sums], self.bits_offset).items()
+            },
             **{f"val_{k}": v for k, v in val.items()},
             "images_per_second": self.plan.batch * steps / seconds,
             "seconds": seconds,
@@ -280,12 +219,12 @@ class _Run:
         self.tally = [0.0] * 4
         self._save(val)
         self._raise_together()
-        self.show.epoch(row)
-        if self.board is not None:
-            self.board.epoch(row)
+        self.display.epoch(row)
+        if self.writer is not None:
+            self.writer.epoch(row)
 
     def _evaluate(self, split: Split) -> Row:
-        """Figures of the bare model on a split, the work shared by the processes."""
+        """Metrics of the bare model on a split, the work shared by the processes."""
         fabric, model = self.fabric, self.model.eval()
         batches = named_batches(
             split,
@@ -293,7 +232,7 @@ class _Run:
             EVALUATION_BATCH,
             fabric.global_rank,
             fabric.world_size,
-            self.config.workers,
+            self.options.workers,
         )
         own = torch.zeros(3, dtype=torch.float64)
         try:
@@ -301,21 +240,11 @@ class _Run:
         except CandidError as error:
             self.error = error
         self._raise_together()
-        sums = summed(fabric, own)
-        accuracy, entropy, log_density = (sums / len(split)).unbind()
-        figures = {"accuracy": float(accuracy), "cross_entropy": float(entropy)}
-        beta = self.config.beta
-        if model.density_of is None:
-            return {"loss": float(entropy), **figures}
-        figures["bits_per_dim"] = bits_per_dimension(log_density, model.dimensions)
-        l_x = (figures["bits_per_dim"] - require_latent(model, "Bits per dimension").bits_offset) * math.log(
-            2
-        )
-        loss = float(entropy) if math.isinf(beta) else (l_x + beta * float(entropy)) / (1 + beta)
-        return {"loss": loss, **figures}
+        means = summed(fabric, own) / len(split)
+        return validation_metrics(means, model, self.bits_offset, self.options.beta)
 
     def _save(self, val: Row | None = None) -> None:
-        """The state; at the end of an epoch, whose figures are ``val``, the model, too."""
+        """Save the state; at the end of an epoch, whose metrics are ``val``, also the model."""
         is_best = val is not None and val["loss"] < self.best
         if val is not None:
             self.best = min(self.best, val["loss"])
@@ -325,18 +254,17 @@ class _Run:
                 if val is not None:
                     self.folder.save_model(self.model, is_best=is_best)
                     self.folder.write_rows(self.rows)
-                self.folder.save_state(
-                    State(
-                        self.model.state_dict(),
-                        self.optimiser.state_dict(),
-                        self.step,
-                        self.rows,
-                        self.tally,
-                        self.best,
-                        list(self.data.class_names),
-                        len(self.data.train),
-                    )
+                state = State(
+                    self.model.state_dict(),
+                    self.optimiser.state_dict(),
+                    self.step,
+                    self.rows,
+                    self.tally,
+                    self.best,
+                    list(self.data.class_names),
+                    len(self.data.train),
                 )
+                self.folder.save_state(state, self.options, self.data_digest)
                 if val is not None and (self.is_over or time.monotonic() - self.told_at > TELL_SECONDS):
                     self.after_epoch(self.folder, self.rows)
                     self.told_at = time.monotonic()
@@ -345,10 +273,9 @@ class _Run:
         self.saved_at = time.monotonic()
 
     def _record(self, val: Row) -> dict[str, Any]:
-        config = to_dict(self.config)
-        config["beta"] = str(config["beta"])
+        options = to_dict(self.options)
         return {
-            "config": config,
+            "config": options | {"beta": str(options["beta"])},
             "step": self.step,
             "epoch": self.step // self.plan.steps_per_epoch,
             "val": val,
@@ -356,7 +283,7 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Average the batch-norm statistics, save, and measure the best model."""
-        if not self.config.means_only:
+        if not self.options.means_only:
             self._average_statistics()
         val = self._evaluate(self.data.val)
         self._save(val)
@@ -369,8 +296,7 @@ class _Run:
         results: dict[str, Any] = {"val": val, "seconds": seconds, "step": self.step}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        show = self.show
-        passes = Passes(self.model, self.fabric, None, self.config.workers, show)
+        passes = Passes(self.model, self.fabric, None, self.options.workers, self.display)
         calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
         if self.fabric.is_global_zero:
             self.folder.write_results(results)
@@ -388,13 +314,13 @@ class _Run:
         start = self.step
         stop = start + min(AVERAGED_BATCHES, self.plan.steps_per_epoch)
         batches = training_batches(
-            self.data.train, self.preprocessing, self.plan, start, stop, self.parts, self.config.workers
+            self.data.train, self.preprocessing, self.plan, start, stop, self.parts, self.options.workers
         )
         try:
             for i, (images, _) in enumerate(batches):
                 x = to_float(images, self.fabric.device)
-                noise = generator(self.config.seed, start, i, 4, self.parts[0], device=self.fabric.device)
-                self.model(x) if self.config.baseline else self.model(x, noise)
+                noise = generator(self.options.seed, start, i, 4, self.parts[0], device=self.fabric.device)
+                self.model(x) if self.options.baseline else self.model(x, noise)
         except CandidError as error:
             self.error = error
         self._raise_together()

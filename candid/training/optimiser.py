@@ -9,10 +9,10 @@ from torch import nn
 
 from candid.models.flow.coupling import ActNorm
 from candid.models.flow.mixture import LatentMixture
-from candid.training.options import TrainConfig
+from candid.training.options import TrainOptions
 
 
-def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimiser(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
     """SGD with momentum or AdamW; weight decay on convolution weights alone.
 
     Each group has a ``share`` of the learning rate: :func:`set_learning_rate`.
@@ -21,9 +21,9 @@ def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     means = {id(p) for m in model.modules() if isinstance(m, LatentMixture) for p in m.parameters()}
     scales = {id(m.gamma) for m in model.modules() if isinstance(m, ActNorm)}
     groups: dict[str, dict[str, Any]] = {
-        "convolutions": {"params": [], "weight_decay": config.weight_decay, "share": 1.0},
-        "means": {"params": [], "weight_decay": 0.0, "share": config.means_rate},
-        "scales": {"params": [], "weight_decay": 0.0, "share": config.scales_rate},
+        "convolutions": {"params": [], "weight_decay": options.weight_decay, "share": 1.0},
+        "means": {"params": [], "weight_decay": 0.0, "share": options.means_rate},
+        "scales": {"params": [], "weight_decay": 0.0, "share": options.scales_rate},
         "others": {"params": [], "weight_decay": 0.0, "share": 1.0},
     }
     for p in model.parameters():
@@ -32,9 +32,9 @@ def build_optimiser(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
             kind = next((kind for kind, members in kinds.items() if id(p) in members), "others")
             groups[kind]["params"].append(p)
     used = [group for group in groups.values() if group["params"]]
-    if config.optimiser == "sgd":
-        return torch.optim.SGD(used, lr=config.learning_rate, momentum=config.momentum, fused=True)
-    return torch.optim.AdamW(used, lr=config.learning_rate, betas=(config.momentum, 0.99), fused=True)
+    if options.optimiser == "sgd":
+        return torch.optim.SGD(used, lr=options.learning_rate, momentum=options.momentum, fused=True)
+    return torch.optim.AdamW(used, lr=options.learning_rate, betas=(options.momentum, 0.99), fused=True)
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
@@ -43,20 +43,26 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["share"]
 
 
-def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int, val_losses: Sequence[float]) -> float:
+def learning_rate(
+    options: TrainOptions, step: int, steps_per_epoch: int, val_losses: Sequence[float]
+) -> float:
     """The learning rate of a step: a function of its number and of the epochs' validation losses.
 
-    One-cycle: up along a line over the share ``burn_in`` of the run, down to zero along a cosine. Plateau:
-    up over ``burn_in`` epochs, then constant, divided by 10 at each plateau.
+    One-cycle: up along a line over the share ``warmup`` of the run, down to zero along a cosine. Plateau:
+    up over ``warmup`` epochs, then constant, divided by 10 at each plateau.
     """
-    if config.schedule == "plateau":
-        rise = min(1.0, (step + 1) / max(1.0, config.burn_in * steps_per_epoch))
-        return config.learning_rate * rise / 10 ** min(config.coolings, plateaus(val_losses, config.patience))
-    steps = config.epochs * steps_per_epoch
-    top = config.burn_in * steps
+    if options.schedule == "plateau":
+        rise = min(1.0, (step + 1) / max(1.0, options.warmup * steps_per_epoch))
+        return (
+            options.learning_rate
+            * rise
+            / 10 ** min(options.lr_decays, plateaus(val_losses, options.patience))
+        )
+    steps = options.epochs * steps_per_epoch
+    top = options.warmup * steps
     if step < top:
-        return config.learning_rate * (step + 1) / (top + 1)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - top) / (steps - top)))
+        return options.learning_rate * (step + 1) / (top + 1)
+    return options.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - top) / (steps - top)))
 
 
 def plateaus(losses: Sequence[float], patience: int) -> int:
@@ -74,9 +80,9 @@ def plateaus(losses: Sequence[float], patience: int) -> int:
     return count
 
 
-def is_over(config: TrainConfig, val_losses: Sequence[float]) -> bool:
-    """A plateau schedule ends early: at the first plateau after the last cooling."""
-    return config.schedule == "plateau" and plateaus(val_losses, config.patience) > config.coolings
+def is_over(options: TrainOptions, val_losses: Sequence[float]) -> bool:
+    """A plateau schedule ends early: at the first plateau after the last decay."""
+    return options.schedule == "plateau" and plateaus(val_losses, options.patience) > options.lr_decays
 
 
 def first_nonfinite_gradient(model: nn.Module) -> str:

@@ -1,126 +1,133 @@
-"""How a model is trained: a frozen dataclass, its recipes in TOML, and what may change on resuming."""
+"""The options of training: one declaration for the command, the Python call, recipes and config.toml."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from candid._support.config import MaybeInfinite, check_fields, check_range, from_dict, to_dict
-from candid._support.errors import CandidError, did_you_mean
-from candid.data.images import Crop, current_crop
-from candid.data.shards import is_shards
-from candid.models.flow.invertible import Memory
-from candid.models.flow.presets import PRESETS, ClassifierConfig, preset
+from candid._support.config import MaybeInfinite, Option, check_fields, to_dict
+from candid._support.errors import CandidError
 
-RECIPE_OF_PRESET = {
-    "imagenet": "imagenet",
-    "tiny": "tiny-imagenet",
-    "cifar": "cifar10-quick",
-    "digits": "digits",
-}
+if TYPE_CHECKING:
+    from candid.models.flow.presets import ClassifierConfig
+
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
-"""Keys that don't change what is computed: they may differ when a run is resumed."""
+"""Options that don't change what is computed: they may differ when a run is resumed."""
+RENAMED = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "grad_accumulation"}
+"""Keys of older recipes and run folders, with their present names."""
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides what a run computes; ``config.toml`` of a run folder holds it.
+class TrainOptions:
+    """Everything that decides what a training run computes; ``config.toml`` of a run folder stores it.
 
-    >>> TrainConfig(data="digits", beta=float("inf")).beta
+    >>> TrainOptions(data="digits", beta=float("inf")).beta
     inf
     """
 
-    data: str
-    """``digits``, a folder, or tar shards."""
-    preset: str = "digits"
-    model: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the preset to change, such as ``height`` or ``blocks``."""
-    beta: MaybeInfinite = 1.0
-    """Weight of the classification loss: 0, a positive number or inf."""
-    baseline: bool = False
-    """Train the ResNet beside the preset instead."""
-    start: str | None = None
-    """A model's folder to start from."""
-    means_only: bool = False
-    """Train only the class means of ``start``."""
-    epochs: int = 30
-    batch: int = 128
-    """Images a step, over all processes."""
-    accumulate: int = 1
-    """Parts that each process cuts its share of a batch into, to save memory."""
-    optimiser: Literal["sgd", "adamw"] = "adamw"
-    schedule: Literal["one-cycle", "plateau"] = "one-cycle"
-    learning_rate: float = 4e-3
-    """The highest one."""
-    means_rate: float = 0.1
-    """Learning rate of the class means as a share of the others': they have as many numbers as the image,
-    and steps of the full size would blur the density."""
-    scales_rate: float = 5.0
-    """The same for ActNorm's scales: their parameter is ten times the scale, and moves that much slower."""
-    burn_in: float = 0.15
-    """Epochs (plateau) or share of the run (one-cycle) over which the learning rate rises."""
-    patience: int = 5
-    """Plateau: epochs without a better validation loss before the learning rate falls by 10."""
-    coolings: int = 2
-    """Plateau: how often it falls; one plateau later the run ends."""
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    """Of convolution weights."""
-    clip: float = 8.0
-    """Largest norm of the gradient."""
-    label_smoothing: float = 0.05
-    actnorm_from_data: bool = True
-    """Start ActNorm so that a first batch has zero mean and unit variance after it."""
-    crop: Crop = "none"
-    flip: bool = False
-    holdout: float = 0.05
-    """Share of the training images kept for validation if the data has no val folder."""
-    split_seed: int = 0
-    split: Literal["hash", "shuffled"] = "hash"
-    """How folders without val and test parts are divided: by a hash of each image, or by a shuffle."""
-    only: tuple[str, ...] = ()
-    """Names of the classes of the data to use, in this order; empty: all."""
-    val_data: str | None = None
-    """Tar shards to validate on."""
-    epoch_images: int | None = None
-    """Tar shards: images an epoch."""
-    skip_bad: bool = False
-    """Leave out images that can't be read."""
-    seed: int = 0
-    precision: Literal["32", "bf16"] = "32"
-    """bf16: convolutions in bfloat16; couplings, log-determinants and the mixture stay in float32."""
-    memory: Memory = "plain"
-    compile: bool = False
-    """Let torch compile the network first: minutes once, then faster steps on a GPU."""
-    workers: int = 2
-    """Processes that load images, for each training process; images held in memory need none."""
-    save_minutes: float = 10.0
-    """A checkpoint is written this often, and after every epoch."""
-    tensorboard: bool = False
+    data: Annotated[
+        str,
+        Option("'digits', a folder of images, idx files or CIFAR-10 batches, or tar shards.", hidden=True),
+    ]
+    preset: Annotated[str, Option("Size of the network: imagenet, tiny, cifar or digits.")] = "digits"
+    model: Annotated[
+        Mapping[str, Any],
+        Option("Keys of the preset to change, such as blocks=[2,2]; --set of the command.", hidden=True),
+    ] = field(default_factory=dict)
+    beta: Annotated[
+        MaybeInfinite, Option("Weight of the classification loss: 0, a positive number or inf.", least=0)
+    ] = 1.0
+    baseline: Annotated[bool, Option("Train the ResNet that matches the preset instead.")] = False
+    start: Annotated[str | None, Option("Start from the weights of this model.", metavar="MODEL")] = None
+    means_only: Annotated[bool, Option("Train only the class means of --start.")] = False
+    epochs: Annotated[int, Option("Passes over the training images.", least=1)] = 30
+    batch: Annotated[int, Option("Images a step, over all processes.", least=1)] = 128
+    grad_accumulation: Annotated[
+        int,
+        Option("Parts in which each process computes its share of a batch, to save memory.", least=1),
+    ] = 1
+    optimiser: Annotated[Literal["sgd", "adamw"], Option("Optimisation algorithm.")] = "adamw"
+    schedule: Annotated[
+        Literal["one-cycle", "plateau"],
+        Option("Learning rate: one rise and fall, or divided by 10 when validation stops improving."),
+    ] = "one-cycle"
+    learning_rate: Annotated[float, Option("Highest learning rate.", above=0)] = 4e-3
+    # The class means have as many numbers as the image: steps of the full size would blur the density.
+    means_rate: Annotated[
+        float, Option("Learning rate of the class means, as a multiple of --learning-rate.", above=0)
+    ] = 0.1
+    # Their parameter is ten times the scale, and moves that much slower.
+    scales_rate: Annotated[
+        float, Option("Learning rate of ActNorm's scales, as a multiple of --learning-rate.", above=0)
+    ] = 5.0
+    warmup: Annotated[
+        float,
+        Option("Time in which the learning rate rises: share of the run (one-cycle) or epochs (plateau)."),
+    ] = 0.15
+    patience: Annotated[
+        int, Option("Plateau: epochs without a better validation loss before the rate falls.", least=1)
+    ] = 5
+    lr_decays: Annotated[
+        int, Option("Plateau: how often the rate is divided by 10; one plateau later the run ends.", least=0)
+    ] = 2
+    momentum: Annotated[float, Option("Momentum of SGD, first beta of AdamW.", least=0, below=1)] = 0.9
+    weight_decay: Annotated[float, Option("Weight decay of convolution weights.", least=0)] = 1e-4
+    clip: Annotated[float, Option("Largest norm of the gradient.", above=0)] = 8.0
+    label_smoothing: Annotated[
+        float, Option("Share of each label that all classes get.", least=0, most=1)
+    ] = 0.05
+    actnorm_from_data: Annotated[
+        bool,
+        Option(
+            "Start ActNorm so that a first batch has zero mean and unit variance.",
+            flag="--actnorm-from-data/--no-actnorm-from-data",
+        ),
+    ] = True
+    crop: Annotated[
+        Literal["none", "shift", "jitter", "resized"], Option("Random crops of training images.")
+    ] = "none"
+    flip: Annotated[bool, Option("Mirror training images at random.", flag="--flip/--no-flip")] = False
+    holdout: Annotated[
+        float, Option("Share of the training images held out if the data has no val folder.", least=0, most=1)
+    ] = 0.05
+    split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
+    split: Annotated[
+        Literal["hash", "shuffled"],
+        Option("How folders without val and test parts are divided: by a hash of each image, or shuffled."),
+    ] = "hash"
+    only: Annotated[
+        tuple[str, ...], Option("Train on this class alone and others named so. Repeats.", metavar="CLASS")
+    ] = ()
+    val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
+    epoch_images: Annotated[int | None, Option("Tar shards: images an epoch.")] = None
+    skip_bad: Annotated[bool, Option("Leave out images that can't be read, and list them.")] = False
+    seed: Annotated[int, Option("Seed of weights, batches and augmentation.", least=0)] = 0
+    precision: Annotated[
+        Literal["32", "bf16"], Option("bf16: convolutions in bfloat16, everything else in float32.")
+    ] = "32"
+    memory: Annotated[
+        Literal["plain", "inverse"],
+        Option("inverse: recompute activations, for less memory."),
+    ] = "plain"
+    compile: Annotated[
+        bool, Option("Let torch compile the network: minutes once, then faster steps on a GPU.")
+    ] = False
+    workers: Annotated[
+        int, Option("Loading processes for each training process; images in memory need none.", least=0)
+    ] = 2
+    save_minutes: Annotated[
+        float, Option("Write a checkpoint this often, and after every epoch.", least=0)
+    ] = 10.0
+    tensorboard: Annotated[bool, Option("Write the metrics of every epoch for TensorBoard.")] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "crop", current_crop(self.crop))
         check_fields(self)
-        if not self.beta >= 0:
-            raise CandidError(f"'beta' must be zero, a positive number or inf, not {self.beta}.")
-        check_range(self, 1, 10**9, "epochs", "batch", "accumulate", "patience")
-        check_range(
-            self, 0, 10**9, "seed", "split_seed", "workers", "coolings", "weight_decay", "save_minutes"
-        )
-        check_range(self, 0, 1, "label_smoothing", "momentum", "holdout")
-        if self.momentum == 1:
-            raise CandidError("'momentum' must be below 1: with 1 a gradient would never be forgotten.")
         for text in (self.data, self.val_data or "", self.start or "", *self.only):
             if text != text.encode(errors="replace").decode():
                 raise CandidError(f"{text!r} has bytes that are no text, for config.toml: rename it.")
-        for name in ("learning_rate", "means_rate", "scales_rate", "clip"):
-            if getattr(self, name) <= 0:
-                raise CandidError(f"'{name}' must be positive, not {getattr(self, name)}.")
-        if not 0 <= self.burn_in <= (0.9 if self.schedule == "one-cycle" else self.epochs):
+        if not 0 <= self.warmup <= (0.9 if self.schedule == "one-cycle" else self.epochs):
             raise CandidError(
-                "'burn_in' is a share of the run from 0 to 0.9 for a one-cycle schedule, "
-                f"a number of epochs for a plateau schedule, not {self.burn_in}."
+                "'warmup' is a share of the run from 0 to 0.9 for a one-cycle schedule, "
+                f"a number of epochs for a plateau schedule, not {self.warmup}."
             )
         if self.means_only and (self.baseline or self.start is None):
             raise CandidError("'means_only' fine-tunes a trained generative model: name it with --start.")
@@ -130,8 +137,10 @@ class TrainConfig:
             raise CandidError("'compile' works with memory = 'plain' only: leave one of the two out.")
         self.model_config(classes=2)
 
-    def model_config(self, classes: int) -> ClassifierConfig:
-        """The preset with its changes, for ``classes`` classes unless the changes say otherwise."""
+    def model_config(self, classes: int) -> "ClassifierConfig":
+        """Return the preset with its changes, for ``classes`` classes unless the changes say otherwise."""
+        from candid.models.flow.presets import preset  # torch: help does without
+
         changes = {"classes": classes, **self.model}
         if not isinstance(changes["classes"], int):
             raise CandidError(f"'classes' must be a whole number, not {changes['classes']!r}.")
@@ -142,89 +151,64 @@ class TrainConfig:
             )
         return preset(self.preset, **changes)
 
+    def deciding(self) -> dict[str, Any]:
+        """Return the options that a resumed run must not change: those that decide its result."""
+        from candid.data.shards import is_shards
 
-def load_config(recipe: str | Path | None = None, **flags: Any) -> TrainConfig:
-    """The recipe's keys, overridden by the flags that are not None.
+        free = MACHINE_KEYS - {"workers"} if is_shards(self.data) else MACHINE_KEYS
+        if self.schedule == "plateau":
+            free |= {"epochs"}
+        return {key: value for key, value in to_dict(self).items() if key not in free}
 
-    Without a recipe it is the one of the preset; without a preset, the recipe's own or ``digits``.
+    def resumed(self, flags: Mapping[str, Any]) -> "TrainOptions":
+        """Return these options of a run with the ``flags`` that may change; the others must agree with it."""
+        given = {key: value for key, value in flags.items() if value is not None}
+        if "model" in given:
+            given["model"] = {**self.model, **given["model"]}
+        changed = replace(self, **given)
+        deciding = changed.deciding()
+        for key, value in self.deciding().items():
+            if key not in deciding or deciding[key] != value:
+                raise CandidError(
+                    f"The run was started with {key} = {value!r}: it can't change in a resumed run; "
+                    "leave the option out, or start a new run with another --out."
+                )
+        return changed
 
-    >>> load_config(data="digits", beta=2.0).beta
-    2.0
+
+def check_call(data: str | None, out: object, recipe: object, resume: bool) -> None:
+    """Raise an error if a run can't start for want of data or an unambiguous folder."""
+    if resume and out is None:
+        raise CandidError("Name the run to resume with --out.")
+    if resume and recipe is not None:
+        raise CandidError("A resumed run has its own options: leave --recipe out.")
+    if not resume and data is None:
+        raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
+
+
+@dataclass(frozen=True)
+class PlaneOptions:
+    """How a model is fine-tuned after its class means were moved to a plane."""
+
+    means_only: Annotated[bool, Option("Fine-tune only the means, not the network.")] = False
+    epochs: Annotated[int, Option("Epochs of fine-tuning.", least=1)] = 3
+    learning_rate: Annotated[float, Option("Highest learning rate.", above=0)] = 2e-3
+    beta: Annotated[
+        MaybeInfinite | None,
+        Option("Weight of the classification loss.", above=0, default="the model's"),
+    ] = None
+    skip_bad: Annotated[bool, Option("Leave out images that can't be read.")] = False
+    workers: Annotated[int, Option("Loading processes for each training process.", least=0)] = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a recipe or a recorded configuration under their present names.
+
+    >>> renamed({"burn_in": 1.0, "crop": "wobble"})
+    {'warmup': 1.0, 'crop': 'jitter'}
     """
-    flags = {key: value for key, value in flags.items() if value is not None}
-    if recipe is None:
-        name = flags.get("preset", "digits")
-        if name not in PRESETS:
-            raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), PRESETS)}")
-        recipe = RECIPE_OF_PRESET[name]
-    values = read_toml(_recipe_file(recipe))
-    table = values.get("model", {})
-    if not isinstance(table, dict):
-        raise CandidError(f"'model' of the recipe '{recipe}' must be a table of the preset's keys.")
-    values["model"] = {**table, **flags.pop("model", {})}
-    return from_dict(TrainConfig, {**values, **flags})
-
-
-def recipes() -> dict[str, Path]:
-    """The recipes that come with candid, by name."""
-    return {file.stem: file for file in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
-
-
-def _recipe_file(recipe: str | Path) -> Path:
-    bundled = recipes()
-    if str(recipe) in bundled:
-        return bundled[str(recipe)]
-    path = Path(recipe)
-    if not path.is_file():
-        raise CandidError(f"There is no recipe '{recipe}': {did_you_mean(str(recipe), bundled)}")
-    return path
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, or one sentence on what is wrong with it."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CandidError(f"'{path}' can't be read as TOML: {error}.") from error
-
-
-def write_toml(config: TrainConfig) -> str:
-    """``config`` as TOML; keys that are None are left out."""
-    values = {key: value for key, value in to_dict(config).items() if value is not None}
-    table = values.pop("model")
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
-    if table:
-        lines += ["", "[model]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value)
-
-
-def resumed(recorded: TrainConfig, flags: Mapping[str, Any]) -> TrainConfig:
-    """The recorded configuration of a run with the flags that may change; others must agree with it."""
-    changed = {}
-    for key, value in flags.items():
-        if value is None or value == getattr(recorded, key):
-            continue
-        if key == "model" and value.items() <= recorded.model.items():
-            continue
-        longer = key == "epochs" and recorded.schedule == "plateau"
-        dealt = key == "workers" and is_shards(recorded.data)  # each worker reads shards of its own
-        if (key not in MACHINE_KEYS or dealt) and not longer:
-            raise CandidError(
-                f"The run was started with {key} = {_toml(getattr(recorded, key))}: it can't change in a "
-                "resumed run; leave the option out, or start a new run with another --out."
-            )
-        changed[key] = value
-    return replace(recorded, **changed)
+    found = {RENAMED.get(key, key): value for key, value in values.items()}
+    return found | {"crop": "jitter"} if found.get("crop") == "wobble" else found

@@ -17,22 +17,30 @@ Every file is replaced as a whole, so a run that is killed at any moment leaves 
 import csv
 import io
 import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from candid._support.config import from_dict
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import ANY_NAME, replacing
+from candid._support.files import ANY_NAME, digest, replacing
+from candid._support.progress import Progress
+from candid.data.datasets import Dataset
+from candid.data.splits import ArraySplit, FileSplit, Split
 from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.resnet import ResNet
-from candid.training.options import TrainConfig, read_toml, write_toml
+from candid.training.options import TrainOptions, renamed
+from candid.training.recipes import read_toml, write_toml
 
 Row = dict[str, float]
+MOST_READ = 20_000
+"""Files of a data set whose bytes are compared when a run is resumed."""
+RESTORE = "restore it, or start a new run with another --out."
 
 
 @dataclass
@@ -43,23 +51,77 @@ class State:
     optimiser: dict[str, Any]
     step: int
     rows: list[Row]
-    """Figures of the finished epochs."""
+    """Metrics of the finished epochs."""
     tally: list[float]
-    """Sums over the steps of the epoch that is under way."""
+    """Sums over the steps of the current epoch."""
     best: float
     """The lowest validation loss."""
     class_names: list[str] = field(default_factory=list)
     images: int = 0
-    """Of the training data."""
+    """Number of training images."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the options and the data of the run, and of the state with these. Older states have none."""
 
-    def check_data(self, class_names: list[str], images: int) -> None:
-        """Whether the data are still the same."""
-        if (self.class_names or class_names) != class_names or (self.images or images) != images:
+    def sealed(self, options: TrainOptions, data: str) -> dict[str, Any]:
+        """Return everything as a dictionary with its digests."""
+        self.digests = {"options": state_digest(options.deciding()), "data": data}
+        return vars(self) | {"digests": self.digests | {"state": state_digest(vars(self))}}
+
+    def check_data(self, data: Dataset, found: str) -> None:
+        """Raise an error unless the data, whose digest is ``found``, are those of the run."""
+        names, images = list(data.class_names), len(data.train)
+        if (self.class_names or names) != names or (self.images or images) != images:
             raise CandidError(
                 f"The run was started with {self.images:,} training images of {len(self.class_names)} "
-                f"classes; the data now has {images:,} of {len(class_names)}, or others: restore it, or "
-                "start a new run with another --out."
+                f"classes; the data now has {images:,} of {len(names)}, or different ones: {RESTORE}"
             )
+        if self.digests and self.digests["data"] != found:
+            raise CandidError(f"The images or labels are not those that the run was started with: {RESTORE}")
+
+
+def state_digest(value: Any) -> str:
+    """Return the SHA-256 of nested dictionaries, lists, tensors and plain values.
+
+    >>> state_digest({"a": [1, torch.zeros(2)]}) == state_digest({"a": [1, torch.tensor([0.0, -0.0])]})
+    False
+    """
+    return digest(*_parts(value)).hexdigest()
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}"
+        yield value.detach()
+    elif isinstance(value, Mapping):
+        yield f"{len(value)} entries"
+        for key, entry in value.items():
+            yield repr(key)
+            yield from _parts(entry)
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)} items"
+        for entry in value:
+            yield from _parts(entry)
+    else:
+        yield repr(value)
+
+
+def data_digest(data: Dataset) -> str:
+    """Return the SHA-256 of what the run learns from: the same wherever the data lies.
+
+    Images in memory count with every pixel, files with their bytes, or with names and sizes if they are many.
+    """
+    return state_digest([data.class_names, [_described(split) for split in (data.train, data.val)]])
+
+
+def _described(split: Split) -> Any:
+    if isinstance(split, ArraySplit):
+        return [split.images, split.labels]
+    if isinstance(split, FileSplit) and len(split) <= MOST_READ:
+        return [split.digests(), split.labels]
+    if isinstance(split, FileSplit):
+        root = os.path.commonpath([path.parent for path in split.paths]) if split.paths else ""
+        return [[(os.path.relpath(p, root), p.stat().st_size) for p in split.paths], split.labels]
+    return len(split)
 
 
 class RunFolder:
@@ -73,21 +135,23 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "config.toml").is_file()
 
-    def create(self, config: TrainConfig) -> None:
+    def create(self, options: TrainOptions) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise CandidError(f"'{self.path}' is not a folder: choose another --out.") from error
-        self.write_text("config.toml", write_toml(config))
+        self.write_text("config.toml", write_toml(options))
 
-    def config(self) -> TrainConfig:
+    def options(self) -> TrainOptions:
+        """Return the options of the run, also of one that an older version wrote."""
         if not self.exists:
             raise CandidError(f"There is no run to resume in '{self.path}': leave --resume out to start one.")
-        # runs of versions without this field were started on shuffled images
-        return from_dict(TrainConfig, {"split": "shuffled", **read_toml(self.path / "config.toml")})
+        # Runs of versions without the option 'split' were started on shuffled images.
+        recorded = {"split": "shuffled", **read_toml(self.path / "config.toml")}
+        return from_dict(TrainOptions, renamed(recorded))
 
     def write_text(self, name: str, text: str) -> None:
-        with _saving(self.path), replacing(self.path / name) as temporary:
+        with self._saving(), replacing(self.path / name) as temporary:
             temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
 
     def write_rows(self, rows: list[Row]) -> None:
@@ -102,45 +166,66 @@ class RunFolder:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """Of a finished run."""
+        """The results of a finished run, None of an unfinished one."""
         path = self.path / "results.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("val"), dict):
+            raise CheckpointError(
+                f"'{path}' is damaged: restore it, or delete it to measure the model again with "
+                f"'candid train --resume --out {self.path}'."
+            )
+        return found
 
     @property
     def has_state(self) -> bool:
         return (self.path / "state.pt").is_file()
 
-    def save_state(self, state: State) -> None:
-        with _saving(self.path), replacing(self.path / "state.pt") as path, path.open("wb") as file:
-            torch.save(vars(state), file)
+    def save_state(self, state: State, options: TrainOptions, data: str) -> None:
+        with self._saving(), replacing(self.path / "state.pt") as path, path.open("wb") as file:
+            torch.save(state.sealed(options, data), file)
 
-    def load_state(self) -> State | None:
+    def load_state(self, options: TrainOptions, progress: Progress) -> State | None:
+        """Return the state to resume from, checked against its digests; None if nothing was saved yet."""
         path = self.path / "state.pt"
         if not self.has_state:
+            if self.last.exists() or (self.path / "results.json").exists():
+                raise CheckpointError(f"'{path}' is missing, so that the run can't be resumed: {RESTORE}")
             return None
         try:
-            return State(**torch.load(path, map_location="cpu", weights_only=True))
+            values = torch.load(path, map_location="cpu", weights_only=True)
+            found = values.get("digests", {}).pop("state", None)
+            state = State(**values)
         except Exception as error:  # torch raises many kinds for a damaged file
+            raise CheckpointError(f"'{path}' can't be read ({str(error)[:80]}): {RESTORE}") from error
+        if found is None:
+            progress.log(
+                "the state of this run carries no digest, it is of an older version: damage can't be seen"
+            )
+        elif state_digest(vars(state)) != found:
+            raise CheckpointError(f"'{path}' is damaged, its digest does not fit: {RESTORE}")
+        elif state.digests["options"] != state_digest(options.deciding()):
             raise CheckpointError(
-                f"'{path}' can't be read ({str(error)[:80]}): restore it, or start anew with another --out."
-            ) from error
+                f"'{self.path / 'config.toml'}' was changed after the run had started: {RESTORE}"
+            )
+        if state.rows and not self.best.exists():
+            raise CheckpointError(f"The run's best model '{self.best}' is missing: {RESTORE}")
+        return state
 
-    def save_model(self, model: GenerativeClassifier | ResNet, *, is_best: bool) -> None:
+    def save_model(self, model: nn.Module, *, is_best: bool) -> None:
         for folder in [self.best, self.last] if is_best else [self.last]:
-            checkpoint.save(model, folder)
+            checkpoint.save(model, folder)  # type: ignore[arg-type]
 
-
-class _saving:  # noqa: N801 - reads as a verb
-    """Turns what a full or broken disk raises into one sentence."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, OSError | RuntimeError):
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Turn what a full or broken disk raises into one sentence."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"Can't write to '{self.path}' ({error}); what was saved earlier is unharmed: free some "
                 f"space, then go on with: candid train --resume --out {self.path}"

@@ -1,4 +1,4 @@
-"""The epochs' figures for TensorBoard, if it is wanted and installed."""
+"""The metrics of every epoch for TensorBoard, if it is installed."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from candid._support.errors import CandidError
 from candid.training.run_folder import Row
 
 
-class Board:
-    """Writes one scalar for each figure of an epoch; what a killed run wrote too far is hidden."""
+class TensorBoardWriter:
+    """Writes one scalar for each metric of an epoch; hides what a killed run wrote beyond its state."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

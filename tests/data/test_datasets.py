@@ -16,7 +16,7 @@ from candid.data.datasets import Dataset, open_dataset
 from candid.data.formats import PARTS, SplitRule
 from candid.data.images import Crop, Preprocessing, decode_as
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
-from candid.training.options import TrainConfig
+from candid.training.options import TrainOptions
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
 from tests.helpers import RecordedProgress
@@ -117,7 +117,7 @@ def test_what_is_held_out_depends_on_the_split_seed_alone(tmp_path: Path) -> Non
 
     def held_out(seed: int, split_seed: int) -> list[str]:
         changes = {"channels": 3, "height": 16, "width": 16}
-        config = TrainConfig(str(tmp_path), model=changes, seed=seed, split_seed=split_seed, crop="resized")
+        config = TrainOptions(str(tmp_path), model=changes, seed=seed, split_seed=split_seed, crop="resized")
         data, _ = open_data(config, SILENT)
         return files(data.val) + files(data.test)
 
@@ -156,7 +156,7 @@ def test_some_classes_of_folders_are_chosen_by_name(tmp_path: Path) -> None:
     with pytest.raises(CandidError, match="single class"):
         open_dataset(str(tmp_path), only=("dog",))
     with pytest.raises(CandidError, match="'only' names a class twice: dog, dog"):
-        TrainConfig(str(tmp_path), only=("dog", "dog"))
+        TrainOptions(str(tmp_path), only=("dog", "dog"))
 
 
 def test_shards_come_with_all_classes(tmp_path: Path) -> None:

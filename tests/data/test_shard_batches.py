@@ -10,7 +10,7 @@ from candid.data.datasets import Dataset, open_dataset
 from candid.data.images import Preprocessing, decode_batch
 from candid.data.loader import Plan, evaluation_batches, training_batches
 from candid.data.shards import ShardSplit
-from candid.training.options import TrainConfig
+from candid.training.options import TrainOptions
 from candid.training.setup import open_data
 from tests.data.helpers import write_shard
 from tests.data.shard_helpers import AUGMENTED, PREPROCESSING, Batches, load, same, seeds
@@ -128,7 +128,7 @@ def test_more_processes_than_shards_are_refused(data: Dataset) -> None:
 
 
 def test_a_run_takes_its_shards_from_its_configuration(folder: Path) -> None:
-    config = TrainConfig(
+    config = TrainOptions(
         f"{folder}/train-{{0..5}}.tar",
         model={"channels": 3, "height": 16, "width": 16, "classes": 5},
         val_data=f"{folder}/val-0.tar",

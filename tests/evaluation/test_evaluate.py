@@ -22,11 +22,10 @@ from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, eva
 from candid.evaluation.output import remove_older, write
 from candid.inference.predictions import Predictions
 from candid.models.checkpoint import load_any
-from candid.training.loop import train
 from candid.trust.held_out import HeldOut
 from candid.trust.scores import statistics_of
 from tests.helpers import RecordedProgress, small_classifier
-from tests.training.runs import run, small_config
+from tests.training.runs import run, small_config, train
 
 COMMAND = [sys.executable, "-m", "candid", "evaluate"]
 ALL_TESTS = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cyclopts import CycloptsError
 from PIL import Image
 
 import candid
@@ -13,9 +14,9 @@ from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
-from candid.explanations.overview import Request, overview
-from candid.explanations.plane import planar_model
+from candid.explanations.overview import explain as look_at
 from candid.explanations.similarity import expected_uncertainty
+from candid.models.flow.plane import planar_model
 from tests.helpers import candid_command, randomise
 
 
@@ -37,7 +38,7 @@ def explain(*arguments: object) -> Any:
 
 def test_the_command_draws_everything_and_prints_json(folder: Path, tmp_path: Path) -> None:
     done = explain(
-        folder / "own", "--data", "digits", "--beside", folder / "resnet", "--group", "round=0,6,8,9",
+        folder / "own", "--data", "digits", "--compare-with", folder / "resnet", "--group", "round=0,6,8,9",
         "--images", 2, "--pairs", 4, "--temperatures", "0,1", "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -72,9 +73,8 @@ def test_without_images_there_is_what_the_weights_say(folder: Path, tmp_path: Pa
 
 
 def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
-    request = Request(folder / "own", "digits", classes="1,7,4", order="given", images=2, workers=0, seed=3)
-    found = overview(request)
     model = candid.load(folder / "own")
+    found = look_at(model, data="digits", classes="1,7,4", order="given", images=2, workers=0, seed=3)
     assert found.similarity.classes == (1, 7, 4) and found.sampled == [1, 4, 7]
     assert found.samples.shape == (3, 3, 2, 1, 8, 8)
     test = open_dataset("digits").test
@@ -83,14 +83,14 @@ def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
     for pair, measured in zip(found.pairs, found.measured, strict=True):
         own = posterior[(labels == pair.first) | (labels == pair.second)][:, [pair.first, pair.second]]
         assert measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
-    assert found.fields["own"].projections is None and found.fields["own"].images == 2
+    assert found.fields["generative"].projections is None and found.fields["generative"].images == 2
     assert len(found.interpolations) == 3 and found.plane is None
-    estimated = overview(Request(folder / "own", "digits", images=2, projections=8, workers=0))
+    estimated = look_at(folder / "own", data="digits", images=2, projections=8, workers=0)
     assert estimated.fields["own"].projections == 8 and estimated.fields["own"].standard_error is not None
 
 
 def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
-    found = overview(Request(folder / "planar", "digits", images=2, workers=0))
+    found = look_at(folder / "planar", data="digits", images=2, workers=0)
     assert found.plane is not None and found.points is not None and found.labels is not None
     assert len(found.points) == len(found.labels) > 50
     assert set(found.labels.tolist()) == {0, 1, 2}
@@ -98,14 +98,14 @@ def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
     model = candid.load(folder / "planar")
     shown = found.plane.posterior(found.plane.project(model.latent(x)))
     assert shown.allclose(model.posterior(x).double(), atol=1e-5)
-    assert overview(Request(folder / "planar", workers=0)).points is None
+    assert look_at(folder / "planar", workers=0).points is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet",), "from a ResNet"),
-        (("own", "--beside", "resnet"), "name some with --data"),
+        (("resnet",), "can't come from a ResNet"),
+        (("own", "--compare-with", "resnet"), "name some with --data"),
         (("own", "--classes", "3"), "at least two"),
         (("own", "--classes", "3,12"), "from 0 to 9"),
         (("own", "--group", "3,4"), "--group takes NAME=CLASSES"),
@@ -113,7 +113,7 @@ def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
         (("own", "--pairs", "0"), "at least 1"),
         (("own", "--data", "digits", "--images", "0"), "at least 1"),
         (("own", "--data", "digits", "--projections", "2"), "at least 3"),
-        (("own", "--data", "digits", "--projections", "-1"), "from 3 on"),
+        (("own", "--data", "digits", "--projections", "-1"), "at least 0"),
     ],
 )
 def test_mistakes_are_said(
@@ -121,5 +121,5 @@ def test_mistakes_are_said(
 ) -> None:
     monkeypatch.chdir(folder)
     done = explain(*arguments)
-    assert isinstance(done.exception, CandidError) and message in str(done.exception)
+    assert isinstance(done.exception, CandidError | CycloptsError) and message in str(done.exception)
     assert not (folder / "explanation").exists()

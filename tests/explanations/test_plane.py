@@ -20,17 +20,17 @@ from candid import CandidError, ClassifierConfig, GenerativeClassifier, ResNet, 
 from candid._support.config import to_dict
 from candid.data.datasets import open_dataset
 from candid.evaluation.evaluate import Request, evaluate
-from candid.explanations.plane import (
+from candid.explanations.overview import project
+from candid.models.checkpoint import load_any
+from candid.models.flow.plane import (
     DecisionPlane,
     decision_plane,
-    fit_plane,
-    located,
     planar_model,
-    plane_config,
 )
-from candid.models.checkpoint import load_any
 from candid.models.flow.presets import preset
 from candid.reports.plots.plane import decision_plane as draw
+from candid.training.options import PlaneOptions
+from candid.training.plane import fit_plane, plane_options
 from tests.helpers import candid_command, randomise, small_classifier
 from tests.training.runs import MODEL, small_config
 
@@ -166,17 +166,17 @@ def test_a_model_is_tuned_as_it_was_trained() -> None:
     recorded = small_config(holdout=0.11, split_seed=7, crop="jitter", beta=math.inf, schedule="plateau")
     record = to_dict(recorded) | {"beta": "inf", "model": MODEL | {"classes": 10, "rank": 3}}
     model.metadata["training"] = {"config": record}
-    found = plane_config(model, "digits", {"only": ("1", "2"), "epochs": 4, "beta": None})
+    found = plane_options(model, "digits", {"only": ("1", "2"), "epochs": 4, "beta": None})
     assert (found.holdout, found.split_seed, found.crop, found.beta) == (0.11, 7, "jitter", math.inf)
     assert (found.schedule, found.epochs, found.only) == ("one-cycle", 4, ("1", "2"))
     assert found.model == MODEL
-    with pytest.raises(CandidError, match="At beta 0 no class is told from another"):
-        plane_config(model, "digits", {"beta": 0.0})
+    with pytest.raises(CandidError, match="At beta 0 a model does not separate"):
+        plane_options(model, "digits", {"beta": 0.0})
 
 
 def test_a_model_without_a_record_is_tuned_on_photos() -> None:
     model = planar_model(small_classifier(), [0, 2])
-    found = plane_config(model, "photos", {})
+    found = plane_options(model, "photos", {})
     assert (found.data, found.crop, found.schedule) == ("photos", "resized", "one-cycle")
     assert found.model_config(2).flow == model.config.flow
     assert found.model_config(2).mean == model.config.mean
@@ -188,7 +188,8 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = GenerativeClassifier(preset("digits", **MODEL), seed=1)
     model.metadata["training"] = {"config": to_dict(small_config(split_seed=5)) | {"beta": "1.0"}}
     out = tmp_path_factory.mktemp("planes") / "run"
-    outcome = fit_plane(model, "digits", [7, 1, 0, 4], out, means_only=True, epochs=2, learning_rate=0.05)
+    options = PlaneOptions(means_only=True, epochs=2, learning_rate=0.05)
+    outcome = fit_plane(model, "digits", [7, 1, 0, 4], out, options)
     assert outcome.finished
     return out
 
@@ -207,7 +208,7 @@ def test_a_fitted_plane_classifies_with_an_unchanged_network(fitted: Path) -> No
     assert right > max(0.6, before)
     results = json.loads((fitted / "results.json").read_text())
     assert results["test"]["accuracy"] == pytest.approx(right)
-    points, labels = located(best, test, best.preprocessing)
+    points, labels = project(best, test, best.preprocessing)
     plane = decision_plane(best)
     torch.testing.assert_close(plane.posterior(points), best.posterior(x).double(), atol=1e-4, rtol=0)
     assert torch.equal(labels, test.labels)

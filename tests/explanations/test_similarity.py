@@ -15,9 +15,9 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from candid import CandidError, ClassifierConfig, FlowConfig, GenerativeClassifier, ResNet, ResNetConfig
+from candid.explanations.classes import chosen_classes
 from candid.explanations.similarity import (
     Similarity,
-    chosen_classes,
     expected_uncertainty,
     log_expected_uncertainty,
     similarity,

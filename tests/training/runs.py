@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from candid.training.options import TrainConfig, load_config
+from candid.training.options import TrainOptions
+from candid.training.recipes import load_options
+from candid.training.run_folder import RunFolder
+from candid.training.train import TrainResult
+from candid.training.train import run as run_training
 
 MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4, "mixing": "orthogonal"}
 SMALL = [f"--set={key}={value}" for key, value in MODEL.items()]
 COMMAND = [sys.executable, "-m", "candid", "train"]
 
 
-def small_config(**changes: Any) -> TrainConfig:
+def small_config(**changes: Any) -> TrainOptions:
     settings = {
         "data": "digits",
         "epochs": 2,
@@ -23,7 +27,11 @@ def small_config(**changes: Any) -> TrainConfig:
         "learning_rate": 8e-3,
         "crop": "none",
     }
-    return load_config("digits", **(settings | changes))
+    return load_options("digits", **(settings | changes))
+
+
+def train(options: TrainOptions, out: Path, resume: bool = False) -> TrainResult:
+    return run_training(options, RunFolder(out), resume)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from candid import CandidError, GenerativeClassifier, information_bottleneck_loss
-from candid.training.options import TrainConfig
+from candid.training.options import TrainOptions
 from candid.training.setup import build_model
 
-CONFIG = TrainConfig(data="digits", model={"blocks": (1,), "widths": (4,), "pointwise_width": 4})
+CONFIG = TrainOptions(data="digits", model={"blocks": (1,), "widths": (4,), "pointwise_width": 4})
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")

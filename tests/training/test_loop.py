@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,21 @@ from candid._support.progress import SILENT
 from candid.data.loader import Plan, training_batches
 from candid.data.splits import ArraySplit
 from candid.inference.predictions import to_float
-from candid.training.loop import train
-from candid.training.options import load_config
-from candid.training.run_folder import RunFolder
+from candid.training.display import TrainingDisplay
+from candid.training.recipes import load_options
+from candid.training.run_folder import RunFolder, data_digest
 from candid.training.setup import build_model, open_data
-from tests.training.runs import curve, small_config
+from candid.training.train import run as run_training
+from tests.training.runs import MODEL, curve, small_config, train
+
+
+class RecordedDisplay(TrainingDisplay):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +55,7 @@ def test_a_run_learns(finished: Path) -> None:
 def test_the_run_folder_is_complete_and_agrees_with_itself(finished: Path) -> None:
     expected = {"config.toml", "metrics.csv", "model", "results.json", "state.pt", "tensorboard"}
     assert {path.name for path in finished.iterdir()} == expected
-    assert RunFolder(finished).config() == small_config(epochs=8, tensorboard=True)
+    assert RunFolder(finished).options() == small_config(epochs=8, tensorboard=True)
     assert curve(finished, "epoch") == list(range(1, 9))
     model = candid.load(finished / "model" / "last")
     assert model.class_names == tuple("0123456789")
@@ -107,7 +119,7 @@ def test_memory_by_inversion_and_accumulation_change_the_losses_little(tmp_path:
     runs: dict[str, dict[str, Any]] = {
         "plain": {},
         "inverse": {"memory": "inverse"},
-        "parts": {"accumulate": 2},
+        "parts": {"grad_accumulation": 2},
     }
     for name, changes in runs.items():
         train(small_config(epochs=1, **changes), tmp_path / name)
@@ -130,9 +142,9 @@ def test_sgd_with_plateaus_runs(tmp_path: Path) -> None:
         optimiser="sgd",
         schedule="plateau",
         learning_rate=1e-9,
-        burn_in=1.0,
+        warmup=1.0,
         patience=1,
-        coolings=1,
+        lr_decays=1,
     )
     assert train(config, tmp_path / "run").finished
     rates = curve(tmp_path / "run", "learning_rate")
@@ -167,22 +179,22 @@ def test_a_run_can_start_from_a_model(finished: Path, tmp_path: Path) -> None:
 def test_a_model_to_start_from_must_fit_the_data(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(CandidError, match="3 x 32 x 32, not of 1 x 8 x 8: choose its --preset"):
         train(small_config(start="cifar10-resnet", baseline=True), tmp_path / "run")
-    config = load_config("cifar10-quick", data="x", start="cifar10-beta1")
+    config = load_options("cifar10-quick", data="x", start="cifar10-beta1")
     with pytest.raises(CandidError, match=r"\(apple, bear\) are not those of 'cifar10-beta1' \(airp"):
         build_model(config, ("apple", "bear"))
     names = candid.load("cifar10-beta1").class_names
     assert build_model(config, names).class_names == names
-    digits = load_config("digits", data="x", start=str(finished / "model/last"))
+    digits = load_options("digits", data="x", start=str(finished / "model/last"))
     words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     assert build_model(digits, words).class_names == words  # it had only numbers
 
 
 def test_a_run_that_goes_on_for_longer_is_measured_anew(tmp_path: Path) -> None:
-    short = small_config(epochs=1, schedule="plateau", burn_in=0.0)
+    short = small_config(epochs=1, schedule="plateau", warmup=0.0)
     first = train(short, tmp_path)
     longer = train(replace(short, epochs=2), tmp_path, resume=True)
     assert longer.results["step"] == 2 * first.results["step"]
-    assert RunFolder(tmp_path).config().epochs == 2
+    assert RunFolder(tmp_path).options().epochs == 2
 
 
 def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
@@ -200,20 +212,22 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
 
 def test_a_finished_run_stays_as_it_is(finished: Path) -> None:
     before = (finished / "state.pt").read_bytes()
-    outcome = train(RunFolder(finished).config(), finished, resume=True)
+    outcome = train(RunFolder(finished).options(), finished, resume=True)
     assert outcome.finished and outcome.results == json.loads((finished / "results.json").read_text())
     assert (finished / "state.pt").read_bytes() == before
 
 
-def test_divergence_names_step_and_layer_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"schedule": "plateau", "burn_in": 0.0}
+def test_divergence_names_step_and_layer_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"schedule": "plateau", "warmup": 0.0, "clip": 1e30}
     train(small_config(epochs=1, **settings), tmp_path / "run")
     before = (tmp_path / "run" / "state.pt").read_bytes()
-    wild = small_config(epochs=2, learning_rate=1e30, clip=1e30, **settings)
+    monkeypatch.setattr("candid.training.loop.learning_rate", lambda *_: 1e30)
     with pytest.raises(
         NonFiniteError, match=r"Step \d+ \(epoch 2\): .*(layer|gradient of) '.*--learning-rate"
     ):
-        train(wild, tmp_path / "run", resume=True)
+        train(small_config(epochs=2, **settings), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "state.pt").read_bytes() == before
     candid.load(tmp_path / "run" / "model" / "last")
 
@@ -221,7 +235,7 @@ def test_divergence_names_step_and_layer_and_keeps_the_last_good_checkpoint(tmp_
 def test_what_can_be_known_before_computing_is_refused_before(finished: Path, tmp_path: Path) -> None:
     refused = {
         "A batch of 5000 is larger than the 12": small_config(batch=5000),
-        "can't be shared equally by 7": small_config(accumulate=7),
+        "can't be shared equally by 7": small_config(grad_accumulation=7),
         "10 classes, more than the model's 4": small_config(model={"classes": 4}),
         "There is no data set or folder": small_config(data=str(tmp_path / "nowhere")),
         "There is no model at": small_config(start=str(tmp_path / "nowhere")),
@@ -236,12 +250,90 @@ def test_what_can_be_known_before_computing_is_refused_before(finished: Path, tm
     with pytest.raises(CandidError, match="is not a folder"):
         train(small_config(), tmp_path / "file")
     with pytest.raises(CandidError, match="There is no run to resume"):
-        RunFolder(tmp_path / "empty").config()
+        RunFolder(tmp_path / "empty").options()
 
 
-def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
-    train(small_config(epochs=1), tmp_path / "run")
-    state = tmp_path / "run" / "state.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(CandidError, match=r"state.pt' can't be read"):
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    assert train(small_config(epochs=1), folder).finished
+    return folder
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip_a_bit(path: Path) -> None:
+    values = torch.load(path, weights_only=True)
+    values["model"]["mixture.mean"].view(torch.int32).flatten()[3] ^= 1
+    torch.save(values, path)
+
+
+def empty_the_rows(path: Path) -> None:
+    torch.save(torch.load(path, weights_only=True) | {"rows": []}, path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("state.pt", cut, r"state.pt' can't be read"),
+        ("state.pt", flip_a_bit, r"state.pt' is damaged, its digest does not fit: restore it"),
+        ("state.pt", empty_the_rows, r"state.pt' is damaged"),
+        ("state.pt", Path.unlink, r"state.pt' is missing, so that the run can't be resumed"),
+        ("results.json", lambda path: path.write_text('{"val": {'), r"results.json' is damaged"),
+        ("results.json", lambda path: path.write_text("[1]"), r"results.json' is damaged"),
+        ("model/best", shutil.rmtree, r"best model '.*' is missing: restore it"),
+    ],
+)
+def test_a_damaged_run_is_not_resumed(
+    one_epoch: Path, tmp_path: Path, file: str, damage: Callable[[Path], object], message: str
+) -> None:
+    shutil.copytree(one_epoch, tmp_path / "run")
+    damage(tmp_path / "run" / file)
+    with pytest.raises(CandidError, match=message):
         train(small_config(epochs=1), tmp_path / "run", resume=True)
+
+
+def test_an_edited_configuration_is_not_resumed(one_epoch: Path, tmp_path: Path) -> None:
+    shutil.copytree(one_epoch, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("learning_rate = 0.008", "learning_rate = 0.024"))
+    with pytest.raises(CandidError, match=r"config.toml' was changed after the run had started"):
+        candid.train(out=tmp_path / "run", resume=True)
+
+
+def test_swapped_labels_are_noticed(one_epoch: Path, tmp_path: Path) -> None:
+    data, _ = open_data(small_config(), SILENT)
+    assert isinstance(data.train, ArraySplit)
+    found = data_digest(data)
+    data.train.labels[:2] = data.train.labels[:2].flip(0)
+    assert data_digest(data) != found
+    state = RunFolder(one_epoch).load_state(small_config(epochs=1), SILENT)
+    assert state is not None
+    with pytest.raises(CandidError, match="images or labels are not those"):
+        state.check_data(data, data_digest(data))
+
+
+def test_a_state_of_the_older_version_is_resumed(one_epoch: Path, tmp_path: Path) -> None:
+    shutil.copytree(one_epoch, tmp_path / "run")
+    path = tmp_path / "run" / "state.pt"
+    values = torch.load(path, weights_only=True)
+    del values["digests"]
+    torch.save(values, path)
+    progress = RecordedDisplay()
+    result = run_training(small_config(epochs=1), RunFolder(tmp_path / "run"), True, display=progress)
+    assert result.finished
+    assert any("carries no digest" in line for line in progress.lines)
+
+
+def test_training_is_one_python_call(tmp_path: Path) -> None:
+    result = candid.train("digits", out=tmp_path / "run", epochs=1, model=MODEL, workers=0)
+    assert result.finished and result.folder == tmp_path / "run"
+    assert [row["epoch"] for row in result.metrics] == [1]
+    assert result.model().class_names == tuple("0123456789")
+    assert result.results["test"]["accuracy"] > 0.2
+    with pytest.raises(CandidError, match="did you mean 'epochs'"):
+        candid.train("digits", epoch=3)
+    with pytest.raises(CandidError, match="Name the data to train on"):
+        candid.train()

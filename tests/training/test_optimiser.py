@@ -8,12 +8,12 @@ from torch import nn
 
 from candid import GenerativeClassifier
 from candid.training.optimiser import build_optimiser, is_over, learning_rate, plateaus, set_learning_rate
-from candid.training.options import TrainConfig
+from candid.training.options import TrainOptions
 
 
 def test_every_parameter_is_in_one_group_and_only_convolutions_decay() -> None:
     model = GenerativeClassifier.from_preset("digits")
-    config = TrainConfig(data="digits", weight_decay=0.25, means_rate=0.5)
+    config = TrainOptions(data="digits", weight_decay=0.25, means_rate=0.5)
     optimiser = build_optimiser(model, config)
     ids = [id(p) for group in optimiser.param_groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for p in model.parameters())
@@ -28,7 +28,7 @@ def test_every_parameter_is_in_one_group_and_only_convolutions_decay() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = GenerativeClassifier.from_preset("digits")
     model.flow.requires_grad_(False)
-    optimiser = build_optimiser(model, TrainConfig(data="digits"))
+    optimiser = build_optimiser(model, TrainOptions(data="digits"))
     ids = {id(p) for group in optimiser.param_groups for p in group["params"]}
     assert ids == {id(p) for p in model.mixture.parameters()}
 
@@ -36,7 +36,7 @@ def test_frozen_parameters_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_both_optimisers_lower_a_loss(name: str) -> None:
     layer = nn.Conv2d(1, 1, 1)
-    config = TrainConfig(data="digits", optimiser=name, learning_rate=0.05)  # type: ignore[arg-type]
+    config = TrainOptions(data="digits", optimiser=name, learning_rate=0.05)  # type: ignore[arg-type]
     optimiser = build_optimiser(layer, config)
     x = torch.ones(1, 1, 1, 1)
     losses = []
@@ -50,7 +50,7 @@ def test_both_optimisers_lower_a_loss(name: str) -> None:
 
 
 def test_one_cycle_rises_to_its_top_and_falls_to_zero() -> None:
-    config = TrainConfig(data="digits", epochs=10, burn_in=0.2, learning_rate=3.0)
+    config = TrainOptions(data="digits", epochs=10, warmup=0.2, learning_rate=3.0)
     rates = [learning_rate(config, step, 10, []) for step in range(100)]
     assert rates[20] == max(rates) == 3.0
     assert rates[:20] == sorted(rates[:20])
@@ -61,8 +61,8 @@ def test_one_cycle_rises_to_its_top_and_falls_to_zero() -> None:
 
 
 def test_the_plateau_schedule_cools_twice_and_ends_at_the_third_plateau() -> None:
-    config = TrainConfig(
-        data="digits", epochs=50, schedule="plateau", burn_in=2.0, patience=2, learning_rate=0.07
+    config = TrainOptions(
+        data="digits", epochs=50, schedule="plateau", warmup=2.0, patience=2, learning_rate=0.07
     )
     assert learning_rate(config, 0, 10, []) == pytest.approx(0.07 / 20)
     assert learning_rate(config, 19, 10, [3.0]) == pytest.approx(0.07)
@@ -74,7 +74,7 @@ def test_the_plateau_schedule_cools_twice_and_ends_at_the_third_plateau() -> Non
     losses += [2.0]
     assert is_over(config, losses)
     assert learning_rate(config, 200, 10, losses) == pytest.approx(0.07 / 100)
-    assert not is_over(TrainConfig(data="digits"), losses)
+    assert not is_over(TrainOptions(data="digits"), losses)
 
 
 def test_plateaus_need_a_strictly_lower_loss() -> None:

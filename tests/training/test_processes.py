@@ -90,7 +90,7 @@ def test_two_processes_follow_the_curve_of_one(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
     runs = {
         "one": run(*settings, "--out", tmp_path / "one"),
-        "parts": run(*settings, "--accumulate=2", "--out", tmp_path / "parts"),
+        "parts": run(*settings, "--grad-accumulation=2", "--out", tmp_path / "parts"),
         "devices": run(*settings, "--devices=2", "--out", tmp_path / "devices"),
         "torchrun": run(*settings, "--out", tmp_path / "torchrun", command=[*torchrun, "candid", "train"]),
     }

@@ -83,10 +83,10 @@ def explanations(found: Audit) -> list[str]:
     lines = []
     for model in found.models:
         if model.name in found.overviews:
-            asked = explanation_request(found.options, found.models, model, not found.fields)
+            asked, others = explanation_request(found.options, found.models, model, not found.fields)
             data: list[object] = [] if asked.data is None else ["--data", asked.data]
-            beside = [word for path in asked.beside for word in ("--beside", path)]
-            lines.append(_line("explain", asked.model, *data, *beside, *_common(found.options)))
+            compared = [word for each in others for word in ("--compare-with", each.path)]
+            lines.append(_line("explain", model.path, *data, *compared, *_common(found.options)))
     return lines
 
 

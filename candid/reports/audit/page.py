@@ -283,7 +283,7 @@ def _closest_classes(found: Audit, name: str) -> Table:
             f"{100 * pair['expected_uncertainty']:.3g}",
             "–" if pair["measured_uncertainty"] is None else f"{100 * pair['measured_uncertainty']:.3g}",
         ]
-        for pair in found.overviews[name].record()["closest_pairs"]
+        for pair in found.overviews[name].to_dict()["closest_pairs"]
     ]
     head = ["classes", "distance of means (σ)", "expected uncertainty (%)", "measured (%)"]
     return Table(f"{name}: the closest classes", head, rows)

@@ -125,7 +125,7 @@ def record(found: Audit, judged: dict[str, list[Grade]]) -> dict[str, Any]:
                 "evaluation": found.evaluations[i].metrics,
                 "corruptions": found.corruptions[i].record(found.reference) if found.corruptions else None,
                 "attacks": [each.record() for each in found.attacks[0][i].figures] if found.attacks else None,
-                "explanation": found.overviews[model.name].record()
+                "explanation": found.overviews[model.name].to_dict()
                 if model.name in found.overviews
                 else None,
                 "receptive_field_width_pixels": _width(found, model.name),

@@ -13,8 +13,8 @@ from candid.evaluation import evaluate as evaluation
 from candid.evaluation.evaluate import Evaluation
 from candid.evaluation.output import remove_older
 from candid.evaluation.output import write as write_evaluation
-from candid.explanations import overview as explanation
-from candid.explanations.overview import Overview
+from candid.explanations.options import ExplainOptions
+from candid.explanations.overview import Overview, explain
 from candid.explanations.receptive_field import ReceptiveField
 from candid.models import checkpoint
 from candid.reports.audit.examples import Example, examples
@@ -250,25 +250,24 @@ def _renamed(found: Assaulted, name: str) -> Assaulted:
 
 def explanation_request(
     request: Request, models: Sequence[AuditedModel], model: AuditedModel, in_shards: bool = False
-) -> explanation.Request:
-    """As for 'candid explain'; the first generative model has the receptive fields of ResNets beside it."""
+) -> tuple[ExplainOptions, list[AuditedModel]]:
+    """Return the options of 'candid explain', and for the first generative model the ResNets to compare."""
     first = next(each for each in models if each.is_generative)
-    beside = [
-        each.path
+    others = [
+        each
         for each in models
         if not each.is_generative
         and each.model.image_shape == model.model.image_shape
         and model is first
         and not in_shards
     ]
-    return explanation.Request(
-        model=model.path,
+    options = ExplainOptions(
         data=None if in_shards else request.data,
         part=request.part,
-        beside=tuple(beside),
         skip_bad=request.skip_bad,
         workers=request.workers,
     )
+    return options, others
 
 
 def _explained(
@@ -279,9 +278,9 @@ def _explained(
     fields: dict[str, ReceptiveField],
     progress: Progress,
 ) -> Overview:
-    asked = explanation_request(request, models, model, in_shards)
-    found = explanation.overview(asked, progress)
-    names = {each.path: each.name for each in models}
-    for path, own in zip((asked.model, *asked.beside), found.fields.values(), strict=False):
-        fields[names[path]] = own
+    options, others = explanation_request(request, models, model, in_shards)
+    compared = [each.model for each in others]
+    found = explain(model.model, compare_with=compared, progress=progress, **vars(options))
+    for each, own in zip((model, *others), found.fields.values(), strict=False):
+        fields[each.name] = own
     return found

@@ -18,7 +18,7 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.explanations.plane import DecisionPlane
+from candid.models.flow.plane import DecisionPlane
 from candid.reports.plots.style import (
     BLACK,
     BLUE,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
-from candid.explanations.plane import DecisionPlane, decision_plane, oriented
+from candid.models.flow.plane import DecisionPlane, decision_plane, oriented
 from candid.models.protocol import LatentModel, require_latent
 from candid.robustness.attacks.attack import Attack, carlini_wagner
 from candid.robustness.attacks.search import Attackable

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 import candid
-from candid.training.loop import train
-from tests.training.runs import small_config
+from tests.training.runs import small_config, train
 
 
 @pytest.fixture(scope="session")

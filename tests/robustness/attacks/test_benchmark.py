@@ -18,11 +18,10 @@ from candid.robustness.attacks.attack import carlini_wagner
 from candid.robustness.attacks.benchmark import CHUNK, Assaulted, Request, campaign
 from candid.robustness.attacks.detection import typical_score
 from candid.robustness.attacks.tables import attack_tables, write_attack_tables
-from candid.training.loop import train
 from candid.trust.detectors import TwoTailed
 from candid.trust.held_out import HeldOut
 from tests.helpers import RecordedProgress, candid_command
-from tests.training.runs import run, small_config
+from tests.training.runs import run, small_config, train
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from candid import CandidError, GenerativeClassifier, ResNet, ResNetConfig
-from candid.explanations.plane import DecisionPlane, planar_model
+from candid.models.flow.plane import DecisionPlane, planar_model
 from candid.models.flow.presets import preset
 from candid.reports.plots.trajectories import trajectories as draw
 from candid.robustness.attacks.trajectories import (

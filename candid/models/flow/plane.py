@@ -4,38 +4,25 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError
-from candid._support.progress import SILENT, Progress, is_first_process
-from candid.data.images import Preprocessing
-from candid.data.loader import named_batches
-from candid.data.splits import Split
-from candid.inference.predictions import to_float
-from candid.inference.runner import batch_size
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.protocol import LatentModel, Model, require_latent
-from candid.training.display import TrainingDisplay
-from candid.training.loop import AfterEpoch, Outcome, train
-from candid.training.options import TrainConfig, load_config
-from candid.training.run_folder import RunFolder
 
 FEWEST, MOST = 2, 10
-OF_CLASSES = ("classes", "rank", "priors", "planar")
-"""Keys of a model's configuration that its plane has values of its own for."""
 
 
 def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     """A classifier of ``classes`` alone, in this order, with the same network and means in a plane.
 
     The plane is the one nearest to the means of these classes, and each mean its point nearest to the
-    old one; priors keep their ratios. It classifies worse until it is fine-tuned: :func:`fit_plane`.
+    old one; priors keep their ratios. It classifies worse until it is fine-tuned, which
+    :func:`candid.training.plane.fit_plane` does.
 
     >>> model = GenerativeClassifier.from_preset("digits")
     >>> planar_model(model, [7, 1, 3]).class_names
@@ -163,83 +150,3 @@ def oriented(
     furthest = means.gather(0, means.abs().argmax(0)[None])  # (1, 2)
     signs = torch.where(furthest < 0, -1.0, 1.0)
     return DecisionPlane(class_names, origin, signs.T * axes, signs * means, log_priors.cpu().double())
-
-
-def fit_plane(
-    model: Model,
-    data: str,
-    classes: Sequence[int],
-    out: str | Path,
-    *,
-    means_only: bool = False,
-    epochs: int = 3,
-    learning_rate: float = 2e-3,
-    beta: float | None = None,
-    skip_bad: bool = False,
-    workers: int | None = None,
-    devices: int | None = None,
-    progress: TrainingDisplay | None = None,
-    after_epoch: AfterEpoch | None = None,
-) -> Outcome:
-    """Fine-tune :func:`planar_model` on the images of its classes in ``data``, into the run folder ``out``.
-
-    It is trained as ``model`` was, on the same division of the images, for a few more ``epochs``; with
-    ``means_only`` the network stays as it is. ``out/model/best`` is then a model like any other, and
-    ``out/start`` what it was before.
-    """
-    start = Path(out) / "start"
-    planar = planar_model(model, classes)
-    changes = {
-        "start": str(start),
-        "only": planar.class_names,
-        "means_only": means_only,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "beta": beta,
-        "skip_bad": skip_bad or None,
-        "workers": workers,
-    }
-    config = plane_config(planar, data, changes)
-    if not RunFolder(Path(out)).exists and is_first_process():  # else train says what is wrong
-        checkpoint.save(planar, start)
-    return train(config, out, devices=devices, progress=progress, after_epoch=after_epoch)
-
-
-def plane_config(model: GenerativeClassifier, data: str, changes: dict[str, Any]) -> TrainConfig:
-    """How to fine-tune: as ``model`` was trained, with one cycle of AdamW and ``changes`` that are not None.
-
-    A model without a record of its training is taken for one of photos, as ImageNet's are.
-    """
-    recorded = model.record.config
-    if "preset" in recorded:
-        base = recorded | {"beta": float(recorded["beta"]), "val_data": None, "epoch_images": None}
-    else:
-        layout = {**to_dict(model.config.flow), "mean": model.config.mean, "std": model.config.std}
-        base = to_dict(load_config("imagenet", data=data, model=layout))
-        base |= {"batch": 128, "beta": float(model.metadata.get("beta", base["beta"]))}
-    base["model"] = {key: value for key, value in base["model"].items() if key not in OF_CLASSES}
-    cycle = {"optimiser": "adamw", "schedule": "one-cycle", "burn_in": 0.15, "means_rate": 1.0}
-    given = {key: value for key, value in changes.items() if value is not None}
-    config = from_dict(TrainConfig, base | cycle | {"data": data} | given)
-    if config.beta == 0:
-        raise CandidError("At beta 0 no class is told from another: give a --beta above 0.")
-    return config
-
-
-@torch.inference_mode()
-def located(
-    model: LatentModel,
-    split: Split,
-    preprocessing: Preprocessing,
-    workers: int = 0,
-    progress: Progress = SILENT,
-) -> tuple[Tensor, Tensor]:
-    """Where the images of ``split`` lie in the plane of ``model``, (N, 2), and their labels, (N,)."""
-    plane, fast = decision_plane(model), model.frozen()
-    points, labels = [], []
-    batch = batch_size(model)
-    batches = named_batches(split, preprocessing, batch, workers=workers)
-    for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
-        points.append(plane.project(fast.latent(to_float(images, model.device))))
-        labels.append(y)
-    return torch.cat(points), torch.cat(labels)

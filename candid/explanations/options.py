@@ -1,0 +1,56 @@
+"""The options of explanations of a whole model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from candid._support.config import Option, check_fields
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """What to look at in a model, and how."""
+
+    data: Annotated[
+        str | None,
+        Option(
+            "Real images, as for 'candid evaluate' but no tar shards: adds receptive fields, interpolations "
+            "and measured uncertainties.",
+            metavar="DATA",
+        ),
+    ] = None
+    part: Annotated[
+        Literal["train", "val", "test", "all"] | None,
+        Option("Part of the data.", default="test, else val, else all"),
+    ] = None
+    classes: Annotated[
+        str | None,
+        Option(
+            "Look at these classes only: names, numbers or patterns, separated by commas.",
+            metavar="CLASSES",
+            default="all",
+        ),
+    ] = None
+    groups: Annotated[
+        Mapping[str, str], Option("Classes to compare with each other, by name of the group.", hidden=True)
+    ] = field(default_factory=dict)
+    order: Annotated[
+        Literal["clustering", "given"], Option("Order of the classes in the similarity matrix.")
+    ] = "clustering"
+    pairs: Annotated[int, Option("Number of closest pairs of classes to list.", least=1)] = 10
+    images: Annotated[int, Option("Number of images for receptive fields.", least=1)] = 16
+    projections: Annotated[
+        int | None,
+        Option(
+            "Number of random projections from which receptive fields are estimated, from 3 on; 0: exact.",
+            least=0,
+            default="exact up to 512 channels, else 64",
+        ),
+    ] = None
+    temperatures: Annotated[tuple[float, ...], Option("Temperatures of samples.", least=0)] = (0.5, 0.8, 1.0)
+    seed: Annotated[int, Option("Seed of samples and projections.", least=0)] = 0
+    skip_bad: Annotated[bool, Option("Leave out images that can't be read, and name them.")] = False
+    workers: Annotated[int, Option("Processes that load images.", least=0)] = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
