@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Train a classifier of digits; see what it says of digits and of other images (3 minutes)
+demo: $(READY) ## Train a classifier of digits; see what it says about digits and other images (3 minutes)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types
@@ -23,17 +23,17 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (9 minutes)
+test: lint ## Style, types, doctests and all tests (6 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-bench: $(READY) ## Speed and memory beside peers and the machine's limit (quiet machine, about 22 minutes)
+bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
 
-models: $(READY) ## Train the bundled models anew (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
+models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
 results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; about 45 minutes)
 	$(BIN)/python -m experiments.results $(DATA) $(OOD)
 
-clean: ## Remove what setting up, demo and test made
+clean: ## Remove everything that the other targets made, except models and results
 	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
