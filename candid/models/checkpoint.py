@@ -116,7 +116,7 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
 
 
 def _halved(tensor: Tensor) -> Tensor:
-    """In half precision; vectors, which are small, and what is too large for it stay as they are."""
+    """Return the tensor in half precision; vectors and numbers too large for it stay as they are."""
     if tensor.ndim < 2 or not tensor.is_floating_point():
         return tensor
     rounded = tensor.half()
@@ -146,7 +146,7 @@ def scores_belong(model: Model) -> bool:
 
 
 def _write(folder: Path, record: dict[str, Any], parts: dict[str, dict[str, Tensor]]) -> None:
-    """New ``parts``, then the record that names them, then away with files that it doesn't name."""
+    """Write new ``parts``, then the record that names them, then remove files that it doesn't name."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for part, tensors in parts.items():
@@ -255,7 +255,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> 
 
 
 def own_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a model that may be changed: not one that comes with candid."""
+    """Return the folder of a model that may be changed; a bundled model may not."""
     folder = model_folder(path)
     if folder.parent == zoo.FOLDER:
         raise CheckpointError(
@@ -292,7 +292,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
-    """The record as it stands, of a version that can be read, and unchanged since it was written."""
+    """Return the record, of a version that can be read, and unchanged since it was written."""
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
@@ -371,7 +371,7 @@ def _read_tensors(folder: Path, part: str, entry: dict[str, Any]) -> dict[str, T
 
 
 def _write_tensors(folder: Path, part: str, state: dict[str, Tensor]) -> Path:
-    """Under a name made from its content, so that it never overwrites what an older record names."""
+    """Write tensors under a name made from their content, so that they never overwrite older ones."""
     with _temporary(folder) as temporary:
         write_tensors(state, temporary)
         _to_disk(temporary)
@@ -384,7 +384,7 @@ def _hash(path: Path) -> str:
 
 
 def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
-    """What earlier models and killed processes left."""
+    """Remove what earlier models and killed processes left."""
     named = {record[part]["file"] for part in PARTS if part in record}
     for old in folder.glob("*.safetensors"):
         if OURS.fullmatch(old.name) and old.name not in named:

@@ -39,12 +39,12 @@ IMAGES = (
     "normalisation is part of the model"
 )
 TOLERANCE = 1e-4
-"""Of the largest difference to PyTorch, as :func:`difference` measures it."""
+"""Tolerance of the largest difference from PyTorch, as :func:`difference` measures it."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 METADATA = "candid.json"
-"""Where a .pt2 archive has it."""
+"""The name of the metadata in a .pt2 archive."""
 CHECKED = 4
-"""Images that both compute, of a dynamic batch."""
+"""Images on which both are compared if the batch size is dynamic."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Exported:
     path: Path
     format: Format
     batch: int | None
-    """None: any."""
+    """Images in a batch; None for any number."""
     bytes: int
     differences: dict[str, float]
-    """To PyTorch, by output; see :func:`difference`."""
+    """Largest difference from PyTorch by output; see :func:`difference`."""
 
 
 class Inference(nn.Module):
-    """Images in, plain tensors out, in float32: ``logits``, and of a generative model what it has besides."""
+    """Maps images to plain float32 tensors: ``logits``, and the density and latent of a generative model."""
 
     def __init__(self, model: GenerativeClassifier | ResNet) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Inference(nn.Module):
 def export(
     path: Path, out: Path, formats: Sequence[Format] | None = None, batch: int | None = None
 ) -> list[Exported]:
-    """The model in ``path`` as files of the ``formats``, each checked against PyTorch before it is written.
+    """Write the model in ``path`` as files of the ``formats``, each checked against PyTorch before.
 
     ``out`` is a file, whose ending then says the format, or a folder. ``batch`` is the number of images that
     it takes at a time; None: any. If one of the files is wrong, none is written.
@@ -119,7 +119,7 @@ def export(
 
 
 def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Path, Format]:
-    """What to write, and as what."""
+    """Return the files to write and their formats."""
     ending = {form: suffix for suffix, form in ENDINGS.items()}
     if out.suffix not in ENDINGS or out.is_dir():
         if out.is_file():
@@ -135,7 +135,7 @@ def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Pa
 
 
 def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
-    """What a file says about itself: everything is text, lists and dictionaries are JSON."""
+    """Return what a file says about itself: everything is text, lists and dictionaries are JSON."""
     generative = isinstance(model, GenerativeClassifier)
     beta = model.record.beta
     return {
@@ -154,7 +154,7 @@ def _outputs(model: GenerativeClassifier | ResNet) -> list[str]:
 
 
 def _program(model: GenerativeClassifier | ResNet, batch: int | None) -> torch.export.ExportedProgram:
-    """The network as a graph, for a number of images or any."""
+    """Return the network as a graph, for a fixed or any number of images."""
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
     try:
@@ -186,7 +186,7 @@ def _onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> by
 
 
 def _name_the_batch(graph: Any) -> None:
-    """``batch``, not the exporter's symbol."""
+    """Call the batch dimension ``batch``, not by the exporter's symbol."""
     symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output, *graph.value_info):
         for size in value.type.tensor_type.shape.dim:
@@ -203,7 +203,7 @@ def _archive(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say to their developers."""
+    """Silence what the exporters say to their developers."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -225,7 +225,7 @@ def _refused(error: Exception, batch: int | None) -> CandidError:
 def _checked(
     model: GenerativeClassifier | ResNet, content: bytes, form: Format, batch: int | None
 ) -> dict[str, float]:
-    """Largest differences between what the file computes and what the model does."""
+    """Return the largest differences between what the file computes and what the model does."""
     run = _onnx_runner(content) if form == "onnx" else _archive_runner(content)
     images = check_images(model.image_shape, CHECKED if batch is None else batch)
     sizes = (1, len(images) - 1) if batch is None else (batch,)
@@ -245,7 +245,7 @@ def _checked(
 
 
 def difference(expected: Tensor, found: Tensor) -> float:
-    """The largest over images of max |difference| / max(1, max |expected|), in float64.
+    """Return the largest value over images of max |difference| / max(1, max |expected|), in float64.
 
     So it is relative for log densities, and for logits and latents to the largest of the image.
 
@@ -257,7 +257,7 @@ def difference(expected: Tensor, found: Tensor) -> float:
 
 
 def check_images(shape: tuple[int, int, int], count: int) -> Tensor:
-    """8-bit ones in [0, 1], by turns noise and smooth, (count, C, H, W)."""
+    """Return 8-bit images in [0, 1], alternately noise and smooth, (count, C, H, W)."""
     random = generator(0, 13)
     noise = torch.randint(0, 256, (count, *shape), generator=random).float()
     coarse = torch.randint(0, 256, (count, shape[0], 4, 4), generator=random).float()
@@ -266,7 +266,7 @@ def check_images(shape: tuple[int, int, int], count: int) -> Tensor:
 
 
 def _expected(model: GenerativeClassifier | ResNet) -> Run:
-    """By the model itself, not folded into anything."""
+    """Return the outputs of the model itself, which is not folded."""
 
     def run(images: Tensor) -> Sequence[Tensor]:
         if isinstance(model, ResNet):

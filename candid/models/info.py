@@ -28,7 +28,7 @@ class Stage:
 
 
 def describe(config: ClassifierConfig) -> dict[str, Any]:
-    """Counts for the generative network of ``config`` and, under "resnet", for the ResNet beside it.
+    """Return counts for the generative network of ``config`` and, under "resnet", for the matching ResNet.
 
     ``gmacs`` are 10^9 multiply-accumulates for one image; what a batch needs once is not counted.
 
@@ -69,7 +69,7 @@ def _gmacs(run: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> float:
 
 
 def flow_stages(config: FlowConfig) -> list[Stage]:
-    """Every 3 x 3 convolution widens the receptive field by two pixels of its own resolution."""
+    """Return the stages; a 3 x 3 convolution widens the receptive field by two pixels of its resolution."""
     table = _Table(config.channels, config.height, config.width)
     if config.entry != "none":
         table.widen(4 if config.entry == "3x3" else 6)
@@ -90,7 +90,7 @@ def flow_stages(config: FlowConfig) -> list[Stage]:
 
 
 def resnet_stages(config: ResNetConfig) -> list[Stage]:
-    """The same for the ResNet beside it."""
+    """Return the same for the matching ResNet."""
     table = _Table(config.channels, config.height, config.width)
     table.widen(int(config.stem[0]) - 1)
     table.halve(channels=config.widths[0])

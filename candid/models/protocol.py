@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
     """z, (B, D)."""
 
     def at(self, i: int) -> "Outputs":
-        """Those of image ``i`` alone, (1, ...)."""
+        """Return the outputs of image ``i`` alone, (1, ...)."""
         terms, latent = (None if part is None else part[i : i + 1] for part in self[2:])
         return Outputs(self.logits[i : i + 1], self.features[i : i + 1], terms, latent)
 
@@ -265,7 +265,7 @@ class LatentModel(Model, Protocol):
         ...
 
     def invert(self, z: Tensor, /) -> Tensor:
-        """The images of latents."""
+        """Return the images of latents."""
         ...
 
     def sample(
@@ -350,12 +350,12 @@ class ImageClassifier(nn.Module):
         raise NotImplementedError
 
     def posterior(self, x: Tensor) -> Tensor:
-        """p(y | x), (B, M); rows sum to one."""
+        """Return p(y | x), (B, M); rows sum to one."""
         return self.logits(x).softmax(dim=1)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
-        """The most probable class, (B,)."""
+        """Return the most probable class, (B,)."""
         return self.logits(x).argmax(dim=1)
 
 

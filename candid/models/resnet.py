@@ -27,7 +27,7 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The defaults are ResNet-50's."""
+    """The layout of a ResNet; the defaults are those of ResNet-50."""
 
     channels: int = 3
     height: int = 224
@@ -71,7 +71,7 @@ class ResNetConfig:
 
 
 class ResNet(ImageClassifier):
-    """Images in [0, 1] to class posteriors; normalisation included.
+    """Maps images in [0, 1] to class posteriors; normalisation is included.
 
     >>> net = ResNet(ResNetConfig(height=32, width=32, classes=10, blocks=(1, 1), widths=(8, 16), stem="3x3"))
     >>> net.posterior(torch.rand(2, 3, 32, 32)).shape
@@ -128,23 +128,23 @@ class ResNet(ImageClassifier):
         return torch.full((self.config.classes,), 1 / self.config.classes).log()
 
     def frozen(self) -> "ResNet":
-        """The model itself: nothing is folded."""
+        """Return the model itself: nothing is folded."""
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))
 
     def outputs(self, images: Tensor) -> Outputs:
-        """One forward pass."""
+        """Make one forward pass."""
         features = self.features(images)
         return Outputs(self.fc(features), features, None, None)
 
     def features(self, x: Tensor) -> Tensor:
-        """Mean-pooled features, (B, 4 x last width)."""
+        """Return mean-pooled features, (B, 4 x last width)."""
         return self.feature_maps(x).mean(dim=(2, 3))
 
     def feature_maps(self, x: Tensor) -> Tensor:
-        """The last maps before pooling, (B, 4 x last width, h, w)."""
+        """Return the last maps before pooling, (B, 4 x last width, h, w)."""
         check_batch(x, self.image_shape)
         # A network without memory (meta) has these two on the CPU.
         mean, std = self.image_mean.to(x.device), self.image_std.to(x.device)
@@ -157,7 +157,7 @@ class ResNet(ImageClassifier):
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        """Unnormalised log posterior, (B, M)."""
+        """Return the unnormalised log posterior, (B, M)."""
         logits: Tensor = self(x)
         return logits
 

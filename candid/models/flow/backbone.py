@@ -37,9 +37,9 @@ class FlowConfig:
     height: int
     width: int
     blocks: tuple[int, ...]
-    """Coupling blocks a stage; each stage but the first begins with a downsampling block."""
+    """Coupling blocks per stage; each stage but the first begins with a downsampling block."""
     widths: tuple[int, ...]
-    """Inner width of the bottleneck subnets, a number a stage."""
+    """Inner width of the bottleneck subnets, one number per stage."""
     entry: Literal["3x3", "7x7", "none"] = "3x3"
     """The first, downsampling coupling: two 3 x 3 convolutions (released) or one of 7 x 7 (the text)."""
     entry_width: int = 64
@@ -90,17 +90,17 @@ class FlowConfig:
 
     @property
     def dimensions(self) -> int:
-        """D, the length of the latent: as many numbers as the image has."""
+        """The length D of the latent: as many numbers as the image has."""
         return self.channels * self.height * self.width
 
     @property
     def constant_coefficients(self) -> int:
-        """C, the channels before the DCT: the first C latent numbers are the mean-pooled features."""
+        """The channels C before the DCT: the first C latent numbers are the mean-pooled features."""
         return self.channels * 4**self.halvings
 
 
 def build_flow(config: FlowConfig) -> Chain:
-    """The network of ``config``, initialised from torch's default generator.
+    """Return the network of ``config``, initialised from torch's default generator.
 
     >>> tiny = FlowConfig(channels=1, height=4, width=4, blocks=(1, 1), widths=(4, 4), entry="none")
     >>> z, log_det = build_flow(tiny)(torch.rand(2, 1, 4, 4))
@@ -151,7 +151,7 @@ def _block(config: FlowConfig, coupling: Invertible, channels: int) -> Chain:
 
 
 def released_dct_scale(size: int) -> Tensor:
-    """The released models' cosine coefficients over orthonormal ones, (size * size,).
+    """Return the released models' cosine coefficients divided by orthonormal ones, (size * size,).
 
     Their DCT has rows of squared norm 4 N (constant) and 2 N along each axis and is divided by
     4 (N + 1): the constant is scaled by N / (N + 1), a factor 1 / sqrt 2 more for each non-constant axis.

@@ -20,7 +20,7 @@ from candid.models.protocol import DensityOf, ImageClassifier, Outputs
 
 
 class FlowOutputs(NamedTuple):
-    """One forward pass; everything else is a function of it."""
+    """The results of one forward pass; everything else is a function of them."""
 
     z: Tensor
     """Latent, (B, D)."""
@@ -35,7 +35,7 @@ class GenerativeClassifier(ImageClassifier):
 
     Images are float tensors in [0, 1], (B, C, H, W); an 8-bit pixel p stands for p / 255. Likelihoods
     are densities over the 0..255 grid, widened by uniform noise r in [0, 1): the network sees
-    ``v = ((255 x + r) / 255 - mean) / std``. In training r is drawn anew at every call. In evaluation
+    ``v = ((255 x + r) / 255 - mean) / std``. In training r is drawn again at every call. In evaluation
     it is one fixed pattern, kept with the weights, so that a result depends on the image alone, not on
     its batch, the process or the machine, and :meth:`invert` can take it off again.
 
@@ -99,7 +99,7 @@ class GenerativeClassifier(ImageClassifier):
         seed: int = 0,
         **changes: Any,
     ) -> "GenerativeClassifier":
-        """A new model with the layout ``name``; any key of the configuration can be changed.
+        """Return a new model with the layout ``name``; any key of the configuration can be changed.
 
         >>> GenerativeClassifier.from_preset("digits", classes=3, mixing="permutation").config.classes
         3
@@ -110,7 +110,7 @@ class GenerativeClassifier(ImageClassifier):
 
     @property
     def memory(self) -> Memory:
-        """``"plain"`` autograd, or ``"inverse"``: activations recomputed from outputs."""
+        """How training gets activations: ``"plain"`` stores, ``"inverse"`` recomputes them."""
         return self.flow.memory
 
     @memory.setter
@@ -134,12 +134,12 @@ class GenerativeClassifier(ImageClassifier):
         return self.mixture.log_priors.cpu()
 
     def outputs(self, images: Tensor) -> Outputs:
-        """One forward pass, with the terms that add up to the log density."""
+        """Make one forward pass, with the terms that add up to the log density."""
         outputs, terms = self.forward_by_stage(images)
         return Outputs(outputs.logits, outputs.z[:, : self.feature_size], terms, outputs.z)
 
     def frozen(self) -> "GenerativeClassifier":
-        """A copy for inference: the same results to rounding in 0.7 of the time.
+        """Return a copy for inference: the same results up to rounding in 0.7 of the time.
 
         Batch norm, ActNorm and mixing are folded into weights (:mod:`~candid.models.flow.frozen`), norms of
         the means are computed once. Gradients reach images, not weights; it can't be trained or saved.
@@ -161,13 +161,13 @@ class GenerativeClassifier(ImageClassifier):
         return isinstance(self.flow, FrozenFlow)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> FlowOutputs:
-        """One pass; ``generator`` draws the dequantisation noise in training mode."""
+        """Make one pass; ``generator`` draws the dequantisation noise in training mode."""
         v = self._normalise(x, generator)
         z, log_det = self.flow(v)
         return self._outputs(x, v, z, log_det)
 
     def forward_by_stage(self, x: Tensor) -> tuple[FlowOutputs, Tensor]:
-        """Forward, and the terms that add up to :meth:`log_density`, (B, 2 + stages), in float64.
+        """Make one pass and return the terms that add up to :meth:`log_density`, (B, 2 + stages), in float64.
 
         First log p(z), then the log-determinants of what lies before the first stage (with that of the
         pixels' scaling) and of each stage.
@@ -194,11 +194,11 @@ class GenerativeClassifier(ImageClassifier):
         return FlowOutputs(z, log_det, logits)
 
     def latent(self, x: Tensor) -> Tensor:
-        """z, (B, D): first the C constant coefficients, then the rest."""
+        """Return z, (B, D): first the C constant coefficients, then the rest."""
         return self(x).z
 
     def feature_maps(self, x: Tensor) -> Tensor:
-        """The last maps before the DCT, (B, C, h, w): the latent is their cosine transform.
+        """Return the last maps before the DCT, (B, C, h, w): the latent is their cosine transform.
 
         >>> GenerativeClassifier.from_preset("digits").eval().feature_maps(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 64, 1, 1])
@@ -213,11 +213,11 @@ class GenerativeClassifier(ImageClassifier):
         return maps
 
     def logits(self, x: Tensor) -> Tensor:
-        """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""
+        """Return the log posterior up to a constant of the image, (B, M): for decisions and attacks."""
         return self(x).logits
 
     def log_likelihoods(self, x: Tensor) -> Tensor:
-        """Log p(x | y) of the 8-bit image in nats, (B, M), in float64.
+        """Return log p(x | y) of the 8-bit image in nats, (B, M), in float64.
 
         Float64, because the numbers are so large that float32 would lose the differences of classes.
         """
@@ -225,14 +225,14 @@ class GenerativeClassifier(ImageClassifier):
         return outputs.logits.double() - self.mixture.log_priors + self._log_base(outputs)[:, None]
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Log p(x) = log sum_y p(y) p(x | y) of the 8-bit image in nats, (B,), in float64.
+        """Return log p(x) = log sum_y p(y) p(x | y) of the 8-bit image in nats, (B,), in float64.
 
         Bits per dimension are ``-log_density / (D ln 2)``.
         """
         return self.log_density_of(self(x))
 
     def log_density_of(self, outputs: FlowOutputs) -> Tensor:
-        """:meth:`log_density` from a forward pass that was already made."""
+        """Return :meth:`log_density` from a forward pass that was already made."""
         return outputs.logits.double().logsumexp(1) + self._log_base(outputs)
 
     @property
@@ -241,7 +241,7 @@ class GenerativeClassifier(ImageClassifier):
         return float((255 * self.image_std.double()).log2().mean())
 
     def invert(self, z: Tensor) -> Tensor:
-        """The image of a latent, (B, C, H, W): undoes :meth:`latent` in evaluation mode."""
+        """Return the image of a latent, (B, C, H, W): undoes :meth:`latent` in evaluation mode."""
         return self._denormalise(z) - self.noise / 255
 
     @torch.no_grad()
@@ -252,7 +252,7 @@ class GenerativeClassifier(ImageClassifier):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """``n`` images of each class in ``y``, on the 8-bit grid, (len(y) * n, C, H, W).
+        """Draw ``n`` images of each class in ``y``, on the 8-bit grid, (len(y) * n, C, H, W).
 
         ``temperature`` scales the standard deviation in latent space. Call it in evaluation mode.
         """
@@ -276,7 +276,7 @@ class GenerativeClassifier(ImageClassifier):
         return (x + noise / 255 - self.image_mean) / self.image_std
 
     def _denormalise(self, z: Tensor) -> Tensor:
-        """The widened image u / 255 of a latent, (B, C, H, W)."""
+        """Return the dequantised image u / 255 of a latent, (B, C, H, W)."""
         if z.dim() != 2 or z.shape[1] != self.dimensions or not len(z):
             raise CandidError(f"Latents have the shape (batch, {self.dimensions}), not {tuple(z.shape)}.")
         with frozen_statistics(self.flow):
@@ -286,11 +286,11 @@ class GenerativeClassifier(ImageClassifier):
         return v * self.image_std + self.image_mean
 
     def _log_base(self, outputs: FlowOutputs) -> Tensor:
-        """What all classes share of log p(x | y): the Gaussian's |z|^2 term and both log-determinants."""
+        """Return what all classes share of log p(x | y): the |z|^2 term and both log-determinants."""
         return log_standard_normal(outputs.z.double()) + outputs.log_det.double() + self._log_dv_du()
 
     def _log_dv_du(self) -> Tensor:
-        """Log-determinant of the normalised image v in the pixels' u = 255 x + r."""
+        """Return the log-determinant of the normalised image v with respect to the pixels' u = 255 x + r."""
         return -(255 * self.image_std.double()).log().expand(self.image_shape).sum()
 
     def _nonfinite_error(self, x: Tensor, v: Tensor) -> CandidError:
@@ -306,5 +306,5 @@ class GenerativeClassifier(ImageClassifier):
 
 @torch.no_grad()
 def _all_finite(*tensors: Tensor) -> bool:
-    """A look at one number a tensor: a sum is finite only if all its parts are."""
+    """Return whether all tensors are finite, from their sums: a sum is finite only if all its parts are."""
     return bool(torch.isfinite(torch.stack([t.sum() for t in tensors])).all())

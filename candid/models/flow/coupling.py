@@ -17,7 +17,7 @@ SubnetBuilder = Callable[[int, int], nn.Module]
 
 
 def _halves(channels: int) -> tuple[int, int]:
-    """Channels of the half that conditions and of the half that changes."""
+    """Return the channels of the half that conditions and of the half that changes."""
     if channels < 2:
         raise CandidError(f"A coupling splits its channels in two and needs at least 2, not {channels}.")
     return channels - channels // 2, channels // 2
@@ -32,7 +32,7 @@ class _Coupling(Invertible):
         self.gains_folded = False
 
     def _affine(self, subnet: nn.Module, condition: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x s(c) + t(c)`` and the sum of log s, (B,)."""
+        """Return ``x s(c) + t(c)`` and the sum of log s, (B,)."""
         if is_trained(self):
             a = subnet(condition).to(condition.dtype)
             return affine(a, x, self.clamp, self.scale_gain, self.shift_gain)
@@ -48,7 +48,7 @@ class _Coupling(Invertible):
     def _pull_back_affine(
         self, subnet: nn.Module, condition: Tensor, z: Tensor, gradients: Gradients, condition_too: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, ParameterGradients]:
-        """x, dL/dx, dL/dc and dL/dparameters of ``z = x s(c) + t(c)`` from one evaluation of the subnet.
+        """Return x, dL/dx, dL/dc, dL/dparameters of ``z = x s(c) + t(c)`` from one evaluation of the subnet.
 
         With g = dL/dz: dL/dx = g s, dL/dt = g, and dL/dlog s = g s x + dL/dlog_det.
         """
@@ -179,7 +179,7 @@ ACTNORM_STYLES = {"paper": (1.0, 10.0), "released": (0.5, 7.0)}
 
 
 class ActNorm(Invertible):
-    """One scale and one offset a channel (Kingma & Dhariwal, 2018), positive by softplus.
+    """One scale and one offset per channel (Kingma & Dhariwal, 2018), positive by softplus.
 
     ``z = g x + offset`` with ``g = 0.1 softplus_b(gamma)``, ``softplus_b(x) = log(1 + exp(b x)) / b``;
     ``log |det| = H W sum log g``. The paper has b = 1 and starts at gamma = 10 (g = 1), the released
@@ -194,7 +194,7 @@ class ActNorm(Invertible):
 
     @torch.no_grad()
     def start_from(self, x: Tensor) -> None:
-        """Sets scale and offset so that ``forward(x)`` has zero mean and unit variance in every channel."""
+        """Set scale and offset so that ``forward(x)`` has zero mean and unit variance in every channel."""
         variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         scale = variance.clamp(min=1e-6).rsqrt()
         b, softplus = self.sharpness, 10 * scale
@@ -202,7 +202,7 @@ class ActNorm(Invertible):
         self.offset.copy_(-mean * scale)
 
     def scale(self) -> Tensor:
-        """g, (C,)."""
+        """The scale g, (C,)."""
         return 0.1 * F.softplus(self.gamma, beta=self.sharpness)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +297,7 @@ class OrthogonalMatrix(nn.Module):
 
 
 def random_orthogonal(n: int) -> Tensor:
-    """A matrix from the Haar measure on O(n), from torch's default generator, in float64.
+    """Return a matrix from the Haar measure on O(n), from torch's default generator, in float64.
 
     The Q of a Gaussian matrix's QR decomposition, with the signs of R's diagonal moved into Q:
     without that, Q is not uniformly distributed (Mezzadri, 2007).
@@ -321,7 +321,7 @@ class OrthogonalMixing(Invertible):
 
 
 def mix(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``W x + b`` at every pixel, channels last. No convolution: those are rounded to TF32 on GPUs."""
+    """Return ``W x + b`` at every pixel, channels last. Convolutions would be rounded to TF32 on GPUs."""
     with full_precision(x):
         return F.linear(x.permute(0, 2, 3, 1), matrix, bias).permute(0, 3, 1, 2)
 
@@ -329,7 +329,7 @@ def mix(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 class CoefficientScale(Invertible):
     """A fixed positive factor for each pooled coefficient of a flat, coefficient-major latent.
 
-    The released models scale their cosine coefficients unevenly; this diagonal, beside the
+    The released models scale their cosine coefficients unevenly; this diagonal, after the
     orthonormal :class:`~candid.models.flow.DCTPooling`, reproduces it with the true log-determinant.
     """
 

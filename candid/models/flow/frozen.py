@@ -31,12 +31,12 @@ CACHED_NUMBERS = 2**22
 
 
 class FrozenFlow(Chain):
-    """What :func:`freeze` makes of a network."""
+    """The network that :func:`freeze` returns."""
 
 
 @torch.no_grad()
 def freeze(flow: Chain) -> FrozenFlow:
-    """The same bijection as ``flow`` in evaluation mode, faster; it can't be trained.
+    """Return the same bijection as ``flow`` in evaluation mode, faster; it can't be trained.
 
     Gradients still reach its input.
     """
@@ -61,7 +61,7 @@ def freeze(flow: Chain) -> FrozenFlow:
 
 
 def _frozen_coupling(layer: Invertible) -> Invertible:
-    """A coupling with frozen subnets, gains folded into them; any other layer as it is."""
+    """Return a coupling with frozen subnets, gains folded into them; any other layer as it is."""
     if not isinstance(layer, AffineCoupling | DownsamplingCoupling) or not all(
         map(_can_fold, layer.children())
     ):
@@ -76,7 +76,7 @@ def _frozen_coupling(layer: Invertible) -> Invertible:
 
 
 def _can_fold(subnet: nn.Module) -> bool:
-    """Whether it is made of plain convolutions, each followed by batch norm or ReLU or both, as ours are."""
+    """Return whether it consists of plain convolutions, each followed by batch norm, ReLU or both."""
     kinds = {nn.BatchNorm2d: "N", nn.ReLU: "R", nn.Conv2d: "C"}
     layers = "".join(kinds.get(type(layer), "?") for layer in subnet.children())
     return re.fullmatch(r"(NR)?(CN?R?)*C", layers) is not None and all(
@@ -132,7 +132,7 @@ class FrozenSubnet(nn.Module):
 
 
 def _as_affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Scale and shift a channel in float64."""
+    """Return scale and shift of each channel in float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
@@ -157,7 +157,7 @@ class FrozenConvolution(nn.Module):
         self._packed: dict[bool, Tensor] = {}
 
     def then(self, scale: Tensor, shift: Tensor) -> None:
-        """Scales and shifts the output channels, too."""
+        """Scale and shift the output channels, too."""
         assert not self.relu
         dtype = self.weight.dtype
         self.weight = (self.weight.double() * scale[:, None, None, None]).to(dtype)
@@ -178,7 +178,7 @@ class FrozenConvolution(nn.Module):
         return x.relu_() if self.relu else x
 
     def _packed_for(self, x: Tensor) -> Tensor:
-        """The weight in the order that oneDNN likes best, which is another one for a single image."""
+        """Return the weight in the order that is fastest for oneDNN, which differs for a single image."""
         single = len(x) == 1
         if single not in self._packed:
             self._packed[single] = torch.ops.aten.mkldnn_reorder_conv2d_weight(
@@ -188,7 +188,7 @@ class FrozenConvolution(nn.Module):
 
 
 def _can_pack(x: Tensor) -> bool:
-    """Packed weights have no gradients and are for float32 on a CPU."""
+    """Return whether weights can be packed: packed ones have no gradients and are for float32 on a CPU."""
     return (
         x.device.type == "cpu"
         and x.dtype is torch.float32

@@ -17,33 +17,33 @@ from candid.models.flow.precision import is_autocast
 
 aten = torch.ops.aten
 PATCH_NUMBERS = 2**21
-"""Of unfolded patches at once: 8 MB in float32, which stay in the cache."""
+"""Numbers in the patches that are unfolded at once: 8 MB in float32, which stay in the cache."""
 
 
 def norm_relu_conv(x: Tensor, norm: nn.BatchNorm2d, conv: nn.Conv2d) -> Tensor:
-    """``conv(relu(norm(x)))``, keeping x alone: the input of the convolution is computed again."""
+    """Return ``conv(relu(norm(x)))``, storing only x: the input of the convolution is computed again."""
     result: Tensor = _NormReluConv.apply(x, norm.weight, norm.bias, conv.weight, conv.bias, norm, conv)
     return result
 
 
 def scale_relu_conv(x: Tensor, scale: Tensor, shift: Tensor, conv: nn.Conv2d) -> Tensor:
-    """``conv(relu(scale x + shift))`` with a scale and a shift for each channel, keeping x alone."""
+    """Return ``conv(relu(scale x + shift))`` with a scale and a shift for each channel, storing only x."""
     result: Tensor = _ScaleReluConv.apply(x, scale, shift, conv.weight, conv.bias, conv)
     return result
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether gradients of this module are wanted, and not left to torch's compiler."""
+    """Return whether gradients of this module are wanted, and not left to torch's compiler."""
     return module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def is_plain(conv: nn.Conv2d) -> bool:
-    """Whether it has no groups, no dilation and nothing but zeros around the image."""
+    """Return whether it has no groups, no dilation and nothing but zeros around the image."""
     return conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
 
 
 def can_fuse(x: Tensor, norm: nn.Module, conv: nn.Conv2d) -> bool:
-    """Whether plain batch norm and convolution are being trained in full precision."""
+    """Return whether plain batch norm and convolution are being trained in full precision."""
     return type(norm) is nn.BatchNorm2d and is_trained(norm) and not is_autocast(x) and is_plain(conv)
 
 
@@ -129,7 +129,7 @@ def _running_statistics(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | N
 
 
 def _momentum(norm: nn.BatchNorm2d) -> float:
-    """Counts the batch; the weight of its statistics among the running ones."""
+    """Count the batch and return the weight of its statistics among the running ones."""
     if norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
@@ -144,7 +144,7 @@ def _channels(v: Tensor) -> Tensor:
 def convolution_gradients(
     g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, of_input: bool, of_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of a convolution's input x and of its weight from that of its output, g."""
+    """Return the gradients of a convolution's input x and of its weight from that of its output, g."""
     by_product = of_weight and _product_is_faster(g, x, conv)
     mask = [of_input, of_weight and not by_product, False]
     grad_x, grad_weight, _ = aten.convolution_backward(
@@ -154,7 +154,7 @@ def convolution_gradients(
 
 
 def _product_is_faster(g: Tensor, x: Tensor, conv: nn.Conv2d) -> bool:
-    """Where oneDNN is slower on a CPU with AVX2, by up to a factor of two, as measured."""
+    """Return whether oneDNN is slower on a CPU with AVX2, by up to a factor of two, as measured."""
     if x.device.type != "cpu":
         return False
     if conv.kernel_size == conv.stride == (1, 1):
@@ -163,7 +163,7 @@ def _product_is_faster(g: Tensor, x: Tensor, conv: nn.Conv2d) -> bool:
 
 
 def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
-    """The gradient of a convolution's weight as a product with the unfolded patches of its input x.
+    """Return the gradient of a convolution's weight as a product with the unfolded patches of its input x.
 
     Few patches are unfolded at once, so that they stay in the cache.
     """
@@ -182,7 +182,7 @@ def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Te
 
 
 def _patches(x: Tensor, conv: nn.Conv2d, size: Sequence[int]) -> Tensor:
-    """What the kernel sees at each of its places, a view of the padded x, (B, H, W, kernel, kernel, C)."""
+    """Return what the kernel sees at each position, a view of the padded x, (B, H, W, kernel, kernel, C)."""
     kernel, stride, padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
     x = F.pad(x, (0, 0, padding, padding, padding, padding))
     by_image, by_row, by_column, by_channel = x.stride()
@@ -193,13 +193,13 @@ def _patches(x: Tensor, conv: nn.Conv2d, size: Sequence[int]) -> Tensor:
 
 
 def affine(a: Tensor, x: Tensor, clamp: float, scale_gain: float, shift_gain: float) -> tuple[Tensor, Tensor]:
-    """``z = x s + shift_gain a_t`` with ``log s = clamp tanh(scale_gain a_s)``, and ``sum log s``."""
+    """Return ``z = x s + shift_gain a_t`` with ``log s = clamp tanh(scale_gain a_s)``, and ``sum log s``."""
     z, log_det = _Affine.apply(a, x, clamp, scale_gain, shift_gain)
     return z, log_det
 
 
 def scaled_tanh(sigmoid: Tensor, clamp: float) -> Tensor:
-    """``clamp tanh(a)`` from ``sigmoid(2 a)``, which torch computes faster than tanh."""
+    """Return ``clamp tanh(a)`` from ``sigmoid(2 a)``, which torch computes faster than tanh."""
     return torch.rsub(sigmoid, -clamp, alpha=-2 * clamp)
 
 

@@ -69,7 +69,7 @@ class Chain(Invertible):
         self._memory = memory
 
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Invertible]]:
-        """The layers with their dotted names, nested chains unrolled, in forward order."""
+        """Yield the layers with their dotted names, nested chains unrolled, in forward order."""
         for name, layer in self._layers():
             if isinstance(layer, Chain):
                 yield from layer.leaves(f"{prefix}{name}.")
@@ -90,7 +90,7 @@ class Chain(Invertible):
         return x, log_det
 
     def forward_by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward, with the log-determinant of each layer of this chain under its name."""
+        """Run forward and return the log-determinant of each layer of this chain under its name."""
         terms = {}
         for name, layer in self._layers():
             x, terms[name] = layer(x)
@@ -105,7 +105,7 @@ class Chain(Invertible):
 
     @torch.no_grad()
     def first_nonfinite(self, x: Tensor, direction: Direction) -> NonFiniteError | None:
-        """The error that names the first layer whose result is not finite, if there is one.
+        """Return the error that names the first layer whose result is not finite, if there is one.
 
         It runs the chain again, layer by layer: call it only once a result is known to be bad.
         """

@@ -16,9 +16,9 @@ class Losses(NamedTuple):
 
     total: Tensor
     L_X: Tensor
-    """-log q(v) a dimension, of the normalised image v: how well the model describes images."""
+    """-log q(v) per dimension, of the normalised image v: how well the model describes images."""
     L_Y: Tensor
-    """Cross-entropy of the class posterior: how well it tells classes apart."""
+    """Cross-entropy of the class posterior: how well it separates classes."""
 
 
 def information_bottleneck_loss(

@@ -1,4 +1,4 @@
-"""The Gaussian mixture in latent space: one unit-variance component a class."""
+"""The Gaussian mixture in latent space: one unit-variance component per class."""
 
 import copy
 import math
@@ -68,20 +68,20 @@ class LatentMixture(nn.Module):
 
     @property
     def weights(self) -> Tensor | None:
-        """What the prototypes are combined with, (M, K); None if every class has one of its own."""
+        """The weights that combine the prototypes, (M, K); None if every class has its own."""
         if self.alpha is None or not self.planar:
             return self.alpha
         return torch.cat((torch.ones_like(self.alpha[:, :1]), self.alpha), dim=1)
 
     @torch.no_grad()
     def frozen(self) -> "LatentMixture":
-        """A copy that is not trained and knows the norms of its means."""
+        """Return a copy that is not trained and stores the norms of its means."""
         copied = copy.deepcopy(self).requires_grad_(False)
         copied.frozen_norms = copied.squared_norms()
         return copied
 
     def logits(self, z: Tensor) -> Tensor:
-        """``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
+        """Return ``z . mu_y - |mu_y|^2 / 2 + log p(y)``, (B, M): log p(y | z) up to a constant of z.
 
         Free of |z|^2, which is the same for every class and so large (1e5 at 224 x 224) that it
         would drown the differences between classes in float32.
@@ -89,21 +89,21 @@ class LatentMixture(nn.Module):
         return self.products(z) - 0.5 * self.squared_norms() + self.log_priors
 
     def products(self, z: Tensor) -> Tensor:
-        """``z . mu_y``, (B, M)."""
+        """Return ``z . mu_y``, (B, M)."""
         with full_precision(z):
             products = z[:, : self.constant] @ self.mean.T
             return products + self._combine(z[:, self.constant :] @ self.prototypes.T)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """``log N(z; mu_y, 1)`` in nats, (B, M)."""
+        """Return ``log N(z; mu_y, 1)`` in nats, (B, M)."""
         return self.logits(z) - self.log_priors + log_standard_normal(z)[:, None]
 
     def posterior(self, z: Tensor) -> Tensor:
-        """``p(y | z)``, (B, M); rows sum to one."""
+        """Return ``p(y | z)``, (B, M); rows sum to one."""
         return self.logits(z).softmax(dim=1)
 
     def squared_norms(self) -> Tensor:
-        """``|mu_y|^2``, (M,)."""
+        """Return ``|mu_y|^2``, (M,)."""
         if self.frozen_norms is not None:
             return self.frozen_norms
         with full_precision(self.mean):
@@ -116,14 +116,14 @@ class LatentMixture(nn.Module):
             return self.mean.square().sum(1) + rest
 
     def means(self, y: Tensor) -> Tensor:
-        """The means of the classes ``y``, (len(y), D)."""
+        """Return the means of the classes ``y``, (len(y), D)."""
         with full_precision(self.mean):
             weights = self.weights
             rest = self.prototypes[y] if weights is None else weights[y] @ self.prototypes
             return torch.cat((self.mean[y], rest), dim=1)
 
     def sample(self, y: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """One z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
+        """Draw one z for each label in ``y``, with standard deviation ``temperature``, (len(y), D)."""
         means = self.means(y)
         device = means.device if generator is None else generator.device
         noise = torch.randn(means.shape, generator=generator, device=device, dtype=means.dtype)
@@ -131,7 +131,7 @@ class LatentMixture(nn.Module):
 
     @torch.no_grad()
     def pairwise_distances(self) -> Tensor:
-        """``|mu_i - mu_j|`` in float64, (M, M); a unit is one standard deviation."""
+        """Return ``|mu_i - mu_j|`` in float64, (M, M); a unit is one standard deviation."""
         mean, prototypes = self.mean.double(), self.prototypes.double()
         gram = prototypes @ prototypes.T
         products = mean @ mean.T + self._combine(self._combine(gram).T)
@@ -140,7 +140,7 @@ class LatentMixture(nn.Module):
         return squares.clamp(min=0).sqrt().fill_diagonal_(0)
 
     def _combine(self, by_prototype: Tensor) -> Tensor:
-        """Products with the prototypes to products with the classes' rest means: (..., K) -> (..., M)."""
+        """Turn products with prototypes into products with the classes' rest means: (..., K) -> (..., M)."""
         weights = self.weights
         return by_prototype if weights is None else by_prototype @ weights.T.to(by_prototype.dtype)
 
@@ -172,18 +172,18 @@ class _Gram(torch.autograd.Function):
 
 
 def log_standard_normal(z: Tensor) -> Tensor:
-    """``log N(z; 0, 1)`` in nats, (B,)."""
+    """Return ``log N(z; 0, 1)`` in nats, (B,)."""
     return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
 
 
 def check_planar(planar: bool, rank: int | None) -> None:
-    """A plane has a rank of its own."""
+    """Raise an error if a planar mixture is given a rank: a plane has its own."""
     if planar and rank is not None:
         raise CandidError(f"'planar' means have no 'rank': leave rank = {rank} out, or planar.")
 
 
 def check_priors(priors: Sequence[float] | None, classes: int) -> None:
-    """One positive number a class, together one."""
+    """Raise an error unless the priors are one positive number per class and sum to one."""
     if priors is None:
         return
     if len(priors) != classes:

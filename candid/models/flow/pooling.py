@@ -40,7 +40,7 @@ class HaarPooling(Invertible):
 
 
 def _butterfly(p: Tensor) -> Tensor:
-    """The orthonormal 4-point Haar transform along dimension 1; it is its own inverse."""
+    """Return the orthonormal 4-point Haar transform along dimension 1; it is its own inverse."""
     top_left, top_right, bottom_left, bottom_right = p.unbind(1)
     left, right = top_left + bottom_left, top_right + bottom_right
     left_step, right_step = top_left - bottom_left, top_right - bottom_right
@@ -79,7 +79,7 @@ class DCTPooling(Invertible):
         return x.unflatten(1, (height, width)).permute(0, 3, 1, 2), z.new_zeros(z.shape[0])
 
     def _matrix(self) -> Tensor:
-        """Both transforms in one: from pixels, row by row, to coefficients, (HW, HW)."""
+        """Return both transforms in one: from pixels, row by row, to coefficients, (HW, HW)."""
         _, height, width = self.shape
         both = torch.kron(
             self.over_width.weight, self.over_height.weight
@@ -88,7 +88,7 @@ class DCTPooling(Invertible):
 
 
 def dct_matrix(n: int) -> Tensor:
-    """Rows are the orthonormal DCT-II basis vectors, lowest frequency first, (n, n) in float64."""
+    """Return the orthonormal DCT-II basis vectors as rows, lowest frequency first, (n, n) in float64."""
     position = torch.arange(n, dtype=torch.float64) + 0.5
     frequency = torch.arange(n, dtype=torch.float64)[:, None]
     basis = math.sqrt(2 / n) * torch.cos(math.pi / n * frequency * position)

@@ -17,7 +17,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """Everything that rebuilds a classifier; it travels with the weights.
+    """Everything that rebuilds a classifier; it is stored with the weights.
 
     >>> flow = FlowConfig(3, 32, 32, blocks=(2, 2), widths=(16, 32), entry="none")
     >>> ClassifierConfig(flow, classes=3, priors=(0.5, 0.25, 0.25)).rank is None
@@ -27,15 +27,15 @@ class ClassifierConfig:
     flow: FlowConfig
     classes: int
     rank: int | None = None
-    """Prototypes of the means beyond the constant coefficients; None: one a class (full rank)."""
+    """Number of prototypes of the means beyond the constant coefficients; None: one per class (full rank)."""
     mean: tuple[float, ...] = (0.5,)
-    """Subtracted from the image in [0, 1], a number a channel or one for all."""
+    """Subtracted from the image in [0, 1]: one number per channel, or one for all."""
     std: tuple[float, ...] = (0.25,)
-    """What the image is then divided by."""
+    """The number that the image is then divided by."""
     priors: tuple[float, ...] | None = None
     """Class priors that sum to one; None: uniform."""
     planar: bool = False
-    """Whether all means lie in one plane, to be drawn; without a rank then."""
+    """Whether all means lie in one plane, so that it can be drawn; there is no rank then."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,7 +92,7 @@ PRESETS: Mapping[str, ClassifierConfig] = {
 
 
 def preset(name: str, **changes: Any) -> ClassifierConfig:
-    """The preset ``name`` with keys of its classifier or flow part changed.
+    """Return the preset ``name`` with keys of its classifier or flow part changed.
 
     >>> preset("cifar", classes=100, rank=16, mixing="permutation").flow.mixing
     'permutation'
@@ -123,7 +123,7 @@ def checked_names(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
 
 
 def check_batch(x: Tensor, shape: tuple[int, int, int]) -> None:
-    """``x`` is a batch of images of this ``shape`` (C, H, W), as floats in [0, 1]. Compilers skip it."""
+    """Raise an error unless ``x`` is a batch of float images of this ``shape`` (C, H, W) in [0, 1]."""
     if torch.compiler.is_compiling():
         return
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from candid.models.flow.invertible import Invertible
 
 LARGEST_ERROR = 0.01
-"""Of the recovered input, relative; usual are 1e-5 in float32 and 1e-3 under bfloat16 autocast."""
+"""Largest relative error of the recovered input; 1e-5 is normal in float32, 1e-3 under bfloat16 autocast."""
 
 ParameterGradients = dict[nn.Parameter, Tensor]
 
 
 class Gradients(NamedTuple):
-    """Of the loss with respect to a layer's output and its log-determinant."""
+    """Gradients of the loss with respect to a layer's output and its log-determinant."""
 
     z: Tensor
     log_det: Tensor
@@ -54,7 +54,7 @@ class PullsBack(Protocol):
 
 
 def _pull_back(layer: Invertible, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack:
-    """The same for any layer: its inverse, then its forward pass again."""
+    """Pull gradients back through any layer: its inverse, then its forward pass again."""
     parameters = _trainable([layer])
     x = layer.inverse(z)[0].detach().requires_grad_(goes_on)
     with torch.enable_grad():
@@ -79,7 +79,7 @@ def _switched(modules: Sequence[nn.Module], attribute: str, value: bool) -> Iter
 
 
 def frozen_statistics(*modules: nn.Module) -> AbstractContextManager[None]:
-    """Batch norm normalises as before but leaves its running statistics alone."""
+    """Let batch norm normalise as before without changing its running statistics."""
     norms = [
         m for m in _submodules(modules) if isinstance(m, _BatchNorm) and m.training and m.track_running_stats
     ]
@@ -87,7 +87,7 @@ def frozen_statistics(*modules: nn.Module) -> AbstractContextManager[None]:
 
 
 def frugal(*modules: nn.Module) -> AbstractContextManager[None]:
-    """Subnets that can trade time for memory do so."""
+    """Let subnets that can trade time for memory do so."""
     return _switched([m for m in _submodules(modules) if isinstance(m, FullResolutionEntry)], "frugal", True)
 
 
@@ -97,7 +97,7 @@ def _submodules(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def run_reversibly(layers: Sequence[Invertible], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The chain of ``layers`` applied to ``x``, with backpropagation by inversion."""
+    """Apply the chain of ``layers`` to ``x``, with backpropagation by inversion."""
     parameters = _trainable(layers)
     if not parameters and not x.requires_grad:
         return _run(layers, x)
@@ -135,7 +135,7 @@ def _same_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def _state(layers: Sequence[Invertible]) -> list[object]:
-    """What must be the same in both passes: which parameters are trained, and the mode of every module."""
+    """Return what must be equal in both passes: which parameters are trained, and every module's mode."""
     return [*map(id, _trainable(layers)), *(module.training for module in _submodules(layers))]
 
 

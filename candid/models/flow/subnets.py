@@ -1,4 +1,4 @@
-"""The networks inside the couplings; they are never inverted, so anything goes here.
+"""The networks inside the couplings; they are never inverted, so they can be any networks.
 
 Layouts of the released models: bottlenecks in pre-activation order with one more 1 x 1 projection
 than a ResNet's, because the flow has fewer channels than a ResNet at most resolutions.
@@ -46,7 +46,7 @@ def bottleneck(
 
 
 def pointwise(channels_in: int, channels_out: int, width: int) -> nn.Sequential:
-    """Two 1 x 1 convolutions: it sees one pixel."""
+    """Return two 1 x 1 convolutions, which see one pixel."""
     return _initialised(
         _conv(channels_in, width, 1, bias=True),
         nn.ReLU(inplace=True),
@@ -77,7 +77,7 @@ def low_resolution_entry(
 
 
 class Subnet(nn.Sequential):
-    """Layers one after another; in training, norm, ReLU and convolution as one."""
+    """Layers one after another; in training, norm, ReLU and convolution are one operation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _run(list(self), x)
@@ -121,7 +121,7 @@ class FullResolutionEntry(Subnet):
 
 
 def _statistics(look: nn.Conv2d, norm: nn.BatchNorm2d, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance a channel of ``look(images)`` as ``norm`` uses them, differentiable.
+    """Return mean and variance per channel of ``look(images)`` as ``norm`` uses them, differentiable.
 
     A convolution is linear in its patches p: the mean is W E[p], the variance diag(W cov(p) W^T).
     """

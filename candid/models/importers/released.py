@@ -31,9 +31,9 @@ CONSTANT = re.compile(r"w_inv|reshape_kernels\.[01]")
 def import_released(
     path: str | os.PathLike[str], class_names: list[str] | None = None
 ) -> GenerativeClassifier:
-    """The released checkpoint ``path`` as a model in evaluation mode that works like any other.
+    """Return the released checkpoint ``path`` as a model in evaluation mode that works like any other.
 
-    The released cosine transform is kept as a diagonal beside the orthonormal one, with its true
+    The released cosine transform is stored as a diagonal after the orthonormal one, with its true
     log-determinant. The shuffle of the constant coefficients is undone in the means.
     """
     source = Path(path)
@@ -43,7 +43,7 @@ def import_released(
 def build_released(
     content: dict[Any, Any], source: Path, class_names: list[str] | None = None
 ) -> GenerativeClassifier:
-    """The model of the opened checkpoint ``content``; ``source`` is its path, for messages."""
+    """Return the model of the opened checkpoint ``content``; ``source`` is its path, for messages."""
     _check_parts(content, source)
     modules = _modules(content["inn"], source)
     try:
@@ -68,7 +68,7 @@ def build_released(
 
 
 def read_dictionary(path: Path, kind: str) -> dict[Any, Any]:
-    """The dictionary in a PyTorch file that should be ``kind``, read without running code from it."""
+    """Return the dictionary in a PyTorch file that should be ``kind``, read without running code from it."""
     if not path.is_file():
         raise CheckpointError(f"There is no file '{path}' to import.")
     try:
@@ -87,7 +87,7 @@ def read_dictionary(path: Path, kind: str) -> dict[Any, Any]:
 
 
 def foreign(path: Path, kind: str, why: str) -> CheckpointError:
-    """The error for a file that is not ``kind``."""
+    """Return the error for a file that is not ``kind``."""
     return CheckpointError(f"'{path}' is not {kind}: {why}.")
 
 
@@ -109,7 +109,7 @@ def _is_float(value: object) -> bool:
 
 
 def _modules(state: dict[str, Tensor], path: Path) -> list[Module]:
-    """The network's modules in order, each as its own tensors by name."""
+    """Return the network's modules in order, each as its own tensors by name."""
     modules: dict[int, Module] = {}
     for key, tensor in state.items():
         if str(key).startswith("tmp_var_"):
@@ -171,7 +171,7 @@ def _translate_block(prefix: str, module: Module, hard: bool) -> Iterator[tuple[
 
 
 def _mixing_matrix(module: Module) -> Tensor:
-    """``w`` as a matrix, orthogonal as the log-determinant takes it to be."""
+    """Return ``w`` as a matrix, checked to be orthogonal as the log-determinant assumes."""
     w = module["w"].flatten(1).float()
     if module["w"].shape[2:] != (1, 1) or not torch.allclose(w @ w.T, torch.eye(len(w)), atol=1e-4):
         raise ValueError("a mixing matrix 'w' is not orthogonal")

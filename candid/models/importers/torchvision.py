@@ -22,7 +22,7 @@ COUNTER = ".num_batches_tracked"
 
 
 def import_torchvision(path: str | os.PathLike[str], class_names: list[str] | None = None) -> ResNet:
-    """The torchvision file ``path`` of a ResNet-50, 101 or 152 as a model in evaluation mode."""
+    """Return the torchvision file ``path`` of a ResNet-50, 101 or 152 as a model in evaluation mode."""
     source = Path(path)
     return _build(read_dictionary(source, KIND), source, class_names)
 
@@ -30,7 +30,7 @@ def import_torchvision(path: str | os.PathLike[str], class_names: list[str] | No
 def import_any(
     path: str | os.PathLike[str], class_names: list[str] | None = None
 ) -> GenerativeClassifier | ResNet:
-    """A released checkpoint or a torchvision file as a model; its content tells which it is."""
+    """Return a released checkpoint or a torchvision file as a model; its content tells which it is."""
     source, either = Path(path), f"{RELEASED} or {KIND}"
     content = read_dictionary(source, either)
     if "inn" in content:

@@ -11,17 +11,17 @@ CARD = "card.json"
 
 
 def names() -> list[str]:
-    """Of all bundled models."""
+    """Return the names of all bundled models."""
     return sorted(card.parent.name for card in FOLDER.glob(f"*/{CARD}"))
 
 
 def folder(name: str) -> Path | None:
-    """Of the bundled model ``name``; None if there is no such model."""
+    """Return the folder of the bundled model ``name``; None if there is no such model."""
     return FOLDER / name if name in names() else None
 
 
 def card(name: str) -> dict[str, Any]:
-    """What the bundled model ``name`` was made from, what it can do and what it can't."""
+    """Return the card of the bundled model ``name``: what it was made from, and what it can and can't do."""
     found = folder(name)
     if found is None:
         raise CandidError(f"There is no bundled model '{name}': {did_you_mean(name, names())}")
