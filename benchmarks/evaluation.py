@@ -17,8 +17,9 @@ from candid._support.distributed import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
-from candid.inference.features import Moments
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
+from candid.trust.calibrate import Moments
+from candid.trust.scores import SCORES, measures_for
 
 PASS, BARE = "evaluation", "bare forward passes"
 LIMIT = 1.1
@@ -37,15 +38,15 @@ def main() -> int:
     features = model.config.flow.constant_coefficients
     moments = Moments(10, features)
     moments.add(torch.randn(1000, features, generator=random), torch.arange(1000) % 10)
-    gaussian = moments.gaussian()
+    measures = measures_for(SCORES.values(), moments.gaussian())
     with tempfile.TemporaryDirectory() as folder:
-        passes = Passes(model, folder=Path(folder))
+        passes = Runner(model, folder=Path(folder))
         ready = [part / 255 for part in pixels.split(passes.batch)]
 
         def evaluate() -> None:
             for kept in Path(folder).iterdir():
                 kept.unlink()
-            passes.predictions(split, Preprocessing(3, 32, 32), "test", gaussian)
+            passes.predictions(split, Preprocessing(3, 32, 32), "test", measures)
 
         @torch.inference_mode()
         def forward() -> None:

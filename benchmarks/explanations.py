@@ -25,7 +25,7 @@ from candid import GenerativeClassifier
 from candid._support.distributed import keep_freed_memory
 from candid._support.randomness import generator
 from candid.explanations.heatmaps import SpatialMixture, heatmaps
-from candid.inference.runner import batch_size
+from candid.inference.predictions import batch_size
 
 WITH, WITHOUT, PEER = "forward pass and heatmaps", "forward pass", "integrated gradients, three classes"
 STEPS, TOP = 50, 3

@@ -19,33 +19,32 @@ from scipy.stats import betabinom, binom
 from benchmarks.common import console, parser, set_threads, show, write
 from candid._support.randomness import generator
 from candid.inference.predictions import Predictions
-from candid.trust.density import DensityDetector
-from candid.trust.detectors import TwoTailed
-from candid.trust.scores import OodTest, Statistics, available_tests, statistics_of
+from candid.trust.detectors import DensityDetector, TwoTailed
+from candid.trust.scores import Score, Statistics, available_scores, statistics_of
 
 LEVELS = (0.01, 0.05, 0.1)
 HELD_OUT = 0.9
 
 
-def rates(test: OodTest, statistics: Statistics, splits: int) -> torch.Tensor:
+def rates(test: Score, statistics: Statistics, splits: int) -> torch.Tensor:
     """False-positive rates of each split and level."""
-    values = test.statistic(statistics)
+    values = test.of(statistics)
     found = []
     for split in range(splits):
         order = torch.randperm(len(values), generator=generator(split))
         known, new = order.tensor_split([round(HELD_OUT * len(values))])
-        p = test.detector().fit(values[known]).p_value(values[new])
+        p = test.new_detector().fit(values[known]).p_value(values[new])
         found.append([(p <= level).double().mean().item() for level in LEVELS])
     return torch.tensor(found)
 
 
-def bands(images: int, level: float, test: OodTest) -> dict[str, tuple[float, float]]:
+def bands(images: int, level: float, test: Score) -> dict[str, tuple[float, float]]:
     """Where 95 % of splits should have their rate; of densities, half of the held-out images rank the new."""
     held_out = round(HELD_OUT * images)
     new = images - held_out
-    if issubclass(test.detector, DensityDetector):
+    if isinstance(test.new_detector(), DensityDetector):
         held_out -= held_out // 2
-    tails = 2 if test.detector is TwoTailed else 1
+    tails = 2 if isinstance(test.new_detector(), TwoTailed) else 1
     ranks = max(1, tails * int(level / tails * (held_out + 1)))
     exact = betabinom(new, ranks, held_out + 1 - ranks).interval(0.95)
     return {
@@ -68,7 +67,7 @@ def main() -> int:
     rows: list[tuple[str, ...]] = []
     results: dict[str, Any] = {}
     missed: list[str] = []
-    for test in available_tests(statistics):
+    for test in available_scores(statistics):
         measured = rates(test, statistics, chosen.splits)
         cells = []
         for level, column in zip(LEVELS, measured.unbind(1), strict=True):

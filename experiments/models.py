@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from candid._support.errors import CandidError
-from candid.evaluation.evaluate import Request, calibrate_model
 from candid.models import checkpoint, zoo
+from candid.trust.calibrate import calibrate
 from experiments.cards import write_card
 
 MODELS: dict[str, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ def pack(name: str, data: str, runs: Path) -> Path:
     config = model.metadata["training"]["config"]
     config["data"] = Path(config["data"]).name
     checkpoint.save(model, packed, half=True)
-    if calibrate_model(Request(packed, data, part="val")) is None:
+    if calibrate(packed, data, part="val") is None:
         raise CandidError("The bundled models are packed by one process.")
     if name in zoo.names() and _tensors(packed) == _tensors(place):
         return place  # with the figures on its card

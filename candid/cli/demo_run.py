@@ -27,7 +27,6 @@ from candid.training.recipes import load_options
 from candid.training.run_folder import RunFolder
 from candid.training.setup import open_data
 from candid.training.train import run
-from candid.trust.held_out import needed
 from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 
@@ -116,13 +115,13 @@ def digits_demo(
     if not run(options, RunFolder(out), display=progress, after_epoch=after_epoch).finished:
         return None
     model = load(out / "model" / "best")
-    judge = Judge.of(needed(model, out))
+    judge = Judge.of(model)
     data, preprocessing = open_data(options, SILENT)
     assert isinstance(data.test, ArraySplit)
 
     def ask(images: Tensor) -> Opinion:
         found = predict_batches(
-            model, named_batches(ArraySplit(images, unknown(len(images))), preprocessing, 500)
+            model, named_batches(ArraySplit(images, unknown(len(images))), preprocessing, 500), judge.measures
         )
         return Opinion(images, found.posterior, judge.p_values(statistics_of(found))[0])
 

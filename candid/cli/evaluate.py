@@ -134,7 +134,7 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
     from candid.evaluation.calibration_error import all_bins, top_bins
     from candid.reports.plots import evaluation as evaluation_plots
     from candid.reports.plots import style
-    from candid.trust.scores import TESTS
+    from candid.trust.scores import SCORES
 
     found, scaled = evaluation.predictions, evaluation.scaled
     drawn = {
@@ -148,9 +148,9 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
     if detection is not None and "log_density" in detection.inside:
         dimensions = evaluation.model.dimensions
         paper = {
-            test.name: test.detector().fit(detection.held_out.statistics["log_density"] / dimensions)
+            test.name: test.new_detector().fit(detection.held_out.statistics["log_density"] / dimensions)
             for test in detection.tests
-            if test.kind == "paper"
+            if test.family == "paper"
         }
         drawn["ood_zones"] = evaluation_plots.ood_zones(
             detection.held_out.statistics["log_density"] / dimensions,
@@ -165,7 +165,7 @@ def _figures(evaluation: Any, out: Path) -> list[Path]:
             for test in detection.scores_inside
         }
         by_set = {name: {test: aucs[test][name] for test in aucs} for name in detection.outside}
-        kinds = {test.name: test.kind for test in TESTS}
+        kinds = {score.name: score.family for score in SCORES.values()}
         drawn["roc"] = evaluation_plots.roc_curves(detection.curves(), by_set, kinds)
         drawn["auc"] = evaluation_plots.auc_table(aucs, kinds)
     return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
@@ -263,13 +263,11 @@ def calibrate(
     model on others: with --images, only so many of them are used, and p-values are checked on the rest.
     """
     from candid._support.progress import TerminalProgress
-    from candid.evaluation.evaluate import Request, calibrate_model
+    from candid.trust.calibrate import calibrate as calibrated
 
     progress = TerminalProgress()
-    request = Request(
-        model, data, part=part, images=images, skip_bad=skip_bad, devices=devices, workers=workers
-    )
-    found = calibrate_model(request, progress)
+    options = {"part": part, "images": images, "skip_bad": skip_bad, "devices": devices, "workers": workers}
+    found = calibrated(model, data, progress, **options)
     if found is not None:
         progress.log(f"{model} now carries the scores of {len(found):,} held-out images.")
 

@@ -3,11 +3,11 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
@@ -15,6 +15,11 @@ from candid._support.progress import TerminalProgress
 from candid._support.text import printable
 from candid.cli.options import ModelName, command
 from candid.trust.options import ExamineOptions
+
+if TYPE_CHECKING:
+    from candid.explanations.explainer import Explanation
+    from candid.models.protocol import Model
+    from candid.trust.verdict import Examination
 
 
 @dataclass(frozen=True)
@@ -59,48 +64,61 @@ def examine(
     Images that can't be used are named on standard error, and the exit code is then 2. The others are judged.
     """
     from candid.models import checkpoint
-    from candid.trust.examine import Examination, Examiner, image_paths
+    from candid.trust.examine import Examiner, Unusable, image_paths
+    from candid.trust.verdict import heading
 
     folder = _Pages(pages.figures)
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
     loaded = checkpoint.load_any(model)
-    examiner = Examiner(loaded, model, options.score, options.novelty, options.error)
-    explainer = None
-    if pages.figures is not None:
-        from candid.explanations.explainer import Explainer
-        from candid.reports.plots import style
-        from candid.reports.plots.examine import examination
-
-        goal = None if pages.towards is None else _one_class(loaded.class_names, pages.towards)
-        explainer = Explainer(loaded, pages.top, pages.contrast, goal, pages.target)
-    progress = TerminalProgress()
+    examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
+    draw = None if pages.figures is None else _drawing(loaded, pages, folder)
     if examiner.judge is None:
-        progress.log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
-    names = loaded.class_names
+        _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
     counts: Counter[str] = Counter()
     found = examiner.examine(paths)
-    if not sys.stdout.isatty():
-        found = iter(progress.track(found, "examining", len(paths)))
+    if len(paths) > 1 and not sys.stdout.isatty():
+        found = iter(TerminalProgress().track(found, "examining", len(paths)))
     if not as_json:
-        print(_line("class", "posterior", "p-value", "verdict", "image"))
+        print(heading())
     for each in found:
-        if not isinstance(each, Examination):
+        if isinstance(each, Unusable):
             counts["unusable"] += 1
-            progress.log(f"'{each.path}' can't be used: {each.reason}")
+            _log(f"'{each.path}' can't be used: {each.reason}")
             if as_json:
-                print(json.dumps({"image": str(each.path), "error": each.reason}), flush=True)
+                print(json.dumps({"path": each.path, "error": each.reason}), flush=True)
             continue
-        counts["judged" if each.verdict is None else each.verdict.kind] += 1
-        explanation = None if explainer is None else explainer.explain(each)
-        page = None
-        if explanation is not None:
-            page = style.save(examination(each, explanation, names), folder.path_for(each.path))
+        counts[each.verdict or "judged"] += 1
+        drawn = {} if draw is None else draw(each)
         if as_json:
-            print(json.dumps(_record(each, explanation, page, loaded), allow_nan=False), flush=True)
+            print(json.dumps(each.to_dict() | drawn, allow_nan=False), flush=True)
         else:
-            print(printable(_readable(each, names)), flush=True)
-    progress.log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+            print(printable(each.line()), flush=True)
+    _log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     return 2 if counts["unusable"] else None
+
+
+def _log(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _drawing(
+    model: "Model", pages: PageOptions, folder: "_Pages"
+) -> "Callable[[Examination], dict[str, Any]]":
+    """Return what draws the page of an examination, and returns what it adds to the record."""
+    from candid.explanations.explainer import Explainer
+    from candid.reports.plots import style
+    from candid.reports.plots.examine import examination
+
+    goal = None if pages.towards is None else _one_class(model.class_names, pages.towards)
+    explainer = Explainer(model, pages.top, pages.contrast, goal, pages.target)
+
+    def draw(examined: "Examination") -> dict[str, Any]:
+        explanation = explainer.explain(examined)
+        page = folder.path_for(Path(examined.path))
+        style.save(examination(examined, explanation, model.class_names), page)
+        return _record(explanation, page, model.class_names)
+
+    return draw
 
 
 def _one_class(names: Sequence[str], spec: str) -> int:
@@ -134,40 +152,8 @@ class _Pages:
         return path
 
 
-def _line(*columns: str) -> str:
-    widths = (24, 10, 8, 10, 0)
-    return " ".join(f"{column:<{width}}" for column, width in zip(columns, widths, strict=True)).rstrip()
-
-
-def _readable(each: Any, names: Sequence[str]) -> str:
-    p_value = "–" if each.p_value is None else f"{each.p_value:.3f}"
-    verdict = "–" if each.verdict is None else each.verdict.kind
-    line = _line(names[each.classes[0]], f"{100 * each.posterior[0]:.1f} %", p_value, verdict, str(each.path))
-    if each.verdict is not None and each.verdict.kind == "ambiguous":
-        agreeing = [names[y] for y in each.verdict.classes]
-        line += f"  ({', '.join(agreeing[:5])}{', …' if len(agreeing) > 5 else ''})"
-    return line
-
-
-def _record(each: Any, explanation: Any, page: Path | None, model: Any) -> dict[str, Any]:
-    names = model.class_names
-    record = {
-        "image": str(each.path),
-        "class": names[each.classes[0]],
-        "posterior": each.posterior[0],
-        "classes": [
-            {"class": names[y], "posterior": share}
-            for y, share in zip(each.classes, each.posterior, strict=True)
-        ],
-        "p_value": each.p_value,
-        "p_value_in_class": each.class_p_value,
-        "verdict": None if each.verdict is None else each.verdict.kind,
-        "agreeing": None if each.verdict is None else [names[y] for y in each.verdict.classes],
-        "log_density_nats": each.log_density,
-    }
-    if explanation is None:
-        return record
-    record |= {"in_words": explanation.reading.sentence, "page": str(page)}
+def _record(explanation: "Explanation", page: Path, names: Sequence[str]) -> dict[str, Any]:
+    record: dict[str, Any] = {"in_words": explanation.reading.sentence, "page": str(page)}
     changed = explanation.changed
     if isinstance(changed, str):
         record["counterfactual"] = {"error": changed}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
@@ -302,3 +302,41 @@ def image_keys(images: Tensor) -> Tensor:
     weights = torch.empty(pixels.shape[1], dtype=torch.int64)
     weights.random_(-(2**63), None, generator=generator(pixels.shape[1]))
     return (pixels * weights).sum(1)
+
+
+def preprocess_image(
+    image: Tensor | np.ndarray[Any, Any] | Image.Image, preprocessing: Preprocessing
+) -> Tensor:
+    """Return an image in memory as ``preprocessing`` wants it, (C, H, W) uint8.
+
+    Args:
+        image: a tensor (C, H, W) or an array (H, W, C) or (H, W), of 8-bit numbers or floats in [0, 1]; or
+            a PIL image. Pixels of the right size stay as they are.
+        preprocessing: how the model sees images.
+
+    Raises:
+        BadImageError: if these are not the pixels of an image.
+    """
+    wanted = (preprocessing.channels, *preprocessing.size)
+    if not isinstance(image, Image.Image):
+        pixels = _eight_bit(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
+        if not isinstance(image, Tensor):
+            pixels = pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0)
+        if pixels.shape == wanted:
+            return pixels
+        if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4) or 0 in pixels.shape:
+            shape = tuple(image.shape)
+            raise BadImageError(f"its shape {shape} is not that of an image with 1, 3 or 4 channels")
+        rows = pixels.movedim(0, -1).numpy()
+        image = Image.fromarray(np.ascontiguousarray(rows[..., 0] if rows.shape[2] == 1 else rows))
+    return _cropped(image, preprocessing.channels, preprocessing.size, preprocessing.box)
+
+
+def _eight_bit(pixels: Tensor) -> Tensor:
+    if pixels.is_floating_point():
+        if not (pixels.isfinite().all() and pixels.min() >= 0 and pixels.max() <= 1):
+            raise BadImageError("its numbers are not all between 0 and 1: scale them, or give 8-bit numbers")
+        pixels = (255 * pixels).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise BadImageError(f"its numbers are {pixels.dtype}: give 8-bit numbers or floats between 0 and 1")
+    return pixels.detach().cpu()

@@ -11,16 +11,15 @@ from torch import Tensor
 from candid._support.distributed import launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
-from candid.data.datasets import Part, open_images, open_part, trained_on
+from candid.data.datasets import Part, open_images, open_part
 from candid.data.splits import Split
 from candid.evaluation import study
 from candid.evaluation.study import Detection
 from candid.inference.predictions import Predictions
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.protocol import Model
-from candid.trust.held_out import HeldOut, calibrate, fewer, needed
-from candid.trust.judge import LEVEL, Judge
+from candid.trust.judge import LEVEL, HeldOut, Judge, measures_of, needed
 from candid.trust.scores import Statistics, statistics_of, with_ensemble
 from candid.trust.verdict import Verdict
 
@@ -86,17 +85,17 @@ def evaluate(request: Request, progress: Progress = SILENT) -> Evaluation | None
     model = checkpoint.load_any(request.model)
     others = {path: checkpoint.load_any(path) for path in request.ensemble}
     held_out = _held_out(request, model, others)
-    judge = None if held_out is None else Judge.of(held_out, request.test, request.novelty, request.error)
+    levels = request.test, request.novelty, request.error
+    judge = None if held_out is None else Judge.of(model, *levels, held_out)
     part, splits = _splits(request, model, progress)
     preprocessing = model.preprocessing
 
-    def ask(each: Model, folder: str) -> tuple[Passes, dict[str, Predictions | None]]:
-        known = HeldOut.of(each)
-        gaussian = None if known is None else known.gaussian
+    def ask(each: Model, folder: str) -> tuple[Runner, dict[str, Predictions | None]]:
+        measures = measures_of(each)
         kept_in = None if request.out is None else request.out / folder
-        passes = Passes(each, fabric, kept_in, request.workers, progress)
+        passes = Runner(each, fabric, kept_in, request.workers, progress)
         return passes, {
-            name: passes.predictions(split, preprocessing, name, gaussian) for name, split in splits.items()
+            name: passes.predictions(split, preprocessing, name, measures) for name, split in splits.items()
         }
 
     passes, found = ask(model, "predictions")
@@ -139,8 +138,8 @@ def evaluate(request: Request, progress: Progress = SILENT) -> Evaluation | None
         "ood": detection.figures(),
         "detected_in_class": {name: study.share(p.class_p_value <= LEVEL) for name, p in opinions.items()},
         "verdicts": {
-            "test": judge.test.name,
-            "ranked_among": judge.ranks,
+            "test": judge.score.name,
+            "ranked_among": judge.detector.n_reference,
             "novelty": judge.novelty,
             "error": judge.error,
             "sets": {name: study.shares(each.verdicts) for name, each in opinions.items()},
@@ -211,39 +210,3 @@ def _metrics(
 def _opinions(judge: Judge, predictions: Predictions, statistics: Statistics) -> Opinions:
     p_value, class_p_value = judge.p_values(statistics)
     return Opinions(predictions, p_value, class_p_value, judge.verdicts(predictions, p_value))
-
-
-def calibrate_model(request: Request, progress: Progress = SILENT) -> HeldOut | None:
-    """Measure held-out images of ``request.data``; the model then carries what was found.
-
-    They are those that were kept out of training; of data that the model was not trained on, the part that
-    would be evaluated. Features come from its training images, if it has any. None in all processes but
-    the first.
-    """
-    fabric = launch(request.devices)
-    if not fabric.is_global_zero:
-        progress = SILENT
-    model = checkpoint.load_any(checkpoint.own_folder(request.model))
-    training, preprocessing = model.record.config, model.preprocessing
-    kept_out: Part | None = "val" if trained_on(request.data, training) else None
-    if kept_out is not None and request.part in ("train", "all"):
-        raise CandidError(
-            f"'{request.data}' is what the model was trained on, and p-values need images that it has not "
-            "seen: leave --part out, or choose val or test."
-        )
-    chosen = open_part(request.data, model.class_names, request.part or kept_out, training)
-    held_out = chosen.split.subsample(request.images).preprocess(
-        preprocessing, request.skip_bad, progress, "held-out images"
-    )
-    train = None
-    if chosen.part != "all":
-        try:
-            split = open_part(request.data, model.class_names, "train", training).split
-            train = fewer(split).preprocess(preprocessing, request.skip_bad, progress, "training images")
-        except CandidError as error:
-            progress.log(f"no Mahalanobis distances, for want of training images: {error}")
-    found = calibrate(Passes(model, fabric, None, request.workers, progress), train, held_out, preprocessing)
-    if found is not None:
-        found.attach(model)
-        checkpoint.save_calibration(model, request.model)
-    return found

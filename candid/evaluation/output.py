@@ -11,7 +11,7 @@ from typing import Any
 from candid._support.files import write_texts
 from candid.evaluation.evaluate import Evaluation
 from candid.inference.predictions import Predictions
-from candid.trust.scores import TESTS
+from candid.trust.scores import SCORES
 
 RESULTS = ("ood", "ood_zones", "roc", "auc")
 """What not every evaluation has."""
@@ -79,7 +79,7 @@ def _basics(evaluation: Evaluation, name: str, predictions: Predictions) -> Iter
 
 
 def _ood_rows(evaluation: Evaluation) -> Iterator[Sequence[Any]]:
-    kinds = {test.name: test.kind for test in TESTS}
+    kinds = {score.name: score.family for score in SCORES.values()}
     yield "set", "test", "kind", "auc", "fpr_at_95_tpr", "detected_at_5_percent"
     for name, tests in evaluation.metrics["ood"].items():
         for test, figures in tests.items():

@@ -15,11 +15,9 @@ from candid.inference.metrics import check_labels, label_ranks
 from candid.inference.predictions import Predictions
 from candid.inference.roc import Roc, detection_metrics, roc_curve
 from candid.models.protocol import Model, require_latent
-from candid.trust.density import shuffled_halves
-from candid.trust.detectors import Detector
-from candid.trust.held_out import HeldOut
-from candid.trust.judge import LEVEL
-from candid.trust.scores import OodTest, Statistics, available_tests
+from candid.trust.detectors import Detector, shuffled_halves
+from candid.trust.judge import LEVEL, HeldOut
+from candid.trust.scores import Score, Statistics, available_scores
 from candid.trust.verdict import Verdict
 
 LEVELS = (0.01, 0.05, 0.1)
@@ -92,9 +90,9 @@ class Detection:
     outside: Mapping[str, Statistics]
 
     @cached_property
-    def tests(self) -> list[OodTest]:
+    def tests(self) -> list[Score]:
         """Those that all statistics suffice for."""
-        available = [available_tests(each) for each in (self.held_out.statistics, self.inside)]
+        available = [available_scores(each) for each in (self.held_out.statistics, self.inside)]
         return [test for test in available[0] if test in available[1]]
 
     @cached_property
@@ -103,11 +101,11 @@ class Detection:
 
     def scores(self, statistics: Statistics) -> dict[str, Tensor]:
         """Of each test."""
-        return {test.name: self.detectors[test.name].score(test.statistic(statistics)) for test in self.tests}
+        return {test.name: self.detectors[test.name].score(test.of(statistics)) for test in self.tests}
 
     def p_values(self, statistics: Statistics) -> dict[str, Tensor]:
         """Of each test."""
-        return {t.name: self.detectors[t.name].p_value(t.statistic(statistics)) for t in self.tests}
+        return {t.name: self.detectors[t.name].p_value(t.of(statistics)) for t in self.tests}
 
     @cached_property
     def scores_inside(self) -> dict[str, Tensor]:

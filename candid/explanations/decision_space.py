@@ -11,7 +11,7 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.explanations.similarity import expected_uncertainty
 from candid.models.protocol import LatentModel, Outputs, require_latent
-from candid.trust.verdict import Verdict
+from candid.trust.verdict import Kind
 
 TOP = 5
 """Classes that span the space, as in the paper."""
@@ -127,7 +127,7 @@ def in_words(
     space: DecisionSpace,
     class_names: tuple[str, ...],
     p_value: float | None = None,
-    verdict: Verdict | None = None,
+    verdict: Kind | None = None,
 ) -> Reading:
     """The four cases of the paper's Figure 4.
 
@@ -145,12 +145,12 @@ apart, the expected uncertainty between them is 21 %.
     )
     typical = "" if p_value is None else f" The image is typical (p = {p_value:.2g})."
     expected = float(expected_uncertainty(torch.tensor(space.distance)))
-    if verdict is not None and verdict.kind == "novel":
+    if verdict == "novel":
         return Reading(
             "novel",
             f"Novel: nothing like the training images (p = {p_value:.2g}), so don't trust the class {first}.",
         )
-    confident = space.posterior[0] >= CONFIDENT if verdict is None else verdict.kind == "accept"
+    confident = space.posterior[0] >= CONFIDENT if verdict is None else verdict == "accept"
     if confident:
         return Reading("confident", f"Confident: {first}; next is {second}.{typical}")
     if space.overlap:

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from candid._support.errors import CandidError
 from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
 from candid.explanations.decision_space import DecisionSpace, Reading, decision_spaces, in_words
 from candid.explanations.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
 from candid.models.protocol import Model, require_latent
-from candid.trust.examine import Examination
+from candid.trust.verdict import Examination
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,20 @@ class Explainer:
 
     def explain(self, examined: Examination) -> Explanation:
         """Heatmaps of the most probable classes, the decision space, and if asked for, a counterfactual."""
-        (space,) = decision_spaces(self.model, examined.outputs)
+        if examined.evidence is None:
+            raise CandidError("This examination has no outputs to explain: examine with evidence=True.")
+        (space,) = decision_spaces(self.model, examined.evidence.outputs)
         return Explanation(
-            heatmaps(self.model, examined.outputs, None, self.top, self.contrast, self.spatial),
+            heatmaps(self.model, examined.evidence.outputs, None, self.top, self.contrast, self.spatial),
             space,
             in_words(space, self.model.class_names, examined.p_value, examined.verdict),
-            self._changed(examined),
+            self._changed(examined.evidence.image),
         )
 
-    def _changed(self, examined: Examination) -> Counterfactual | str | None:
+    def _changed(self, image: Tensor) -> Counterfactual | str | None:
         if self.towards is None:
             return None
         try:
-            return counterfactual(self.fast, examined.image, self.towards, self.target)
+            return counterfactual(self.fast, image, self.towards, self.target)
         except CandidError as error:  # of this image alone
             return str(error)

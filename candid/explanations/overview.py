@@ -23,8 +23,8 @@ from candid.explanations.counterfactual import Interpolation, interpolate, sampl
 from candid.explanations.options import ExplainOptions
 from candid.explanations.receptive_field import ReceptiveField, receptive_field
 from candid.explanations.similarity import Pair, Similarity, measured_uncertainty, similarity
-from candid.inference.predictions import to_float
-from candid.inference.runner import Passes, batch_size
+from candid.inference.predictions import batch_size, to_float
+from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.flow.plane import DecisionPlane, decision_plane
 from candid.models.protocol import LatentModel, Model, require_latent
@@ -204,7 +204,7 @@ class _Images:
         )
 
     def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
-        passes = Passes(self.model, launch(1), workers=self.options.workers, progress=self.progress)
+        passes = Runner(self.model, launch(1), workers=self.options.workers, progress=self.progress)
         found = passes.predictions(self.split, self.preprocessing, self.part)
         assert found is not None
         return measured_uncertainty(found.posterior, found.labels, pairs)

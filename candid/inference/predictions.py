@@ -1,9 +1,10 @@
-"""One pass of a model over images; every figure is a function of it."""
+"""One pass of a model over images: every result is a function of it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,14 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from candid._support.files import ANY_NAME, replacing, write_tensors
-from candid.data.images import image_keys
 from candid.data.loader import NamedBatch
-from candid.inference.complexity import code_lengths_by_scale
-from candid.inference.features import FeatureGaussian
 from candid.models.protocol import Model, Outputs
 
-COLUMNS = ("labels", "keys", "logits", "complexity", "terms", "distance")
-"""What there is of each image, as tensors."""
+OLD_NAMES = {"terms": "log_density_terms"}
+"""Columns that were called otherwise in files of earlier versions."""
+NUMBERS_A_BATCH = 250 * 3 * 32 * 32
+Measure = Callable[[Tensor, Outputs], Tensor]
+"""Measures B images: from 8-bit pixels (B, C, H, W) and the model's outputs to (B,) or (B, d)."""
+NO_MEASURES: Mapping[str, Measure] = {}
 
 
 @dataclass(frozen=True)
@@ -28,42 +30,37 @@ class Predictions:
     paths: tuple[str, ...]
     """Where the images come from: a file, a sample of a shard, or a number in a data set."""
     labels: Tensor
-    """(N,); -1 where unknown."""
-    keys: Tensor
-    """A hash of each image's pixels, (N,) in int64: the same image has the same key in any data set."""
+    """True classes, (N,); -1 where unknown."""
     logits: Tensor
     """(N, M)."""
     log_priors: Tensor
-    """Of the classes, (M,); uniform for a baseline."""
-    complexity: Tensor
-    """Bits of the image in a lossless code, and of smaller versions of it, (N, scales) in float64."""
-    terms: Tensor | None
-    """log p(z), then the log-determinants before and in each stage: (N, 2 + stages) in float64, in nats.
-    They add up to the log density. None for a baseline."""
-    distance: Tensor | None
-    """Mahalanobis distance of the features to the nearest class, (N,); None before calibration."""
+    """Log p(y), (M,); uniform for a ResNet."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """What else is known of each image, (N,) or (N, d): ``log_density_terms`` of a model with a density (in
+    float64, in nats), ``keys`` from a runner, and one column for each measure."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def log_posterior(self) -> Tensor:
         """Log p(y | x), (N, M) in float64."""
         return self.logits.double().log_softmax(1)
 
-    @property
+    @cached_property
     def posterior(self) -> Tensor:
         """p(y | x), (N, M) in float64."""
         return self.logits.double().softmax(1)
 
-    @property
+    @cached_property
     def log_density(self) -> Tensor | None:
-        """Log p(x) of the 8-bit image in nats, (N,) in float64; None for a baseline."""
-        return None if self.terms is None else self.terms.sum(1)
+        """Log p(x) of the 8-bit image in nats, (N,) in float64; None of a model without a density."""
+        terms = self.columns.get("log_density_terms")
+        return None if terms is None else terms.sum(1)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
-        """Log p(x | y) of the 8-bit image in nats, (N, M) in float64; None for a baseline.
+        """Log p(x | y) of the 8-bit image in nats, (N, M) in float64; None of a model without a density.
 
         By Bayes: log p(y | x) + log p(x) - log p(y).
         """
@@ -71,53 +68,81 @@ class Predictions:
             return None
         return self.log_posterior + self.log_density[:, None] - self.log_priors.double()
 
+    @classmethod
+    def of(
+        cls,
+        outputs: Outputs,
+        model: Model,
+        batch: NamedBatch,
+        measures: Mapping[str, Measure] = NO_MEASURES,
+    ) -> "Predictions":
+        """Return what ``model`` says of a batch of 8-bit images, labels and names, from its ``outputs``."""
+        images, labels, paths = batch
+        columns = {name: measure(images, outputs).cpu() for name, measure in measures.items()}
+        if outputs.log_density_terms is not None:
+            columns["log_density_terms"] = outputs.log_density_terms.cpu()
+        return cls(paths, labels, outputs.logits.cpu(), model.log_priors, columns)
+
     def save(self, path: Path) -> None:
-        """As one safetensors file."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        text = "".join(f"{path}\0" for path in self.paths)
-        tensors["paths"] = torch.tensor(bytearray(text.encode(errors=ANY_NAME)), dtype=torch.uint8)
+        """Write one safetensors file."""
+        text = "".join(f"{path}\0" for path in self.paths).encode(errors=ANY_NAME)
+        tensors = {
+            **self.columns,
+            "labels": self.labels,
+            "logits": self.logits,
+            "log_priors": self.log_priors,
+            "paths": torch.tensor(bytearray(text), dtype=torch.uint8),
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             write_tensors(tensors, temporary)
 
     @classmethod
     def load(cls, path: Path) -> "Predictions | None":
-        """What :meth:`save` wrote; None if the file is cut or foreign."""
+        """Read what :meth:`save` wrote; None if the file is cut or foreign."""
         try:
-            tensors: dict[str, Any] = load_file(path)
-            text = bytes(tensors.pop("paths").numpy()).decode(errors=ANY_NAME)
-            found = cls(tuple(text.split("\0")[:-1]), **{"terms": None, "distance": None, **tensors})
-            columns = [getattr(found, name) for name in COLUMNS]
-            whole = all(len(column) == len(found.paths) for column in columns if column is not None)
+            tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in load_file(path).items()}
+            paths = bytes(tensors.pop("paths").numpy()).decode(errors=ANY_NAME).split("\0")[:-1]
+            own = {name: tensors.pop(name) for name in ("labels", "logits", "log_priors")}
+            whole = all(
+                len(column) == len(paths) for column in (own["labels"], own["logits"], *tensors.values())
+            )
         except (OSError, SafetensorError, KeyError, TypeError):
             return None
-        return found if whole else None
+        return cls(tuple(paths), **own, columns=tensors) if whole else None
 
     @classmethod
     def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
-        """All images of ``parts``."""
-        columns = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
-        joined: dict[str, Any] = {
-            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
-        }
-        return replace(parts[0], paths=tuple(path for part in parts for path in part.paths), **joined)
+        """Return all images of ``parts``."""
+        return cls(
+            tuple(path for part in parts for path in part.paths),
+            torch.cat([part.labels for part in parts]),
+            torch.cat([part.logits for part in parts]),
+            parts[0].log_priors,
+            {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
+        )
 
     def __getitem__(self, indices: Tensor) -> "Predictions":
-        """Those of the images ``indices``."""
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        chosen: dict[str, Any] = {
-            name: None if column is None else column[indices] for name, column in columns.items()
-        }
-        return replace(self, paths=tuple(self.paths[i] for i in indices.tolist()), **chosen)
+        """Return those of the images ``indices``."""
+        return Predictions(
+            tuple(self.paths[i] for i in indices.tolist()),
+            self.labels[indices],
+            self.logits[indices],
+            self.log_priors,
+            {name: column[indices] for name, column in self.columns.items()},
+        )
 
 
 def predict_batches(
-    model: Model, batches: Iterable[NamedBatch], gaussian: FeatureGaussian | None = None
+    model: Model, batches: Iterable[NamedBatch], measures: Mapping[str, Measure] = NO_MEASURES
 ) -> Predictions:
-    """``model``, in evaluation mode, on batches of 8-bit images (B, C, H, W), labels (B,) and names."""
+    """Return what ``model``, in evaluation mode, says of batches of 8-bit images, labels and names."""
     model = model.frozen()
-    parts = [predict(model, *batch, gaussian) for batch in batches]
-    return Predictions.joined(parts) if parts else _nothing(model, gaussian)
+    parts = [predict(model, *batch, measures) for batch in batches]
+    if parts:
+        return Predictions.joined(parts)
+    image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
+    return predict(model, image, torch.zeros(1, dtype=torch.long), ("",), measures)[torch.arange(0)]
 
 
 @torch.inference_mode()
@@ -126,41 +151,18 @@ def predict(
     images: Tensor,
     labels: Tensor,
     paths: tuple[str, ...],
-    gaussian: FeatureGaussian | None = None,
+    measures: Mapping[str, Measure] = NO_MEASURES,
 ) -> Predictions:
-    """``model`` on one batch."""
-    passed = model.outputs(to_float(images, model.device))
-    return predictions_of(passed, model, images, labels, paths, gaussian)
-
-
-def predictions_of(
-    passed: Outputs,
-    model: Model,
-    images: Tensor,
-    labels: Tensor,
-    paths: tuple[str, ...],
-    gaussian: FeatureGaussian | None = None,
-) -> Predictions:
-    """What ``model`` says of 8-bit ``images`` that have ``passed`` it."""
-    return Predictions(
-        paths,
-        labels,
-        image_keys(images),
-        passed.logits.cpu(),
-        model.log_priors,
-        code_lengths_by_scale(images).cpu(),
-        None if passed.log_density_terms is None else passed.log_density_terms.cpu(),
-        None if gaussian is None else gaussian.distance(passed.features).cpu(),
-    )
-
-
-def _nothing(model: Model, gaussian: FeatureGaussian | None) -> Predictions:
-    """Of no images, with the same columns."""
-    channels, height, width = model.image_shape
-    none = torch.zeros(1, channels, height, width, dtype=torch.uint8)
-    return predict(model, none, torch.zeros(1, dtype=torch.long), ("",), gaussian)[torch.arange(0)]
+    """Return what ``model`` says of one batch, and what ``measures`` find."""
+    outputs = model.outputs(to_float(images, model.device))
+    return Predictions.of(outputs, model, (images, labels, paths), measures)
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:
-    """8-bit images to floats in [0, 1] on ``device``."""
+    """Turn 8-bit images to floats in [0, 1] on ``device``."""
     return images.to(device, non_blocking=True).float() / 255
+
+
+def batch_size(model: Model) -> int:
+    """Return the number of images that should pass a network at a time."""
+    return min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))

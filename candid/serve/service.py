@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from candid.data.images import to_png
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
-from candid.inference.runner import batch_size
+from candid.inference.predictions import batch_size
 from candid.models.protocol import Model, as_latent, require_latent
 from candid.serve.answers import (
     Changed,
@@ -38,9 +37,10 @@ from candid.serve.answers import (
     Unusable,
 )
 from candid.serve.limits import FILES, Limits
-from candid.trust.examine import Examination, Examiner
+from candid.trust.examine import Examiner
 from candid.trust.examine import Unusable as NoExamination
 from candid.trust.judge import Judge
+from candid.trust.verdict import Examination
 
 TOP = 5
 """Heatmaps and nearest classes."""
@@ -76,7 +76,7 @@ class Service:
     ready = True
 
     def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
-        self.examiner = Examiner(model, name)
+        self.examiner = Examiner(model, name, evidence=True)
         self.preprocessing = self.examiner.preprocessing
         self.model, self.name, self.summary = self.examiner.model, name, summary
         self.classes = self.model.class_names
@@ -137,7 +137,7 @@ class Service:
     def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
         """The answers to each request, from one pass of the network; an exception if there are none."""
         images = [each.image for asked in requests for each in asked]
-        found = iter(self.examiner.judged([(Path(str(i)), image) for i, image in enumerate(images)]))
+        found = iter(self.examiner.judged([(str(i), image) for i, image in enumerate(images)]))
         answers: list[list[Judged | Unusable] | Exception] = []
         for asked in requests:
             judged = list(islice(found, len(asked)))
@@ -154,21 +154,24 @@ class Service:
         return unusable(asked.file, found.reason)
 
     def _judged(self, asked: Asked, examined: Examination) -> Judged:
-        names, verdict = self.classes, examined.verdict
+        assert examined.evidence is not None
         explained = None
         if asked.explain and self.explainer is not None:
             explained = self._explained(examined, self.explainer.explain(examined))
         return Judged(
             file=asked.file,
-            class_=names[examined.classes[0]],
-            posterior=examined.posterior[0],
-            classes=self._shares(examined.classes, examined.posterior),
+            class_=examined.label,
+            posterior=examined.confidence,
+            classes=[
+                ClassShare(class_=name, posterior=share)
+                for name, share in examined.to_dict()["posterior"].items()
+            ],
             p_value=examined.p_value,
             p_value_in_class=examined.class_p_value,
-            verdict=None if verdict is None else verdict.kind,
-            agreeing=None if verdict is None else [names[y] for y in verdict.classes],
+            verdict=examined.verdict,
+            agreeing=None if examined.classes is None else list(examined.classes),
             log_density_nats=examined.log_density,
-            seen=as_png(examined.image) if asked.explain else None,
+            seen=as_png(examined.evidence.image) if asked.explain else None,
             explanation=explained,
         )
 
@@ -205,12 +208,12 @@ class Service:
                 half_height=space.half_height,
                 boundary=space.boundary,
             ),
-            nearest_classes=self.neighbours[examined.classes[0]],
+            nearest_classes=self.neighbours[self.classes.index(examined.label)],
         )
 
     def change(self, asked: Asked) -> Changed | Impossible:
         """What would make it the class ``asked.towards``."""
-        fast = self.examiner.fast
+        fast = self.examiner.frozen
         try:
             return self._changed(
                 asked,
@@ -273,9 +276,9 @@ def _neighbours(model: Model) -> list[list[Neighbour]]:
 def _held_out(judge: Judge) -> HeldOutScores:
     """With the histogram of the scores that p-values come from, as the p-value at the ends of its bars."""
     known = judge.held_out.statistics
-    detector = judge.test.fitted(known)
+    detector = judge.detector
     chosen = torch.linspace(0, len(judge.held_out) - 1, min(KNOWN, len(judge.held_out))).round().long()
-    statistic = judge.test.statistic(known)[chosen]
+    statistic = judge.score.of(known)[chosen]
     scores, order = detector.score(statistic).sort()
     p_values = detector.p_value(statistic)[order]
     beyond = scores[p_values <= judge.novelty / 2]  # of the farthest the first: others would be narrow
@@ -283,7 +286,7 @@ def _held_out(judge: Judge) -> HeldOutScores:
     ends = np.linspace(float(scores[0]), float(last), BARS + 1)
     return HeldOutScores(
         images=len(judge.held_out),
-        test=judge.test.name,
+        test=judge.score.name,
         novelty=judge.novelty,
         error=judge.error,
         tail=Tail(scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()),

@@ -17,7 +17,7 @@ from candid._support.randomness import generator
 from candid.data.loader import Batch, named_batches, training_batches
 from candid.data.splits import Split
 from candid.inference.predictions import to_float
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.flow.loss import Losses
 from candid.models.protocol import as_latent
@@ -33,7 +33,7 @@ from candid.training.optimiser import (
 from candid.training.run_folder import RESTORE, Row, RunFolder, State, data_digest
 from candid.training.setup import Setup, batch_norms
 from candid.training.tensorboard import TensorBoardWriter
-from candid.trust.held_out import calibrate_saved
+from candid.trust.calibrate import calibrate_saved
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
@@ -296,7 +296,7 @@ class Run:
         results: dict[str, Any] = {"val": val, "seconds": seconds, "step": self.step}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        passes = Passes(self.model, self.fabric, None, self.options.workers, self.display)
+        passes = Runner(self.model, self.fabric, None, self.options.workers, self.display)
         calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
         if self.fabric.is_global_zero:
             self.folder.write_results(results)

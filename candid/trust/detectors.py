@@ -1,47 +1,41 @@
-"""Is this image like anything the model was trained on?"""
+"""Detectors: is this image like the held-out images?
+
+Scalar detectors judge one statistic per image, (N,). One statistic has blind spots: an image can have a
+typical log p(x) and an untypical norm of z. Density detectors take d statistics per image, (N, d), estimate
+their density over held-out images and call images of a low density outliers: Morningstar et al. (2021),
+https://arxiv.org/abs/2006.09273
+"""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.randomness import generator
 
 T = TypeVar("T")
+CHUNK = 2**18  # kernel values at a time: 2 MB
+SMALLEST_VARIANCE = 1e-8  # of a direction in the space of standardised statistics
+FARTHEST = 1e100  # standard deviations: its square is finite
+ROUNDING = 1e-9
 
 
-def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
-    """Conformal p-values of outlier scores: ``(1 + #{calibration >= score}) / (n + 1)``.
+def p_values(scores: Tensor, held_out: Tensor) -> Tensor:
+    """Return the conformal p-values of outlier scores: ``(1 + #{held-out >= score}) / (n + 1)``.
 
-    ``calibration`` are the scores of n images that the model was not trained on. If an image comes
-    from where they come from, its p-value is at most t with a probability of at most t.
+    ``held_out`` are the scores of n images that the model was not trained on. If an image is exchangeable
+    with them, its p-value is at most t with a probability of at most t.
 
     >>> p_values(torch.tensor([0.5, 9.0]), torch.tensor([0.1, 0.2, 0.9]))
     tensor([0.5000, 0.2500], dtype=torch.float64)
     """
-    ordered = calibration.double().contiguous().sort().values
+    ordered = held_out.double().contiguous().sort().values
     at_least = len(ordered) - torch.searchsorted(ordered, scores.double().contiguous())
     return (1 + at_least).double() / (len(ordered) + 1)
-
-
-def waic(log_densities: Tensor) -> Tensor:
-    """The Watanabe-Akaike criterion of an ensemble of models, for `OneTailed`: low is an outlier.
-
-    Mean minus variance over the models of log p(x), (N, models) to (N,); the variance is the mean square
-    distance from the mean (divided by the number of models, not by one less). An image to which a model
-    gives an infinite log density gets -inf. Choi, Jang & Alemi (2018), https://arxiv.org/abs/1810.01392
-
-    >>> waic(torch.tensor([[-4.0, -6.0], [-5.0, -5.0]]))
-    tensor([-6., -5.], dtype=torch.float64)
-    """
-    log_densities = checked(log_densities, 2)
-    if log_densities.shape[1] < 2:
-        raise CandidError(f"WAIC needs the log densities of at least 2 models, not {log_densities.shape[1]}.")
-    criterion = log_densities.mean(1) - log_densities.var(1, correction=0)
-    return criterion.masked_fill(log_densities.isinf().any(1), -math.inf)
 
 
 class Detector(ABC):
@@ -73,8 +67,16 @@ class Detector(ABC):
 
     @property
     @abstractmethod
-    def ranks(self) -> int:
-        """Held-out images that an image is ranked among; others may have shaped the score."""
+    def n_reference(self) -> int:
+        """The number of held-out images that an image is ranked among; others may have shaped the score."""
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return what `fit` learned, to be saved; nothing if the detector has to be fitted again."""
+        return {}
+
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take over what `to_tensors` returned, instead of fitting."""
+        raise NotImplementedError
 
 
 class ScalarDetector(Detector):
@@ -98,9 +100,18 @@ class ScalarDetector(Detector):
         return fitted(self._ordered)
 
     @property
-    def ranks(self) -> int:
+    def n_reference(self) -> int:
         """All of them."""
         return len(self.ordered)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the held-out values."""
+        return {"ordered": self.ordered}
+
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take over the held-out values."""
+        self._ordered = tensors["ordered"]
+        return self
 
     @abstractmethod
     def accepted(self, alpha: float) -> tuple[float, float]:
@@ -204,7 +215,7 @@ class TwoTailed(ScalarDetector):
         """0 in the middle, 1 at the ends of the held-out values, more beyond."""
         ordered, t = self.ordered, checked(statistic, 1)
         inside = t.clamp(ordered[0], ordered[-1])
-        tail = torch.minimum(share_below(inside, ordered), share_below(-inside, -ordered.flip(0)))
+        tail = torch.minimum(ecdf(inside, ordered), ecdf(-inside, -ordered.flip(0)))
         unit = ordered.std(correction=0) if ordered[0] < ordered[-1] else 1
         return torch.where(t == inside, (1 - 2 * tail).clamp(min=0), 1 + (t - inside).abs() / unit)
 
@@ -221,63 +232,143 @@ class TwoTailed(ScalarDetector):
         return (self.ordered[k - 1].item(), self.ordered[n - k].item()) if k else (-math.inf, math.inf)
 
 
-class PerClass:
-    """One detector for each predicted class of images.
+class KernelDensity:
+    """A density estimate from ``rows``, (n, d): a Gaussian around each, shaped as their covariance.
 
-    Classes of fewer than ``minimum`` held-out images share a detector that is fitted to the images of all.
-
-    What holds (Mondrian conformal prediction), for an image exchangeable with the held-out ones and a
-    predictor that has not seen them: where its class has a detector of its own, P(p <= t | class) <= t.
-    The shared p-value is valid over the images of all classes, not over those of the small classes alone, so
-    over all images P(p <= t) <= t P(own) + min(t, P(shared)): valid if no class is small, else in
-    excess by no more than the share of images in small classes, and never above 2 t.
-
-    A class of n images gives p-values of 1 / (n + 1) and more: choose ``minimum`` for the level you test at.
-    Scores are those of the class's detector: they rank images within a class, p-values across classes.
-
-    >>> log_density = torch.cat((torch.linspace(0, 1, 50), torch.linspace(100, 101, 50)))
-    >>> test = PerClass(TwoTailed).fit(log_density, torch.arange(100) // 50)
-    >>> test.p_value(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
-    tensor([1.0000, 0.0392], dtype=torch.float64)
+    The covariance of each Gaussian is that of the rows times n^(-2 / (d + 4)), Scott's rule. Where the rows
+    do not vary, as in a constant column or in one that is the sum of others, a small variance is assumed.
     """
 
-    _shared: Detector | None = None
+    PARTS = ("_mean", "_scale", "_whiten", "_centres", "_log_norm")
 
-    def __init__(self, detector_factory: Callable[[], Detector], minimum: int = 20) -> None:
-        self._new, self._minimum = detector_factory, minimum
+    def __init__(self, rows: Tensor) -> None:
+        n, d = rows.shape
+        self._mean = rows.mean(0)
+        deviation = ((rows - self._mean).square().sum(0) / max(n - 1, 1)).sqrt()
+        self._scale = torch.where(deviation > 1e-10 * rows.abs().amax(0), deviation, 1)
+        standard = (rows - self._mean) / self._scale
+        variances, axes = torch.linalg.eigh(standard.T @ standard / max(n - 1, 1))
+        widths = variances.clamp(min=SMALLEST_VARIANCE).sqrt() * n ** (-1 / (d + 4))
+        self._whiten = axes / widths
+        self._centres = standard @ self._whiten
+        self._log_norm = math.log(n) + d / 2 * math.log(2 * math.pi) + (self._scale * widths).log().sum()
 
-    def fit(self, held_out: Tensor, classes: Tensor) -> Self:
-        """Learn from the statistic of held-out images and their predicted classes, (n,)."""
-        check_classes(held_out, classes)
-        self._shared = self._new().fit(held_out)
-        found, counts = classes.unique(return_counts=True)
-        large = found[counts >= self._minimum].tolist()
-        self._own = {c: self._new().fit(held_out[classes == c]) for c in large}
+    def negative_log(self, rows: Tensor) -> Tensor:
+        """-log density, (N,): finite, and rising with the square of the distance far away."""
+        standard = ((rows - self._mean) / self._scale).clamp(-FARTHEST, FARTHEST)
+        points = standard @ self._whiten
+        log_sum = torch.empty_like(points[:, 0])
+        size = max(1, CHUNK // len(self._centres))
+        for chunk, part in zip(points.split(size), log_sum.split(size), strict=True):
+            # differences, not products of matrices: the same point gives the same distance, and 0 to itself
+            distance = torch.cdist(chunk, self._centres, compute_mode="donot_use_mm_for_euclid_dist")
+            torch.logsumexp(distance.square_().mul_(-0.5), dim=1, out=part)
+        return self._log_norm - log_sum
+
+
+def shuffled_halves(n: int) -> tuple[Tensor, Tensor]:
+    """Return which of ``n`` held-out images a density is fitted to, and which rank its scores."""
+    order = torch.randperm(n, generator=generator(0))
+    return order[: n // 2], order[n // 2 :]
+
+
+class DensityDetector(Detector):
+    """The score is -log of a density, fitted to a half of the held-out images; the other half ranks it.
+
+    The halves are a fixed shuffle: the density knows nothing of the images that rank it, so the p-values are
+    valid, however bad the density is. n held-out images give p-values of 1 / (n / 2 + 1) and more.
+    """
+
+    _columns: int = 0
+    _densities: list[KernelDensity] | None = None
+
+    @abstractmethod
+    def _together(self, rows: Tensor) -> Sequence[Tensor]:
+        """The groups of columns that have one density each."""
+
+    def fit(self, held_out: Tensor) -> Self:
+        """Estimate the density from one half, score the other half."""
+        rows = checked_held_out(held_out, 2, at_least=2)
+        shaping, ranking = (rows[half.to(rows.device)] for half in shuffled_halves(len(rows)))
+        self._columns = rows.shape[1]
+        self._densities = [KernelDensity(group) for group in self._together(shaping)]
+        self._scores = self.score(ranking)
         return self
 
-    def score(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """How far out among the images of the same class."""
-        return self._by_class(lambda detector, rows: detector.score(rows), statistic, classes)
+    def score(self, statistic: Tensor) -> Tensor:
+        """-log density."""
+        densities, rows = fitted(self._densities), checked(statistic, 2)
+        if rows.shape[1] != self._columns:
+            raise CandidError(
+                f"The detector was fitted to {self._columns} statistics an image, not to {rows.shape[1]}."
+            )
+        groups = self._together(rows)
+        return torch.stack(
+            [density.negative_log(g) for density, g in zip(densities, groups, strict=True)]
+        ).sum(0)
 
-    def p_value(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """How often an image of the same class is as far out."""
-        return self._by_class(lambda detector, rows: detector.p_value(rows), statistic, classes)
+    @property
+    def smallest_p_value(self) -> float:
+        """That of an image that is farther out than the whole second half."""
+        return 1 / (self.n_reference + 1)
 
-    def _by_class(
-        self, ask: Callable[[Detector, Tensor], Tensor], statistic: Tensor, classes: Tensor
-    ) -> Tensor:
-        shared = fitted(self._shared)
-        check_classes(statistic, classes)
-        answers = torch.empty(len(statistic), dtype=torch.float64, device=statistic.device)
-        for c in classes.unique().tolist():
-            answers[classes == c] = ask(self._own.get(c, shared), statistic[classes == c])
-        return answers
+    @property
+    def n_reference(self) -> int:
+        """The second half."""
+        fitted(self._densities)
+        return len(self._scores)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the densities and the scores of the second half."""
+        densities = enumerate(fitted(self._densities))
+        parts = {f"{i}{name}": value for i, density in densities for name, value in vars(density).items()}
+        return {"scores": self._scores, **parts}
+
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take over the densities and the scores."""
+        self._scores, self._densities = tensors["scores"], []
+        while f"{len(self._densities)}_mean" in tensors:
+            density, i = KernelDensity.__new__(KernelDensity), len(self._densities)
+            vars(density).update({name: tensors[f"{i}{name}"] for name in KernelDensity.PARTS})
+            self._densities.append(density)
+        self._columns = sum(len(density._mean) for density in self._densities)
+        return self
+
+    def p_value(self, statistic: Tensor) -> Tensor:
+        """The rank among the second half; scores that differ by rounding count as equal."""
+        score = self.score(statistic)
+        return p_values(score - ROUNDING * (1 + score.abs()), self._scores)
 
 
-def share_below(t: Tensor, ordered: Tensor) -> Tensor:
+class TypicalSet(DensityDetector):
+    """Each statistic must be typical on its own: the sum over them of -log of a one-dimensional density.
+
+    >>> rows = torch.randn(2000, 2, generator=generator(0))
+    >>> TypicalSet().fit(rows).p_value(torch.tensor([[0.0, 0.0], [0.0, 9.0]])) <= 0.01
+    tensor([False,  True])
+    """
+
+    def _together(self, rows: Tensor) -> Sequence[Tensor]:
+        return rows.split(1, dim=1)
+
+
+class DensityOfStates(DensityDetector):
+    """The statistics must be typical together: -log of one d-dimensional density.
+
+    >>> first, noise = torch.randn(2, 2000, generator=generator(0))
+    >>> rows = torch.stack((first, first + 0.1 * noise), dim=1)
+    >>> DensityOfStates().fit(rows).p_value(torch.tensor([[1.0, 1.0], [1.0, -1.0]])) <= 0.01
+    tensor([False,  True])
+    """
+
+    def _together(self, rows: Tensor) -> Sequence[Tensor]:
+        return [rows]
+
+
+def ecdf(t: Tensor, ordered: Tensor) -> Tensor:
     """The distribution function of ``ordered`` at ``t`` in its range, linear between values.
 
-    >>> share_below(torch.tensor([0.0, 3.0, 4.0]), torch.tensor([0.0, 2.0, 4.0]))
+    >>> ecdf(torch.tensor([0.0, 3.0, 4.0]), torch.tensor([0.0, 2.0, 4.0]))
     tensor([0.0000, 0.7500, 1.0000])
     """
     last = len(ordered) - 1

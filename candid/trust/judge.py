@@ -1,81 +1,333 @@
-"""The judge: predictions to p-values and verdicts."""
+"""The judge: held-out scores of a model, detectors fitted to them once, p-values and verdicts."""
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.inference.predictions import Predictions
-from candid.trust.detectors import Detector, PerClass, checked_level
-from candid.trust.held_out import HeldOut
-from candid.trust.scores import OodTest, Statistics, default_test, named_test
-from candid.trust.verdict import Verdict, check_enough, verdicts
+from candid.inference.predictions import Measure, Predictions
+from candid.inference.runner import VERSION
+from candid.models.protocol import Model, weights_digest
+from candid.trust.detectors import Detector, check_classes, checked_level, fitted
+from candid.trust.scores import (
+    SCORES,
+    FeatureGaussian,
+    Score,
+    Statistics,
+    chosen_score,
+    measures_for,
+    statistics_of,
+)
+from candid.trust.verdict import Examination, Level, Promises, Verdict, check_enough, verdicts
+
+LEVEL = 0.05
+"""The level at which an image of another set counts as detected."""
+NOVELTY, ERROR = 0.01, 0.05
+"""Default levels of the verdict."""
+STATISTIC, GAUSSIAN, FIT = "statistic.", "gaussian.", "fit."
+OLD_NAMES = {"terms": "log_density_terms"}
+"""Statistics that were called otherwise in models of earlier versions."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a model knows of images that it was not trained on: p-values and verdicts come from it."""
+
+    statistics: dict[str, Tensor]
+    """Statistics of each image; see :func:`candid.trust.scores.statistics_of`."""
+    temperature: float
+    """What the logits must be divided by for the lowest cross-entropy."""
+    gaussian: FeatureGaussian | None
+    """Where the features of the training images lie."""
+    fits: dict[str, Tensor] = field(default_factory=dict)
+    """Detectors that were fitted already, by score and class."""
+
+    def __len__(self) -> int:
+        return len(self.statistics["predicted"])
+
+    @classmethod
+    def of(cls, model: Model) -> "HeldOut | None":
+        """Return what ``model`` carries; None if it was never calibrated, or if it was changed since then."""
+        tensors = model.held_out
+        if not tensors or not _is_of(model, tensors):
+            return None
+        try:
+            gaussian = _under(GAUSSIAN, tensors)
+            statistics = _under(STATISTIC, tensors)
+            return cls(
+                {OLD_NAMES.get(name, name): values for name, values in statistics.items()},
+                float(tensors["temperature"]),
+                FeatureGaussian(**gaussian) if gaussian else None,
+                _under(FIT, tensors),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CandidError(
+                f"The model's held-out scores can't be read ({error}): calibrate it again."
+            ) from error
+
+    def attach(self, model: Model) -> None:
+        """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
+        score, gaussian = chosen_score(self.statistics), {} if self.gaussian is None else vars(self.gaussian)
+        fit = _fitted(self, score).to_tensors()
+        model.held_out = {
+            "temperature": torch.tensor(self.temperature, dtype=torch.float64),
+            "fingerprint": _fingerprint(model),
+            **{STATISTIC + name: values for name, values in self.statistics.items()},
+            **{GAUSSIAN + name: values for name, values in gaussian.items()},
+            **{f"{FIT}{score.name}.{name}": values for name, values in fit.items()},
+        }
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _is_of(model: Model, tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether ``tensors`` were measured with ``model`` as it is; earlier versions hashed weights."""
+    if "fingerprint" in tensors:
+        return torch.equal(tensors["fingerprint"], _fingerprint(model))
+    digest = weights_digest(model)
+    digest.update(str(VERSION).encode())
+    return torch.equal(tensors.get("weights", torch.empty(0)), _bytes(digest.digest()))
+
+
+def _fingerprint(model: Model) -> Tensor:
+    return _bytes(bytes.fromhex(model.fingerprint()) + bytes([VERSION]))
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.tensor(list(content), dtype=torch.uint8)
+
+
+def needed(model: Model, path: object = "this model") -> HeldOut:
+    """Return what ``model`` carries, or raise an error that says how to add it."""
+    found = HeldOut.of(model)
+    if found is None:
+        raise CandidError(
+            f"'{path}' has no held-out scores, which p-values come from: add them with "
+            f"'candid calibrate {path} DATA', DATA being what it was trained on."
+        )
+    return found
+
+
+class PerClass:
+    """One detector for each predicted class of images.
+
+    Classes of fewer than ``minimum`` held-out images share a detector that is fitted to the images of all.
+
+    What holds (Mondrian conformal prediction), for an image exchangeable with the held-out ones and a
+    predictor that has not seen them: where its class has a detector of its own, P(p <= t | class) <= t.
+    The shared p-value is valid over the images of all classes, not over those of the small classes alone, so
+    over all images P(p <= t) <= t P(own) + min(t, P(shared)): valid if no class is small, else in
+    excess by no more than the share of images in small classes, and never above 2 t.
+
+    A class of n images gives p-values of 1 / (n + 1) and more: choose ``minimum`` for the level you test at.
+    Scores are those of the class's detector: they rank images within a class, p-values across classes.
+
+    >>> from candid.trust.detectors import TwoTailed
+    >>> log_density = torch.cat((torch.linspace(0, 1, 50), torch.linspace(100, 101, 50)))
+    >>> test = PerClass(TwoTailed).fit(log_density, torch.arange(100) // 50)
+    >>> test.p_value(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
+    tensor([1.0000, 0.0392], dtype=torch.float64)
+    """
+
+    _shared: Detector | None = None
+
+    def __init__(self, detector_factory: Callable[[], Detector], minimum: int = 20) -> None:
+        self._new, self._minimum = detector_factory, minimum
+
+    def fit(self, held_out: Tensor, classes: Tensor, shared: Detector | None = None) -> Self:
+        """Learn from the statistic of held-out images and their predicted classes, (n,).
+
+        ``shared`` is a detector that was fitted to all of them already.
+        """
+        check_classes(held_out, classes)
+        self._shared = self._new().fit(held_out) if shared is None else shared
+        found, counts = classes.unique(return_counts=True)
+        large = found[counts >= self._minimum].tolist()
+        self._own = {c: self._new().fit(held_out[classes == c]) for c in large}
+        return self
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return what `fit` learned, to be saved; nothing if the detectors have to be fitted again."""
+        fits = {"all": fitted(self._shared), **self._own}
+        return {
+            f"{key}.{name}": value for key, fit in fits.items() for name, value in fit.to_tensors().items()
+        }
+
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Take over what `to_tensors` returned."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            key, _, part = name.partition(".")
+            parts.setdefault(key, {})[part] = value
+        fits = {key: self._new().from_tensors(each) for key, each in parts.items()}
+        self._shared = fits.pop("all")
+        self._own = {int(key): fit for key, fit in fits.items()}
+        return self
+
+    @property
+    def shared(self) -> Detector:
+        """The detector that is fitted to the images of all classes."""
+        return fitted(self._shared)
+
+    def score(self, statistic: Tensor, classes: Tensor) -> Tensor:
+        """How far out among the images of the same class."""
+        return self._by_class(lambda detector, rows: detector.score(rows), statistic, classes)
+
+    def p_value(self, statistic: Tensor, classes: Tensor) -> Tensor:
+        """How often an image of the same class is as far out."""
+        return self._by_class(lambda detector, rows: detector.p_value(rows), statistic, classes)
+
+    def _by_class(
+        self, ask: Callable[[Detector, Tensor], Tensor], statistic: Tensor, classes: Tensor
+    ) -> Tensor:
+        shared = fitted(self._shared)
+        check_classes(statistic, classes)
+        answers = torch.empty(len(statistic), dtype=torch.float64, device=statistic.device)
+        for c in classes.unique().tolist():
+            answers[classes == c] = ask(self._own.get(c, shared), statistic[classes == c])
+        return answers
+
+
+def _fitted(held_out: HeldOut, score: Score) -> PerClass:
+    """Return the detectors of ``score``: those that were saved, else fitted now."""
+    new = PerClass(score.new_detector, math.ceil(2 / LEVEL))  # enough for a p-value of LEVEL, also of a half
+    saved = _under(f"{score.name}.", held_out.fits)
+    if saved:
+        return new.from_tensors(saved)
+    return new.fit(score.of(held_out.statistics), held_out.statistics["predicted"])
+
+
+def measures_of(model: Model) -> dict[str, Measure]:
+    """Return what must be measured of images for all scores; nothing for a model without held-out scores."""
+    held_out = HeldOut.of(model)
+    return {} if held_out is None else measures_for(SCORES.values(), held_out.gaussian)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Turns predictions into p-values and verdicts."""
+    """Turns predictions into p-values and verdicts, with detectors that are fitted once.
+
+    Example:
+        >>> import candid
+        >>> judge = Judge.of(candid.load("cifar10-beta1"), novelty=0.05)
+        >>> judge.score.name, judge.promises.novelty.in_force
+        ('joint', 0.05)
+    """
 
     held_out: HeldOut
-    test: OodTest
-    novelty: float
-    error: float
+    class_names: tuple[str, ...]
+    score: Score
+    promises: Promises
+    by_class: PerClass
 
     @classmethod
     def of(
         cls,
-        held_out: HeldOut,
-        test: str | None = None,
+        model: Model,
+        score: str | None = None,
         novelty: float | None = None,
         error: float | None = None,
+        held_out: HeldOut | None = None,
     ) -> "Judge":
-        """With the default test and levels where none are given.
+        """Return the judge of a model that carries held-out scores.
 
-        A level below what so few held-out images can show is raised to the least one that they can.
+        Args:
+            model: the model.
+            score: what decides whether an image is novel; see :data:`candid.trust.scores.SCORES`.
+            novelty: the share of ordinary images that may be called novel; by default 0.01, or the smallest
+                level that the number of held-out images allows.
+            error: the share of ordinary images whose class set may miss the true class; by default 0.05.
+            held_out: use these held-out scores instead of those that the model carries.
         """
-        chosen = default_test(held_out.statistics) if test is None else named_test(test, held_out.statistics)
-        smallest = chosen.fitted(held_out.statistics).smallest_p_value
-        novelty = max(NOVELTY, smallest) if novelty is None else novelty
-        error = max(ERROR, 1 / (len(held_out) + 1)) if error is None else error
-        if checked_level("novelty", novelty) < smallest:
+        held_out = needed(model) if held_out is None else held_out
+        chosen = chosen_score(held_out.statistics, score)
+        by_class = _fitted(held_out, chosen)
+        n, smallest = len(held_out), by_class.shared.smallest_p_value
+        levels = Level(novelty, max(NOVELTY, smallest) if novelty is None else novelty, smallest)
+        errors = Level(error, max(ERROR, 1 / (n + 1)) if error is None else error, 1 / (n + 1))
+        if checked_level("novelty", levels.in_force) < smallest:
             raise CandidError(
-                f"With {len(held_out)} held-out images no image can be called novel at the level {novelty} "
-                f"by the test '{chosen.name}': calibrate with more, or raise --novelty to {smallest:.2g}."
+                f"With {n} held-out images no image can be called novel at the level {novelty} by the score "
+                f"'{chosen.name}': calibrate with more images, or raise --novelty to {smallest:.2g}."
             )
-        check_enough("error", error, len(held_out), "no class can be ruled out")
-        return cls(held_out, chosen, novelty, error)
-
-    def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
-        """Among all held-out images, and among those of the same predicted class."""
-        values = self.test.statistic(statistics)
-        return self._of_all.p_value(values), self._of_class.p_value(values, statistics["predicted"])
+        check_enough("error", errors.in_force, n, "no class can be ruled out")
+        promises = Promises(chosen.name, by_class.shared.n_reference, levels, errors)
+        return cls(held_out, model.class_names, chosen, promises, by_class)
 
     @property
-    def ranks(self) -> int:
-        """Held-out images that an image is ranked among."""
-        return self._of_all.ranks
+    def novelty(self) -> float:
+        """The share of ordinary images that is called novel."""
+        return self.promises.novelty.in_force
 
-    @cached_property
-    def _of_all(self) -> Detector:
-        return self.test.fitted(self.held_out.statistics)
+    @property
+    def error(self) -> float:
+        """The share of ordinary images whose class set misses the true class."""
+        return self.promises.error.in_force
 
-    @cached_property
-    def _of_class(self) -> PerClass:
-        known = self.held_out.statistics
-        enough = math.ceil(2 / LEVEL)  # for a p-value of LEVEL, also where half of the images rank the others
-        return PerClass(self.test.detector, enough).fit(self.test.statistic(known), known["predicted"])
+    @property
+    def detector(self) -> Detector:
+        """The detector that is fitted to all held-out images."""
+        return self.by_class.shared
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """What must be measured of images for the score."""
+        return measures_for((self.score,), self.held_out.gaussian)
+
+    def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
+        """Return the p-values among all held-out images, and among those of the same predicted class."""
+        values = self.score.of(statistics)
+        return self.detector.p_value(values), self.by_class.p_value(values, statistics["predicted"])
 
     def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
-        """accept, ambiguous or novel."""
+        """Return accept, ambiguous or novel, and the classes that fit, of each image."""
         known = self.held_out.statistics["true_posterior"]
         return verdicts(predictions.posterior, p_value, known, self.novelty, self.error)
 
+    def examine(self, predictions: Predictions) -> list[Examination]:
+        """Return the examinations of images that have the columns of :attr:`measures`."""
+        return examinations(predictions, self.class_names, self)
 
-LEVEL = 0.05
-"""At which an image of another set counts as detected."""
 
-
-NOVELTY, ERROR = 0.01, 0.05
-"""Default levels of the verdict."""
+def examinations(
+    predictions: Predictions, class_names: tuple[str, ...], judge: Judge | None = None
+) -> list[Examination]:
+    """Return what a model says of each image; without p-values and verdicts if there is no ``judge``."""
+    nothing: list[Any] = [None] * len(predictions)
+    p_value = class_p_value = judged = densities = nothing
+    if judge is not None:
+        own, in_class = judge.p_values(statistics_of(predictions))
+        judged = judge.verdicts(predictions, own)
+        p_value, class_p_value = own.tolist(), in_class.tolist()
+    if predictions.log_density is not None:
+        densities = predictions.log_density.tolist()
+    ranked = predictions.posterior.sort(dim=1, descending=True, stable=True)
+    columns = zip(
+        predictions.paths,
+        ranked.indices.tolist(),
+        ranked.values.tolist(),
+        p_value,
+        class_p_value,
+        judged,
+        densities,
+        strict=True,
+    )
+    return [
+        Examination(
+            path,
+            {class_names[y]: share for y, share in zip(order, shares, strict=True)},
+            p,
+            class_p,
+            None if verdict is None else verdict.kind,
+            None if verdict is None else tuple(class_names[y] for y in verdict.classes),
+            density,
+            None if judge is None else judge.promises,
+        )
+        for path, order, shares, p, class_p, verdict, density in columns
+    ]

@@ -1,14 +1,15 @@
 """The options of verdicts, declared once for the commands and the Python calls."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from candid._support.config import Option, check_fields
+from candid.trust.scores import SCORES
 
 ScoreName = Annotated[
     str | None,
     Option(
-        "The score that p-values are computed from.",
+        f"The score that p-values are computed from: {', '.join(SCORES)}.",
         metavar="SCORE",
         default="joint; mahalanobis for a ResNet",
     ),
@@ -40,6 +41,32 @@ class ExamineOptions:
     score: ScoreName = None
     novelty: Novelty = None
     error: ErrorLevel = None
+    skip_bad: Annotated[
+        bool, Option("Leave out images that can't be used, instead of stopping at the first.", hidden=True)
+    ] = False
+    batch: Annotated[
+        int | None,
+        Option("Images that pass the network at a time.", least=1, hidden=True),
+    ] = None
+    __post_init__ = check_fields  # type: ignore[misc]
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Which held-out images are measured."""
+
+    part: Annotated[
+        Literal["train", "val", "test", "all"] | None,
+        Option(
+            "Part of the data to measure.",
+            default="what was kept out of training; else test if present, else val, else all",
+        ),
+    ] = None
+    images: Annotated[int | None, Option("Measure this number of images, evenly spread.", least=1)] = None
+    skip_bad: Annotated[bool, Option("Leave out images that can't be used, instead of stopping.")] = False
+    devices: Annotated[
+        int | None,
+        Option("Number of processes, one on each GPU.", least=1, default="all GPUs, or one CPU process"),
+    ] = None
+    workers: Annotated[int, Option("Processes that read images for each of these.", least=0)] = 2
+    __post_init__ = check_fields  # type: ignore[misc]

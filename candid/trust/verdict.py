@@ -1,25 +1,146 @@
-"""What to do with an image: accept it, look at it because several classes agree, or call it novel."""
+"""Verdicts: accept an image, call it ambiguous because several classes fit, or call it novel."""
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid.models.protocol import Outputs
 from candid.trust.detectors import checked_level, p_values
+
+Kind = Literal["accept", "ambiguous", "novel"]
+TOP = 5
+"""Classes in a record."""
+WIDTHS = (24, 10, 8, 10, 0)
+"""Columns of a line."""
 
 
 class Verdict(NamedTuple):
-    """What the model says of one image, as in Figure 1 of the paper."""
+    """What to do with one image, as in Figure 1 of the paper."""
 
-    kind: Literal["accept", "ambiguous", "novel"]
-    """A typical image of one class; a typical image that several classes agree with; no typical image."""
+    kind: Kind
+    """A typical image of one class; a typical image that several classes fit; not a typical image."""
     classes: tuple[int, ...]
-    """The classes that agree, in order of falling posterior: one, several, none."""
+    """The numbers of the classes that fit, in order of falling posterior: one, several, none."""
+
+
+class Level(NamedTuple):
+    """One promise of a verdict."""
+
+    asked: float | None
+    """What the user asked for; None for the default."""
+    in_force: float
+    smallest: float
+    """The smallest level that this number of held-out images allows."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What verdicts promise, on average over the draw of the held-out images."""
+
+    score: str
+    """The score that decides what is novel."""
+    n_reference: int
+    """The number of held-out images that an image is ranked among."""
+    novelty: Level
+    """The share of ordinary images that is called novel."""
+    error: Level
+    """The share of ordinary images whose class set misses the true class."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the promises as JSON."""
+        return asdict(self) | {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
+
+
+class Evidence(NamedTuple):
+    """What an explanation starts from."""
+
+    image: Tensor
+    """As the model saw it, (C, H, W) uint8."""
+    outputs: Outputs
+    """Outputs of the forward pass, (1, ...)."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a model says of one image.
+
+    Args:
+        path: the file, or what the image is called.
+        posterior: p(class | image) of all classes, falling.
+        p_value: the share of held-out images that are at least as unusual; None, like the verdict, of a model
+            without held-out scores.
+        class_p_value: the same among held-out images of the same predicted class.
+        verdict: ``"accept"``, ``"ambiguous"`` or ``"novel"``.
+        classes: the names in the class set, most probable first; empty of a novel image.
+        log_density: log p(image) in nats; None of a model without a density.
+        promises: what the verdict promises.
+        evidence: the image and the outputs of the network, if they were asked for.
+
+    Example:
+        >>> examined = Examination("cat.png", {"cat": 0.9, "dog": 0.1}, 0.4, 0.5, "accept", ("cat",))
+        >>> examined.label, examined.confidence
+        ('cat', 0.9)
+    """
+
+    path: str
+    posterior: Mapping[str, float]
+    p_value: float | None = None
+    class_p_value: float | None = None
+    verdict: Kind | None = None
+    classes: tuple[str, ...] | None = None
+    log_density: float | None = None
+    promises: Promises | None = None
+    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return next(iter(self.posterior))
+
+    @property
+    def confidence(self) -> float:
+        """The largest posterior."""
+        return next(iter(self.posterior.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the examination as JSON, with the five most probable classes."""
+        return {
+            "path": self.path,
+            "label": self.label,
+            "confidence": self.confidence,
+            "posterior": dict(list(self.posterior.items())[:TOP]),
+            "p_value": self.p_value,
+            "class_p_value": self.class_p_value,
+            "verdict": self.verdict,
+            "classes": None if self.classes is None else list(self.classes),
+            "log_density_nats": self.log_density,
+            "promises": None if self.promises is None else self.promises.to_dict(),
+        }
+
+    def line(self) -> str:
+        """Return one line for a terminal, in the columns of :func:`heading`."""
+        p_value = "–" if self.p_value is None else f"{self.p_value:.3f}"
+        line = _line(self.label, f"{100 * self.confidence:.1f} %", p_value, self.verdict or "–", self.path)
+        if self.verdict == "ambiguous" and self.classes is not None:
+            line += f"  ({', '.join(self.classes[:TOP])}{', …' if len(self.classes) > TOP else ''})"
+        return line
+
+
+def heading() -> str:
+    """Return what stands above the lines of examinations."""
+    return _line("class", "posterior", "p-value", "verdict", "image")
+
+
+def _line(*columns: str) -> str:
+    return " ".join(f"{column:<{width}}" for column, width in zip(columns, WIDTHS, strict=True)).rstrip()
 
 
 def class_sets(posterior: Tensor, held_out_true_posteriors: Tensor, error: float = 0.05) -> Tensor:
-    """The classes that agree with each image: a conformal prediction set, (N, M) to (N, M) bool.
+    """Return the classes that fit each image: a conformal prediction set, (N, M) to (N, M) bool.
 
     From the posteriors ``q_i = p(y_i | x_i)`` of the true classes of n held-out images, class y is in the set
     of x if ``(1 + #{i: q_i <= p(y | x)}) / (n + 1) > error``; so is the most probable class, always. If an
@@ -45,15 +166,15 @@ def verdicts(
     novelty: float = 0.01,
     error: float = 0.05,
 ) -> list[Verdict]:
-    """The verdicts on N images, from posteriors (N, M) and the p-values of an out-of-distribution test (N,).
+    """Return the verdicts on N images, from posteriors (N, M) and the p-values of a score (N,).
 
     An image is novel if its p-value is at most ``novelty``; else it is accepted or ambiguous, by
     `class_sets`. Of images exchangeable with the held-out ones, at most a share of ``novelty`` is called
     novel and at most a share of ``error`` has a set without its true class, so at least 1 - novelty - error
     have their true class named. The shares are means over the draw of the images and of the held-out ones.
 
-    Either level needs 1 / level - 1 held-out images. Tests whose smallest p-value is larger than 1 / (n + 1)
-    need more: twice as many for `TwoTailed`, `TypicalSet` and `DensityOfStates`.
+    Either level needs 1 / level - 1 held-out images. Scores whose smallest p-value is larger than 1 / (n + 1)
+    need twice as many: `TwoTailed`, `TypicalSet` and `DensityOfStates`.
 
     >>> import torch
     >>> held_out = torch.linspace(0.2, 1, 99)
@@ -83,7 +204,7 @@ def verdicts(
 
 
 def check_posteriors(posterior: Tensor, held_out: Tensor) -> None:
-    """Probabilities, (N, M) and (n,)."""
+    """Check that these are probabilities, (N, M) and (n,)."""
     if posterior.ndim != 2 or posterior.shape[1] == 0 or held_out.ndim != 1:
         raise CandidError(
             "Posteriors must have the shape (N, M), those of the true classes of held-out images (n,), "
@@ -95,7 +216,7 @@ def check_posteriors(posterior: Tensor, held_out: Tensor) -> None:
 
 
 def check_enough(name: str, level: float, n: int, otherwise: str) -> None:
-    """``n`` held-out images can give a p-value of ``level`` or less."""
+    """Check that ``n`` held-out images can give a p-value of ``level`` or less."""
     if 1 / (n + 1) > checked_level(name, level):
         needed = math.ceil(1 / level) - 1
         raise CandidError(

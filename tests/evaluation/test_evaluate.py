@@ -18,11 +18,12 @@ from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
 from candid.evaluation.compare import read_rows
-from candid.evaluation.evaluate import Evaluation, Request, calibrate_model, evaluate
+from candid.evaluation.evaluate import Evaluation, Request, evaluate
 from candid.evaluation.output import remove_older, write
 from candid.inference.predictions import Predictions
 from candid.models.checkpoint import load_any
-from candid.trust.held_out import HeldOut
+from candid.trust.calibrate import calibrate
+from candid.trust.judge import HeldOut
 from candid.trust.scores import statistics_of
 from tests.helpers import RecordedProgress, small_classifier
 from tests.training.runs import run, small_config, train
@@ -89,7 +90,7 @@ def test_images_that_were_held_out_check_no_p_values(model: Path) -> None:
     assert found.metrics["held_out_overlap"] == 434 and found.detection is not None
     assert len(found.detection.inside["keys"]) == 217  # those that shaped no density
     assert evaluated(model).metrics["held_out_overlap"] == 0
-    calibrate_model(Request(model, "digits", part="test", images=100, workers=0))
+    calibrate(model, "digits", part="test", images=100, workers=0)
     found = evaluated(model)
     assert found.metrics["held_out_overlap"] == 100 and found.detection is not None
     assert len(found.detection.inside["keys"]) == 259 and len(found.predictions) == 359
@@ -107,7 +108,7 @@ def test_areas_are_not_flattered_by_images_that_shaped_the_density(model: Path) 
 def test_training_images_cant_be_held_out(model: Path) -> None:
     for part in ("train", "all"):
         with pytest.raises(CandidError, match="has not seen"):
-            calibrate_model(Request(model, "digits", part=part, workers=0))
+            calibrate(model, "digits", part=part, workers=0)
 
 
 def test_other_weights_have_no_held_out_scores(model: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_run_with_few_held_out_images_ends_without_scores(tmp_path: Path) -> N
 
 def test_too_few_held_out_images_are_refused(model: Path) -> None:
     with pytest.raises(CandidError, match="5 held-out images are too few"):
-        calibrate_model(Request(model, "digits", images=5, workers=0))
+        calibrate(model, "digits", images=5, workers=0)
 
 
 def test_a_trained_model_carries_the_scores_of_the_images_kept_out(run_folder: Path) -> None:
@@ -144,7 +145,7 @@ def test_calibrating_again_finds_what_training_found(model: Path) -> None:
     fresh.held_out = {}
     candid.save(fresh, model)
     assert not load_any(model).held_out
-    calibrate_model(Request(model, "digits", workers=0))
+    calibrate(model, "digits", workers=0)
     again = load_any(model).held_out
     assert again.keys() == trained.keys()
     for name, values in trained.items():
@@ -219,10 +220,10 @@ def test_an_ensemble_adds_waic(model: Path, run_folder: Path, tmp_path: Path) ->
     noisy = candid.load(other)
     torch.nn.init.zeros_(noisy.mixture.mean)
     candid.save(noisy, other)
-    calibrate_model(Request(other, "digits", workers=0))
+    calibrate(other, "digits", workers=0)
     found = evaluated(model, ensemble=(other,), ood={"noise": "uniform-noise"}, images=50)
     assert "waic" in found.metrics["ood"]["noise"]
-    calibrate_model(Request(other, "digits", workers=0, images=60))
+    calibrate(other, "digits", workers=0, images=60)
     with pytest.raises(CandidError, match="was calibrated on other images"):
         evaluated(model, ensemble=(other,))
 
@@ -252,7 +253,7 @@ def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_anew(model: Path, t
     assert notes(model, out=tmp_path, temperature=True) == ""
     assert file.stat().st_mtime_ns == date
     file.write_bytes(whole[:1000])
-    assert "cut or damaged: it is made anew" in notes(model, out=tmp_path)
+    assert "cut or damaged: it is computed again" in notes(model, out=tmp_path)
     assert file.read_bytes() == whole
     again = Predictions.load(file)
     assert again is not None and torch.equal(again.logits, first.predictions.logits)
@@ -295,7 +296,7 @@ def test_results_that_were_not_made_anew_are_removed(tmp_path: Path) -> None:
         ({"ood": {"test": "constant"}}, "'test' is already what the images of DATA are called"),
         ({"test": "typicallity"}, "did you mean 'typicality'"),
         ({"novelty": 1.5}, "'novelty' must be above 0 and below 1"),
-        ({"novelty": 0.0001}, "no image can be called novel at the level 0.0001 by the test 'joint'"),
+        ({"novelty": 0.0001}, "no image can be called novel at the level 0.0001 by the score 'joint'"),
         ({"error": 0.0001}, "no class can be ruled out"),
         ({"error": -1.0}, "'error' must be above 0"),
         ({"images": 0}, "at least 1, not 0"),

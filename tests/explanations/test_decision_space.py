@@ -11,7 +11,7 @@ from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, in_words
 from candid.models.protocol import Outputs
-from candid.trust.verdict import Verdict
+from candid.trust.verdict import Kind
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 
 
@@ -81,16 +81,16 @@ def space(posterior: tuple[float, float], distance: float) -> DecisionSpace:
     [
         (space((0.99, 0.01), 4), None, "confident", ["'cat' (99 %)", "next is 'dog' (1 %)"]),
         (space((0.999, 0.001), 4), None, "confident", ["'cat' (99.9 %)", "(0.1 %)"]),
-        (space((0.7, 0.2), 4), Verdict("accept", (0,)), "confident", ["70 %"]),
-        (space((0.6, 0.4), 1.68), Verdict("ambiguous", (0, 1)), "ambiguous", ["1.7", "20 %"]),
+        (space((0.7, 0.2), 4), "accept", "confident", ["70 %"]),
+        (space((0.6, 0.4), 1.68), "ambiguous", "ambiguous", ["1.7", "20 %"]),
         (space((0.6, 0.4), 8), None, "several interpretations", ["8.0", "0.0032 %", "both"]),
-        (space((0.99, 0.01), 4), Verdict("novel", ()), "novel", ["don't trust", "p = 0.001"]),
+        (space((0.99, 0.01), 4), "novel", "novel", ["don't trust", "p = 0.001"]),
     ],
 )
 def test_captions_say_which_of_the_four_cases_it_is(
-    shown: DecisionSpace, verdict: Verdict | None, kind: str, words: list[str]
+    shown: DecisionSpace, verdict: Kind | None, kind: str, words: list[str]
 ) -> None:
-    p_value = None if verdict is None else 0.001 if verdict.kind == "novel" else 0.4
+    p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
     reading = in_words(shown, ("cat", "dog"), p_value, verdict)
     assert reading.kind == kind
     assert all(word in reading.sentence for word in words), reading.sentence

@@ -16,8 +16,7 @@ from candid.explanations.heatmaps import heatmaps
 from candid.reports.plots import examine as examine_plots
 from candid.reports.plots import latent as latent_plots
 from candid.reports.plots import style
-from candid.trust.examine import Examination
-from candid.trust.verdict import Verdict
+from candid.trust.verdict import Evidence, Examination
 from tests.explanations.mixtures import decided_classifier
 from tests.reports.test_plots import check_nothing_is_cut_off
 
@@ -51,22 +50,21 @@ def test_a_page_shows_what_was_found(
 ) -> None:
     outputs = model.outputs(image[None] / 255)
     (space,) = decision_spaces(model, outputs)
-    verdict = None if kind is None else Verdict(kind, space.classes[: {"accept": 1, "novel": 0}.get(kind, 2)])
     p_value = None if kind is None else 0.003
+    fitting = {"accept": 1, "novel": 0}.get(kind, 2)
     examined = Examination(
-        Path(f"{'long' * 40}.png"),
-        image,
-        space.classes,
-        space.posterior,
+        f"{'long' * 40}.png",
+        {NAMES[y]: share for y, share in zip(space.classes, space.posterior, strict=True)},
         p_value,
         p_value,
-        verdict,
+        kind,
+        None if kind is None else tuple(NAMES[y] for y in space.classes[:fitting]),
         -9.0,
-        outputs,
+        evidence=Evidence(image, outputs),
     )
     y = space.classes[-1]
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
-    reading = in_words(space, NAMES, p_value, verdict)
+    reading = in_words(space, NAMES, p_value, kind)
     explanation = Explanation(heatmaps(model, outputs), space, reading, changed)
     shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (
@@ -109,7 +107,7 @@ def test_single_figures_are_labelled(
 def test_the_map_that_is_drawn_is_the_one_that_was_found(
     model: GenerativeClassifier, image: torch.Tensor
 ) -> None:
-    maps = heatmaps(model, model(image[None] / 255), top=2)
+    maps = heatmaps(model, model.outputs(image[None] / 255), top=2)
     figure = examine_plots.heatmaps(image, maps, NAMES)
     drawn = [axes.images[-1].get_array() for axes in figure.axes if len(axes.images) == 2]
     assert len(drawn) == 3

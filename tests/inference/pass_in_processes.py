@@ -13,12 +13,15 @@ from candid._support.randomness import generator
 from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit, Split
-from candid.inference.features import FeatureGaussian
-from candid.inference.runner import Passes
+from candid.inference.predictions import Measure
+from candid.inference.runner import Runner
+from candid.trust.calibrate import feature_gaussian
+from candid.trust.scores import CODE_LENGTHS, FeatureGaussian
 from tests.helpers import small_classifier
 
 PREPROCESSING = Preprocessing(3, 16, 16, "resized")
 GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
+MEASURES: dict[str, Measure] = {**CODE_LENGTHS, "distance": GAUSSIAN}
 
 
 def array(images: int = 23) -> ArraySplit:
@@ -26,29 +29,31 @@ def array(images: int = 23) -> ArraySplit:
     return ArraySplit(pixels, torch.arange(images) % 3)
 
 
-def counted(passes: Passes) -> list[nn.Module]:
+def counted(passes: Runner) -> list[nn.Module]:
     """Grows by the network's first layer whenever the network is used."""
     calls: list[nn.Module] = []
-    first = next(layer for layer in passes.fast.modules() if not list(layer.children()))
+    first = next(layer for layer in passes.frozen.modules() if not list(layer.children()))
     first.register_forward_hook(lambda layer, *_: calls.append(layer))
     return calls
 
 
 def every_pass(data: Path, out: Path, fabric: Fabric | None = None) -> None:
     """Results of the first process in ``out``, and what each process knows in ``out / <rank>.pt``."""
-    passes = Passes(small_classifier(), fabric, out)
+    passes = Runner(small_classifier(), fabric, out)
     passes.batch = 5
     calls = counted(passes)
     files = open_part(str(data / "files"), "abc").split
     splits: dict[str, Split] = {"array": array(), "files": files, "one": array(1)}
     for name, split in splits.items():
-        passes.predictions(split, PREPROCESSING, name, GAUSSIAN)
+        passes.predictions(split, PREPROCESSING, name, MEASURES)
     crops = passes.ten_crops(array(), PREPROCESSING, "array")
-    passes.predictions(open_images(str(data / "shards"), PREPROCESSING), PREPROCESSING, "shards")
+    passes.predictions(
+        open_images(str(data / "shards"), PREPROCESSING), PREPROCESSING, "shards", CODE_LENGTHS
+    )
     before = len(calls)
-    kept = passes.predictions(files, PREPROCESSING, "files", GAUSSIAN)
+    kept = passes.predictions(files, PREPROCESSING, "files", MEASURES)
     calls_for_kept = len(calls) - before
-    gaussian = passes.feature_gaussian(array(), PREPROCESSING, "features")
+    gaussian = feature_gaussian(passes, array(), PREPROCESSING)
     broken = str(data / "broken")
     try:
         passes.predictions(open_part(broken, "abc").split, PREPROCESSING, "broken")

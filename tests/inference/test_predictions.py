@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
-from candid.inference.complexity import code_lengths_by_scale
-from candid.inference.features import FeatureGaussian
 from candid.inference.metrics import bits_per_dimension
 from candid.inference.predictions import Predictions, predict_batches
+from candid.trust.scores import CODE_LENGTHS, FeatureGaussian, code_lengths_by_scale
 from tests.helpers import randomise, small_classifier
 
 Make = Callable[[], GenerativeClassifier | ResNet]
@@ -40,7 +39,7 @@ def images(generator: torch.Generator) -> Tensor:
 
 LABELS = torch.arange(11) % 3
 NAMES = tuple(f"image {i}" for i in range(11))
-GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
+MEASURES = CODE_LENGTHS | {"distance": FeatureGaussian(torch.eye(192), torch.zeros(1, 192))}
 both = pytest.mark.parametrize("make", [small_classifier, small_resnet])
 
 
@@ -53,19 +52,23 @@ def assert_equal(one: Predictions | None, other: Predictions) -> None:
     assert one is not None
     for field in fields(Predictions):
         a, b = getattr(one, field.name), getattr(other, field.name)
-        assert a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, Tensor) else a == b, field.name
+        if field.name == "columns":
+            assert a.keys() == b.keys()
+            assert all(a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]) for key in a)
+        else:
+            assert a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, Tensor) else a == b, field.name
 
 
 @both
 def test_predictions_do_not_depend_on_the_batch_size(make: Make, images: Tensor) -> None:
     model = make()
-    whole = predict_batches(model, batches(images, 11))
+    whole = predict_batches(model, batches(images, 11), CODE_LENGTHS)
     torch.testing.assert_close(whole.logits, model.logits(images / 255), rtol=1e-5, atol=1e-5)
     for size in (1, 4):
-        parts = predict_batches(model, batches(images, size))
+        parts = predict_batches(model, batches(images, size), CODE_LENGTHS)
         for found in (whole, parts):
             assert torch.equal(found.labels, LABELS) and found.paths == NAMES
-            assert torch.equal(found.complexity, code_lengths_by_scale(images))
+            assert torch.equal(found.columns["complexity"], code_lengths_by_scale(images))
         torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(parts.log_density, whole.log_density, rtol=1e-6, atol=0)
 
@@ -73,10 +76,10 @@ def test_predictions_do_not_depend_on_the_batch_size(make: Make, images: Tensor)
 def test_densities_are_the_models(images: Tensor) -> None:
     model = unequal_classifier()
     found = predict_batches(model, batches(images, 4))
-    assert found.terms is not None and found.log_density is not None and found.log_likelihoods is not None
+    assert found.log_density is not None and found.log_likelihoods is not None
     assert found.log_density.dtype == found.log_likelihoods.dtype == torch.float64
     density = model.log_density(images / 255)
-    for log_density in (found.log_density, found.terms.sum(1)):
+    for log_density in (found.log_density, found.columns["log_density_terms"].sum(1)):
         torch.testing.assert_close(log_density, density, rtol=1e-6, atol=0)
     truth = model.log_likelihoods(images / 255)
     torch.testing.assert_close(found.log_likelihoods, truth, rtol=1e-6, atol=0)
@@ -96,14 +99,14 @@ def test_posteriors_are_the_models_and_sum_to_one(make: Make, images: Tensor) ->
 
 def test_a_baseline_has_no_density(images: Tensor) -> None:
     found = predict_batches(small_resnet(), batches(images, 4))
-    assert found.terms is found.log_density is found.log_likelihoods is None
+    assert found.log_density is found.log_likelihoods is None and not found.columns
 
 
 def test_features_have_a_distance_once_it_is_known_where_they_lie(images: Tensor) -> None:
     """To the origin, in the unit of the features, which are the first coefficients of the latent."""
     model = small_classifier()
-    assert predict_batches(model, batches(images, 4)).distance is None
-    found = predict_batches(model, batches(images, 4), GAUSSIAN).distance
+    assert "distance" not in predict_batches(model, batches(images, 4)).columns
+    found = predict_batches(model, batches(images, 4), MEASURES).columns["distance"]
     features = model.latent(images / 255)[:, :192].detach()
     torch.testing.assert_close(found, features.double().norm(dim=1), rtol=1e-5, atol=0)
 
@@ -118,7 +121,7 @@ def test_no_images_give_empty_predictions_of_the_same_kind(make: Make, images: T
 
 
 def test_parts_join_and_split(images: Tensor) -> None:
-    whole = predict_batches(small_classifier(), batches(images, 11), GAUSSIAN)
+    whole = predict_batches(small_classifier(), batches(images, 11), MEASURES)
     first, rest = whole[torch.arange(4)], whole[torch.arange(4, 11)]
     assert (len(first), first.paths) == (4, NAMES[:4])
     assert_equal(Predictions.joined([first, rest]), whole)
@@ -146,7 +149,11 @@ def test_any_path_comes_back(tmp_path_factory: pytest.TempPathFactory, paths: li
     n, file = len(paths), tmp_path_factory.getbasetemp() / "any.safetensors"
     numbers = torch.arange(n)
     some = Predictions(
-        tuple(paths), numbers, -numbers, torch.rand(n, 2), torch.rand(2), torch.rand(n), None, None
+        tuple(paths),
+        numbers,
+        torch.rand(n, 2),
+        torch.rand(2),
+        {"keys": -numbers, "complexity": torch.rand(n)},
     )
     some.save(file)
     assert_equal(Predictions.load(file), some)
@@ -154,7 +161,7 @@ def test_any_path_comes_back(tmp_path_factory: pytest.TempPathFactory, paths: li
 
 def test_cut_files_are_not_loaded(images: Tensor, tmp_path: Path) -> None:
     file = tmp_path / "whole"
-    predict_batches(small_classifier(), batches(images, 11), GAUSSIAN).save(file)
+    predict_batches(small_classifier(), batches(images, 11), MEASURES).save(file)
     content = file.read_bytes()
     for length in [*range(0, len(content), 37), len(content) - 1]:
         cut = tmp_path / f"cut at {length}"  # loaded tensors may be views of their file
@@ -166,9 +173,8 @@ def other_files(whole: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Safetensors that are no predictions."""
     yield {}
     yield {"paths": torch.zeros(0)}
-    for name in ("paths", "labels", "logits", "log_priors", "complexity"):
+    for name in ("paths", "labels", "logits", "log_priors"):
         yield {key: value for key, value in whole.items() if key != name}
-    yield {**whole, "colour": torch.zeros(2)}
     for name in ("labels", "logits", "complexity", "terms", "distance"):
         yield {**whole, name: torch.zeros(())}
         yield {**whole, name: torch.zeros(3)}

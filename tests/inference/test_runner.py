@@ -12,15 +12,17 @@ from torch import Tensor
 from candid import GenerativeClassifier, ResNet
 from candid._support.errors import CandidError
 from candid.data.datasets import open_images, open_part
-from candid.data.images import Preprocessing, decode_as
+from candid.data.images import Preprocessing, decode_as, image_keys
 from candid.data.loader import named_batches
 from candid.data.splits import ArraySplit, FileSplit
-from candid.inference.features import FeatureGaussian, Moments
 from candid.inference.predictions import Predictions, predict_batches
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
+from candid.models.protocol import Outputs
+from candid.trust.calibrate import Moments, feature_gaussian
+from candid.trust.scores import CODE_LENGTHS, FeatureGaussian
 from tests.data.helpers import write_folder, write_shard
 from tests.helpers import RecordedProgress, small_classifier
-from tests.inference.pass_in_processes import GAUSSIAN, PREPROCESSING, array, counted, every_pass
+from tests.inference.pass_in_processes import GAUSSIAN, MEASURES, PREPROCESSING, array, counted, every_pass
 from tests.inference.test_predictions import assert_equal, small_resnet
 from tests.training.runs import run
 
@@ -33,36 +35,42 @@ def photos(folder: Path) -> FileSplit:
     return split
 
 
+def keys(images: Tensor, outputs: Outputs) -> Tensor:
+    return image_keys(images)
+
+
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])
 @pytest.mark.parametrize("where", ["memory", "files", "files by workers"])
 def test_a_pass_is_one_over_the_batches(
     make: Callable[[], GenerativeClassifier | ResNet], where: str, tmp_path: Path
 ) -> None:
     split = array() if where == "memory" else photos(tmp_path / "photos")
-    gaussian = None if make is small_resnet else GAUSSIAN
-    passes = Passes(make(), workers=2 if "workers" in where else 0)
+    measures = CODE_LENGTHS if make is small_resnet else MEASURES
+    passes = Runner(make(), workers=2 if "workers" in where else 0)
     passes.batch = 4
-    found = passes.predictions(split, PREPROCESSING, "test", gaussian)
-    assert_equal(found, predict_batches(make(), named_batches(split, PREPROCESSING, 4), gaussian))
+    found = passes.predictions(split, PREPROCESSING, "test", measures)
+    assert_equal(
+        found, predict_batches(make(), named_batches(split, PREPROCESSING, 4), {**measures, "keys": keys})
+    )
 
 
 def test_progress_is_shown_by_images() -> None:
     progress = RecordedProgress()
-    passes = Passes(small_classifier(), progress=progress)
+    passes = Runner(small_classifier(), progress=progress)
     passes.batch = 5
     passes.predictions(array(), PREPROCESSING, "test")
     assert [loop[:3] for loop in progress.loops] == [("test", 5, 5)]
 
 
 def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
-    made = Passes(small_classifier(), folder=tmp_path / "new").predictions(
-        array(), PREPROCESSING, "a test/1", GAUSSIAN
+    made = Runner(small_classifier(), folder=tmp_path / "new").predictions(
+        array(), PREPROCESSING, "a test/1", MEASURES
     )
-    again = Passes(small_classifier(), folder=tmp_path / "new")
+    again = Runner(small_classifier(), folder=tmp_path / "new")
     calls = counted(again)
     assert made is not None
-    assert_equal(again.predictions(array(), PREPROCESSING, "a test/1", GAUSSIAN), made)
-    assert_equal(again.predictions(array(), PREPROCESSING, "another name", GAUSSIAN), made)
+    assert_equal(again.predictions(array(), PREPROCESSING, "a test/1", MEASURES), made)
+    assert_equal(again.predictions(array(), PREPROCESSING, "another name", MEASURES), made)
     (file,) = (tmp_path / "new").iterdir()
     assert file.name.startswith("a-test-1-")
     assert not calls
@@ -71,11 +79,11 @@ def test_a_kept_pass_is_not_made_again(tmp_path: Path) -> None:
 def test_a_pass_that_cannot_be_kept_is_made_nevertheless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     progress = RecordedProgress()
-    passes = Passes(small_classifier(), folder=tmp_path / "file", progress=progress)
-    made = Passes(small_classifier()).predictions(array(), PREPROCESSING, "test")
+    passes = Runner(small_classifier(), folder=tmp_path / "file", progress=progress)
+    made = Runner(small_classifier()).predictions(array(), PREPROCESSING, "test")
     assert made is not None
     assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
-    assert len(progress.messages) == 1 and f"can't be kept in '{tmp_path / 'file'}'" in progress.messages[0]
+    assert len(progress.messages) == 1 and f"can't be cached in '{tmp_path / 'file'}'" in progress.messages[0]
 
 
 def touched(split: FileSplit) -> FileSplit:
@@ -92,8 +100,8 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
     "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
     "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
     "preprocessing": lambda split: {"preprocessing": Preprocessing(3, 16, 16)},
-    "no gaussian": lambda split: {"gaussian": None},
-    "gaussian": lambda split: {"gaussian": replace(GAUSSIAN, means=torch.ones(1, 192))},
+    "no gaussian": lambda split: {"measures": CODE_LENGTHS},
+    "gaussian": lambda split: {"measures": {"distance": replace(GAUSSIAN, means=torch.ones(1, 192))}},
 }
 
 
@@ -103,13 +111,13 @@ def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
         "split": array(),
         "preprocessing": PREPROCESSING,
         "name": "test",
-        "gaussian": GAUSSIAN,
+        "measures": MEASURES,
     }
-    Passes(small_classifier(), folder=tmp_path).predictions(**usual)
+    Runner(small_classifier(), folder=tmp_path).predictions(**usual)
     changes = OTHERS[other](array())
     model = changes.pop("model", small_classifier())
-    usual["gaussian"] = None if isinstance(model, ResNet) else usual["gaussian"]
-    passes = Passes(model, folder=tmp_path)
+    usual["measures"] = CODE_LENGTHS if isinstance(model, ResNet) else usual["measures"]
+    passes = Runner(model, folder=tmp_path)
     calls = counted(passes)
     passes.predictions(**{**usual, **changes})
     assert calls
@@ -118,7 +126,7 @@ def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
 
 def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
     for change in (lambda split: split, touched, lambda split: replace(split, labels=split.labels.flip(0))):
-        Passes(small_classifier(), folder=tmp_path / "kept").predictions(
+        Runner(small_classifier(), folder=tmp_path / "kept").predictions(
             change(photos(tmp_path / "photos")), PREPROCESSING, "test"
         )
     assert len(list((tmp_path / "kept").iterdir())) == 3
@@ -126,7 +134,7 @@ def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [0, 5, 1000, None])
 def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None:
-    made = Passes(small_classifier(), folder=tmp_path).predictions(array(), PREPROCESSING, "test")
+    made = Runner(small_classifier(), folder=tmp_path).predictions(array(), PREPROCESSING, "test")
     assert made is not None
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
@@ -134,9 +142,9 @@ def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None
     file.write_bytes(whole[::-1] if length is None else whole[:length])
     progress = RecordedProgress()
     for _ in range(2):
-        passes = Passes(small_classifier(), folder=tmp_path, progress=progress)
+        passes = Runner(small_classifier(), folder=tmp_path, progress=progress)
         assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
-    assert progress.messages == [f"'{file}' is cut or damaged: it is made anew."]
+    assert progress.messages == [f"'{file}' is cut or damaged: it is computed again."]
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 
@@ -154,7 +162,7 @@ def test_ten_crops_are_averaged(tmp_path: Path) -> None:
         crops = [torch.stack(crops_by_hand(image)) for image in larger]
         truth = torch.stack([model.posterior(each / 255).mean(0) for each in crops])
         for _ in range(2):  # made and kept
-            found = Passes(model, folder=tmp_path / "kept").ten_crops(split, PREPROCESSING, "test")
+            found = Runner(model, folder=tmp_path / "kept").ten_crops(split, PREPROCESSING, "test")
             assert found is not None
             torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
 
@@ -164,9 +172,9 @@ def test_the_gaussian_of_features_is_that_of_the_model(
     make: Callable[[], GenerativeClassifier | ResNet],
 ) -> None:
     model, split = make(), array()
-    passes = Passes(model)
+    passes = Runner(model)
     passes.batch = 5
-    found = passes.feature_gaussian(split, PREPROCESSING, "features")
+    found = feature_gaussian(passes, split, PREPROCESSING)
     with torch.no_grad():
         x = split.images / 255
         features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
@@ -182,7 +190,7 @@ def test_the_gaussian_of_features_is_that_of_the_model(
 def test_a_file_that_vanished_is_named_in_one_sentence(kept: bool, workers: int, tmp_path: Path) -> None:
     split = photos(tmp_path / "photos")
     split.paths[5].unlink()
-    passes = Passes(small_classifier(), folder=tmp_path / "kept" if kept else None, workers=workers)
+    passes = Runner(small_classifier(), folder=tmp_path / "kept" if kept else None, workers=workers)
     with pytest.raises(CandidError, match=r"photos/b/002.png' can't be used: .*No such file") as caught:
         passes.predictions(split, PREPROCESSING, "test")
     assert "\n" not in str(caught.value)
@@ -250,9 +258,11 @@ def assert_same_shards(found: Predictions | None, truth: Predictions | None) -> 
         *(["test-1.tar", f"{i:05}"] for i in range(8)),
     ]
     assert found.labels.tolist() == truth.labels.tolist() == [-1] * 25
-    assert torch.equal(found.complexity, truth.complexity)
+    assert torch.equal(found.columns["complexity"], truth.columns["complexity"])
     torch.testing.assert_close(found.logits, truth.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.terms, truth.terms, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        found.columns["log_density_terms"], truth.columns["log_density_terms"], rtol=1e-5, atol=0
+    )
 
 
 def test_shards_are_seen_as_the_same_images_in_memory(data: Path, alone: Path) -> None:

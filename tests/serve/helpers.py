@@ -18,13 +18,13 @@ from PIL import Image
 from candid import GenerativeClassifier
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
 from candid.serve.limits import Limits
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
-from candid.trust.held_out import calibrate
+from candid.trust.calibrate import measure
 from tests.explanations.mixtures import decided_classifier
 
 NAMES = ("cat", "dog", "a fish, or a bird")
@@ -35,8 +35,8 @@ def calibrated_model() -> GenerativeClassifier:
     model = decided_classifier()
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
-    found = calibrate(
-        Passes(model), None, ArraySplit(images, model.predict(images / 255)), Preprocessing(3, 16, 16)
+    found = measure(
+        Runner(model), None, ArraySplit(images, model.predict(images / 255)), Preprocessing(3, 16, 16)
     )
     assert found is not None
     found.attach(model)

@@ -17,9 +17,9 @@ from candid.explanations.counterfactual import counterfactual
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
 from candid.serve.service import Asked, Service, as_png
-from candid.trust.examine import Examination, Examiner
-from candid.trust.held_out import needed
+from candid.trust.examine import Examiner
 from candid.trust.judge import Judge
+from candid.trust.verdict import Examination
 from tests.helpers import small_classifier
 from tests.serve.helpers import NAMES, Running, huge_png, picture, running, without_rounding
 
@@ -29,7 +29,7 @@ def from_library(model: Any, folder: Path, *files: bytes) -> list[Examination]:
     paths = [folder / f"{i}.png" for i in range(len(files))]
     for path, content in zip(paths, files, strict=True):
         path.write_bytes(content)
-    found = list(Examiner(model).examine(paths))
+    found = list(Examiner(model, evidence=True).examine(paths))
     assert all(isinstance(each, Examination) for each in found)
     return [each for each in found if isinstance(each, Examination)]
 
@@ -45,14 +45,16 @@ def test_answers_are_those_of_the_library(
     ):
         assert expected.verdict is not None
         assert found["status"] == "judged" and found["file"] == f"{i}.png"
-        assert found["class"] == NAMES[expected.classes[0]]
-        assert [each["class"] for each in found["classes"]] == [NAMES[y] for y in expected.classes]
-        assert [each["posterior"] for each in found["classes"]] == pytest.approx(expected.posterior, rel=1e-4)
+        assert found["class"] == expected.label
+        assert [each["class"] for each in found["classes"]] == list(expected.posterior)
+        assert [each["posterior"] for each in found["classes"]] == pytest.approx(
+            list(expected.posterior.values()), rel=1e-4
+        )
         assert found["posterior"] == found["classes"][0]["posterior"]
         assert found["p_value"] == pytest.approx(expected.p_value)
         assert found["p_value_in_class"] == pytest.approx(expected.class_p_value)
-        assert found["verdict"] == expected.verdict.kind
-        assert found["agreeing"] == [NAMES[y] for y in expected.verdict.classes]
+        assert found["verdict"] == expected.verdict
+        assert found["agreeing"] == list(expected.classes or ())
         assert found["log_density_nats"] == pytest.approx(expected.log_density, rel=1e-5)
         assert found["explanation"] is None and found["seen"] is None
 
@@ -62,11 +64,12 @@ def test_explanations_are_those_of_the_library(
 ) -> None:
     (found,) = server.examine(picture(1), explain=True).json()["results"]
     (expected,) = from_library(model, tmp_path, picture(1))
+    assert expected.evidence is not None
     explained = Explainer(model, 3).explain(expected)
     answer = found["explanation"]
     assert answer["in_words"] == explained.reading.sentence and answer["reading"] == explained.reading.kind
     maps = answer["heatmaps"]
-    assert [each["class"] for each in maps["classes"]] == [NAMES[y] for y in expected.classes]
+    assert [each["class"] for each in maps["classes"]] == list(expected.posterior)
     for i, each in enumerate(maps["classes"]):
         assert np.array(each["values_nats"]) == pytest.approx(
             explained.maps.posterior[0, i].numpy(), abs=1e-4
@@ -77,8 +80,8 @@ def test_explanations_are_those_of_the_library(
     for name in ("along", "away", "half_width", "half_height", "boundary", "means_along", "means_away"):
         assert space[name] == pytest.approx(getattr(explained.space, name), abs=1e-4)
     seen = np.array(Image.open(BytesIO(base64.b64decode(found["seen"]))))
-    assert torch.equal(torch.from_numpy(seen).permute(2, 0, 1), expected.image)
-    distances = similarity(model, order="given").distances[expected.classes[0]]
+    assert torch.equal(torch.from_numpy(seen).permute(2, 0, 1), expected.evidence.image)
+    distances = similarity(model, order="given").distances[NAMES.index(expected.label)]
     assert [each["distance"] for each in answer["nearest_classes"]] == pytest.approx(
         distances.sort().values[1:].tolist()
     )
@@ -140,13 +143,13 @@ def test_the_model_is_described(server: Running, model: GenerativeClassifier) ->
     (found,) = server.client.get("/v1/models").json()["models"]
     assert found["name"] == "small" and found["kind"] == "generative" and found["classes"] == list(NAMES)
     assert found["image_shape"] == [3, 16, 16] and found["cannot"] == []
-    judge = Judge.of(needed(model, ""))
+    judge = Judge.of(model)
     held_out = found["held_out"]
     assert held_out["images"] == 150 and held_out["novelty"] == pytest.approx(judge.novelty)
     scores, p_values = held_out["tail"]["scores"], held_out["tail"]["p_values"]
     assert scores == sorted(scores) and p_values == sorted(p_values, reverse=True)
-    detector = judge.test.fitted(judge.held_out.statistics)
-    statistic = judge.test.statistic(judge.held_out.statistics)
+    detector = judge.detector
+    statistic = judge.score.of(judge.held_out.statistics)
     inside = detector.score(statistic) <= scores[-1]
     assert np.interp(detector.score(statistic)[inside], scores, p_values) == pytest.approx(
         detector.p_value(statistic)[inside].numpy(), abs=0.05

@@ -7,9 +7,15 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator as keyed
-from candid.trust import density
-from candid.trust.density import DensityDetector, DensityOfStates, KernelDensity, TypicalSet
-from candid.trust.detectors import PerClass, p_values
+from candid.trust import detectors as detectors_module
+from candid.trust.detectors import (
+    DensityDetector,
+    DensityOfStates,
+    KernelDensity,
+    TypicalSet,
+    p_values,
+)
+from candid.trust.judge import PerClass
 from tests.helpers import LargestTensor
 from tests.trust.validity import assert_valid_p_values
 
@@ -135,7 +141,7 @@ def test_chunks_change_nothing(
     fitted, rows = detector().fit(correlated(40, 3, generator)), correlated(30, 3, generator)
     whole = fitted.score(rows)
     for chunk in (1, 7 * 20):
-        monkeypatch.setattr(density, "CHUNK", chunk)
+        monkeypatch.setattr(detectors_module, "CHUNK", chunk)
         torch.testing.assert_close(fitted.score(rows), whole, rtol=1e-12, atol=0)
     assert fitted.score(rows[:0]).shape == fitted.p_value(rows[:0]).shape == (0,)
 
@@ -145,7 +151,7 @@ def test_memory_is_bounded(detector: Joint, generator: torch.Generator) -> None:
     fitted, rows = detector().fit(correlated(2000, 2, generator)), correlated(1000, 2, generator)
     with LargestTensor() as largest:
         fitted.score(rows)
-    assert largest.numel <= density.CHUNK < 1000 * 1000
+    assert largest.numel <= detectors_module.CHUNK < 1000 * 1000
 
 
 @detectors

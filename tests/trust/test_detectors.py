@@ -13,13 +13,13 @@ from candid._support.errors import CandidError
 from candid.trust.detectors import (
     Detector,
     OneTailed,
-    PerClass,
     ScalarDetector,
     TwoTailed,
     Typicality,
     p_values,
-    waic,
 )
+from candid.trust.judge import PerClass
+from candid.trust.scores import waic
 from tests.trust.validity import assert_valid_p_values
 
 Scalar = type[ScalarDetector]

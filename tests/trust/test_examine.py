@@ -19,12 +19,14 @@ from candid.data.splits import ArraySplit
 from candid.explanations.counterfactual import Counterfactual
 from candid.explanations.explainer import Explainer
 from candid.inference.predictions import predict
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
 from candid.models.flow.coupling import ActNorm
-from candid.trust.examine import Examination, Examiner, Unusable, image_paths
-from candid.trust.held_out import calibrate, needed
+from candid.trust.calibrate import measure
+from candid.trust.examine import Examiner, Unusable, image_paths
 from candid.trust.judge import Judge
+from candid.trust.options import ExamineOptions
 from candid.trust.scores import statistics_of
+from candid.trust.verdict import Examination
 from tests.explanations.mixtures import decided_classifier
 from tests.helpers import candid_command, small_classifier
 
@@ -36,10 +38,10 @@ def model() -> GenerativeClassifier:
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
     labels = model.predict(images / 255)
-    found = calibrate(Passes(model), None, ArraySplit(images, labels), Preprocessing(3, 16, 16))
+    found = measure(Runner(model), None, ArraySplit(images, labels), Preprocessing(3, 16, 16))
     assert found is not None
-    found.attach(model)
     model.class_names = ("cat", "dog", "a fish, or a bird")
+    found.attach(model)
     return model
 
 
@@ -59,8 +61,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def examined(model: Any, paths: list[Path], **options: Any) -> list[Examination | Unusable]:
-    return list(Examiner(model, **options).examine(paths))
+def examined(model: Any, paths: list[Path], evidence: bool = True) -> list[Examination | Unusable]:
+    return list(Examiner(model, evidence=evidence).examine(paths))
 
 
 def test_sources_are_files_folders_and_patterns(folder: Path) -> None:
@@ -100,26 +102,29 @@ def test_sources_are_files_folders_and_patterns(folder: Path) -> None:
 def test_judgements_are_those_of_an_evaluation(model: GenerativeClassifier, folder: Path) -> None:
     paths = image_paths([str(folder)])
     found = examined(model, paths)
-    assert [each.path for each in found] == paths
-    assert [each.path.name for each in found if isinstance(each, Unusable)] == ["3cut.png", "text.png"]
+    assert [each.path for each in found] == [str(path) for path in paths]
+    assert [Path(each.path).name for each in found if isinstance(each, Unusable)] == ["3cut.png", "text.png"]
     good = [each for each in found if isinstance(each, Examination)]
-    images = torch.stack([each.image for each in good])
-    names = tuple(str(each.path) for each in good)
-    expected = predict(model.frozen(), images, torch.full((len(good),), -1), names)
-    judge = Judge.of(needed(model, ""))
+    images = torch.stack([each.evidence.image for each in good if each.evidence is not None])
+    names = tuple(each.path for each in good)
+    judge = Judge.of(model)
+    expected = predict(model.frozen(), images, torch.full((len(good),), -1), names, judge.measures)
     p_value, class_p_value = judge.p_values(statistics_of(expected))
     verdicts = judge.verdicts(expected, p_value)
     density = expected.log_density
     assert density is not None
     for i, each in enumerate(good):
         ranked = expected.posterior[i].sort(descending=True)
-        assert each.classes == tuple(ranked.indices.tolist())
-        assert each.posterior == pytest.approx(ranked.values.tolist(), rel=1e-5)
-        assert sum(each.posterior) == pytest.approx(1)
-        assert each.p_value == pytest.approx(float(p_value[i])) and each.verdict == verdicts[i]
+        assert list(each.posterior) == [model.class_names[y] for y in ranked.indices.tolist()]
+        assert list(each.posterior.values()) == pytest.approx(ranked.values.tolist(), rel=1e-5)
+        assert sum(each.posterior.values()) == pytest.approx(1)
+        assert each.p_value == pytest.approx(float(p_value[i])) and each.verdict == verdicts[i].kind
+        assert each.classes == tuple(model.class_names[y] for y in verdicts[i].classes)
+        assert each.promises == judge.promises
         assert each.class_p_value == pytest.approx(float(class_p_value[i]))
         assert each.log_density == pytest.approx(float(density[i]), rel=1e-6)
-        assert each.outputs.latent is not None and each.outputs.latent.shape == (1, model.dimensions)
+        assert each.evidence is not None and each.evidence.outputs.latent is not None
+        assert each.evidence.outputs.latent.shape == (1, model.dimensions)
 
 
 def test_images_stream(model: GenerativeClassifier, folder: Path) -> None:
@@ -134,22 +139,22 @@ def test_images_that_overflow_the_network_are_named(folder: Path) -> None:
     norm = next(layer for _, layer in model.flow.leaves() if isinstance(layer, ActNorm))
     norm.gamma.fill_(3e38)
     found = examined(model, [folder / "0.png", folder / "1.png"])
-    assert all(isinstance(each, Unusable) and "overflows" in each.reason for each in found)
+    assert all(isinstance(each, Unusable) and "overflow" in each.reason for each in found)
 
 
 def test_without_held_out_images_there_is_no_p_value(folder: Path) -> None:
     model = small_classifier().requires_grad_(False)
     (found,) = examined(model, [folder / "0.png"])
     assert isinstance(found, Examination)
-    assert found.p_value is None and found.verdict is None and found.posterior[0] > 0
+    assert found.p_value is None and found.verdict is None and found.confidence > 0
     with pytest.raises(CandidError, match="candid calibrate"):
-        Examiner(model, "runs/mine", novelty=0.05)
+        Examiner(model, "runs/mine", ExamineOptions(novelty=0.05))
 
 
 def test_a_resnet_is_asked_but_explains_nothing(folder: Path) -> None:
     resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
     (found,) = examined(resnet, [folder / "0.png"])
-    assert isinstance(found, Examination) and found.log_density is None and found.outputs.latent is None
+    assert isinstance(found, Examination) and found.log_density is None
     with pytest.raises(CandidError, match="from a ResNet"):
         Explainer(resnet)
 
@@ -157,15 +162,15 @@ def test_a_resnet_is_asked_but_explains_nothing(folder: Path) -> None:
 def test_an_explanation_adds_up(model: GenerativeClassifier, folder: Path) -> None:
     (found,) = examined(model, [folder / "0.png"])
     assert isinstance(found, Examination)
-    goal = found.classes[-1]
+    order = [model.class_names.index(name) for name in found.posterior]
+    shares = list(found.posterior.values())
+    goal = order[-1]
     explanation = Explainer(model, top=2, towards=goal).explain(found)
-    assert explanation.maps.classes.tolist() == [list(found.classes[:2])]
-    assert explanation.maps.posterior.sum((2, 3)).exp()[0].tolist() == pytest.approx(
-        found.posterior[:2], abs=1e-4
-    )
-    assert explanation.space.classes == found.classes
+    assert explanation.maps.classes.tolist() == [order[:2]]
+    assert explanation.maps.posterior.sum((2, 3)).exp()[0].tolist() == pytest.approx(shares[:2], abs=1e-4)
+    assert explanation.space.classes == tuple(order)
     assert isinstance(explanation.changed, Counterfactual) and explanation.changed.y == goal
-    already = Explainer(model, towards=goal, target=found.posterior[-1] / 2).explain(found).changed
+    already = Explainer(model, towards=goal, target=shares[-1] / 2).explain(found).changed
     assert isinstance(already, str) and "already has" in already
     assert Explainer(model).explain(found).changed is None
 
@@ -196,13 +201,14 @@ def test_json_lines_and_pages(model: GenerativeClassifier, folder: Path, tmp_pat
     done = run(saved, *sources, "--json", "--figures", pages, "--towards", "dog", "--target", 0.6)
     assert done.exit_code == 2
     first, bad, second = map(json.loads, done.stdout.splitlines())
-    assert bad == {"image": str(folder / "text.png"), "error": bad["error"]} and bad["error"]
+    assert bad == {"path": str(folder / "text.png"), "error": bad["error"]} and bad["error"]
     for record, page in ((first, "0.page.png"), (second, "0-2.page.png")):
         assert record["page"] == str(pages / page)
-        assert record["class"] == record["classes"][0]["class"] in model.class_names
-        assert math.fsum(each["posterior"] for each in record["classes"]) == pytest.approx(1)
+        assert record["label"] == next(iter(record["posterior"])) in model.class_names
+        assert math.fsum(record["posterior"].values()) == pytest.approx(1)
+        assert record["confidence"] == record["posterior"][record["label"]]
         assert 0 < record["p_value"] <= 1 and record["verdict"] in ("accept", "ambiguous", "novel")
-        assert set(record["agreeing"]) <= set(model.class_names)
+        assert set(record["classes"]) <= set(model.class_names)
         assert record["in_words"].endswith(".")
         with Image.open(pages / page) as shown:
             assert shown.width > 1000
@@ -249,7 +255,7 @@ def test_pages_never_replace_images_or_each_other(
         done = run(saved, folder, "--figures", folder, "--json")
         assert done.exit_code == 0
         records = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [record["image"] for record in records] == [str(path) for path in before]
+        assert [record["path"] for record in records] == [str(path) for path in before]
         assert len({record["page"] for record in records}) == len(before)
     assert all(path.read_bytes() == content for path, content in before.items())
 
@@ -274,16 +280,14 @@ def test_a_resnet_that_overflows_is_named(folder: Path) -> None:
     with torch.no_grad():
         resnet.fc.weight.fill_(3e38)
     (found,) = examined(resnet, [folder / "0.png"])
-    assert isinstance(found, Unusable) and "overflows" in found.reason
+    assert isinstance(found, Unusable) and "overflow" in found.reason
 
 
 def test_an_image_that_overflows_leaves_the_others_of_its_batch_alone(folder: Path) -> None:
     """Of a calibrated ResNet, too."""
     resnet = ResNet(ResNetConfig(height=16, width=16, classes=3, blocks=(1,), widths=(4,), stem="3x3")).eval()
     images = torch.randint(0, 256, (60, 3, 16, 16), dtype=torch.uint8)
-    found = calibrate(
-        Passes(resnet), None, ArraySplit(images, torch.arange(60) % 3), Preprocessing(3, 16, 16)
-    )
+    found = measure(Runner(resnet), None, ArraySplit(images, torch.arange(60) % 3), Preprocessing(3, 16, 16))
     assert found is not None
     found.attach(resnet)
     resnet.fc.register_forward_hook(
@@ -293,4 +297,4 @@ def test_an_image_that_overflows_leaves_the_others_of_its_batch_alone(folder: Pa
     )
     judged = examined(resnet, [folder / f"{i}.png" for i in range(3)])
     assert [type(each) for each in judged] == [Examination, Unusable, Examination]
-    assert [each.path.name for each in judged] == ["0.png", "1.png", "2.png"]
+    assert [Path(each.path).name for each in judged] == ["0.png", "1.png", "2.png"]

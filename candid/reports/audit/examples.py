@@ -18,7 +18,8 @@ from candid.evaluation.evaluate import Evaluation
 from candid.explanations.explainer import Explainer, Explanation
 from candid.reports.audit.models import AuditedModel
 from candid.reports.audit.options import AuditOptions as Request
-from candid.trust.examine import Examination, Examiner
+from candid.trust.examine import Examiner
+from candid.trust.verdict import Examination
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def examples(
     opinions: list[list[Opinion]] = [[] for _ in chosen]
     for other, each in generative:
         names = other.model.class_names
-        examiner, explainer = Examiner(each.model, other.path), Explainer(each.model)
+        examiner, explainer = Examiner(each.model, other.path, evidence=True), Explainer(each.model)
         for own, found in zip(opinions, examiner.examine(paths), strict=True):
             if isinstance(found, Examination):
                 own.append(Opinion(other.name, names, found, explainer.explain(found)))

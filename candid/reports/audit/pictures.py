@@ -148,7 +148,9 @@ class Pictures:
             dimensions = math.prod(evaluation.model.image_shape)
             known = detection.held_out.statistics["log_density"] / dimensions
             paper: dict[str, Any] = {
-                test.name: test.detector().fit(known) for test in detection.tests if test.kind == "paper"
+                score.name: score.new_detector().fit(known)
+                for score in detection.tests
+                if score.family == "paper"
             }
             others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
             figure = evaluation_plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
@@ -182,7 +184,12 @@ class Pictures:
         )
 
     def _image(self) -> torch.Tensor | None:
-        shown = [opinion.examined.image for each in self.found.examples for opinion in each.opinions]
+        shown = [
+            opinion.examined.evidence.image
+            for each in self.found.examples
+            for opinion in each.opinions
+            if opinion.examined.evidence is not None
+        ]
         if self.found.attacks is not None:
             shown.append(self.found.attacks[0][0].scene.images[0])
         return shown[0] if shown else None

@@ -157,10 +157,10 @@ def _example(found: Audit, example: Example) -> dict[str, Any]:
         "opinions": [
             {
                 "model": each.model,
-                "class": each.class_names[each.examined.classes[0]],
-                "posterior": each.examined.posterior[0],
+                "class": each.examined.label,
+                "posterior": each.examined.confidence,
                 "p_value": each.examined.p_value,
-                "verdict": None if each.examined.verdict is None else each.examined.verdict.kind,
+                "verdict": each.examined.verdict,
                 "in_words": each.explanation.reading.sentence,
             }
             for each in example.opinions

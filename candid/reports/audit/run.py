@@ -26,7 +26,7 @@ from candid.robustness.attacks.tables import write_attack_tables
 from candid.robustness.corruptions import benchmark as sweeping
 from candid.robustness.corruptions.benchmark import Reference, Sweep
 from candid.robustness.corruptions.tables import write_tables
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 
 
 @dataclass(frozen=True)

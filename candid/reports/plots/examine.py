@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import rc_context
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from candid.explanations.decision_space import DecisionSpace, Reading
     from candid.explanations.explainer import Explanation
     from candid.explanations.heatmaps import Heatmaps
-    from candid.trust.examine import Examination
+    from candid.trust.verdict import Examination
 
+TOP = 5
+"""Classes that are shown."""
 VERDICT_COLOURS = {"accept": GREEN, "ambiguous": ORANGE, "novel": VERMILION}
 FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 
@@ -46,17 +49,18 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
     heights = [3.4, 2.8, 2.6] if changed else [3.4, 2.8]
     rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     picture, bars, space = rows[0].subplots(1, 3, width_ratios=[1, 1, 1.5])
-    picture_of(picture, examined.image, "as the model sees it")
-    _draw_classes(bars, examined, names)
+    assert examined.evidence is not None
+    picture_of(picture, examined.evidence.image, "as the model sees it")
+    _draw_classes(bars, examined)
     draw_decision_space(space, explanation.space, names)
-    _draw_heatmaps(rows[1], examined.image, explanation.maps, names)
+    _draw_heatmaps(rows[1], examined.evidence.image, explanation.maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
     sentence = textwrap.fill(explanation.reading.sentence, 120)
     if isinstance(explanation.changed, str):
         sentence += "\n" + textwrap.fill(f"No counterfactual: {explanation.changed}", 120)
     figure.suptitle(
-        plain(f"{short_path(examined.path.name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
+        plain(f"{short_path(Path(examined.path).name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
     )
     return figure
 
@@ -79,13 +83,13 @@ def heatmaps(image: Tensor, maps: Heatmaps, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _draw_classes(axes: Axes, examined: Examination, names: Sequence[str]) -> None:
-    agreeing = () if examined.verdict is None else examined.verdict.classes
-    colours = [BLUE if y in agreeing or examined.verdict is None else GREY for y in examined.classes]
-    shares = [100 * share for share in examined.posterior]
+def _draw_classes(axes: Axes, examined: Examination) -> None:
+    best = list(examined.posterior)[:TOP]
+    colours = [BLUE if examined.classes is None or name in examined.classes else GREY for name in best]
+    shares = [100 * examined.posterior[name] for name in best]
     places = range(len(shares))
     axes.barh(places, shares, color=colours)
-    axes.set_yticks(places, [label(names[y], 18) for y in examined.classes])
+    axes.set_yticks(places, [label(name, 18) for name in best])
     axes.invert_yaxis()
     axes.set_xlim(0, 118)
     axes.set_xticks([0, 50, 100])
@@ -94,8 +98,8 @@ def _draw_classes(axes: Axes, examined: Examination, names: Sequence[str]) -> No
     axes.set_xlabel("posterior (%)" if examined.verdict is None else "posterior (%); grey: ruled out")
     if examined.verdict is not None and examined.p_value is not None:
         axes.set_title(
-            f"p = {examined.p_value:.2g}: {examined.verdict.kind}",
-            color=VERDICT_COLOURS[examined.verdict.kind],
+            f"p = {examined.p_value:.2g}: {examined.verdict}",
+            color=VERDICT_COLOURS[examined.verdict],
             fontweight="bold",
         )
 

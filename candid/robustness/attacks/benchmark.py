@@ -23,7 +23,7 @@ from candid.data.datasets import Part, open_part
 from candid.data.loader import named_batches
 from candid.data.splits import Split
 from candid.inference.predictions import Predictions
-from candid.inference.runner import Passes
+from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.robustness.attacks.attack import (
     LEARNING_RATE,
@@ -36,7 +36,7 @@ from candid.robustness.attacks.attack import (
 from candid.robustness.attacks.detection import typical_score
 from candid.robustness.attacks.metrics import AttackFigures, figures_of, without_lone_detection
 from candid.robustness.attacks.search import NUMBERS_A_BATCH
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -134,7 +134,7 @@ class Victim:
 
     name: str
     beta: float | None
-    passes: Passes
+    passes: Runner
     split: Split
     scene: Scene
     held_out: HeldOut | None
@@ -193,7 +193,7 @@ def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress:
     return Victim(
         name,
         model.record.beta,
-        Passes(model, fabric, request.out / "predictions", request.workers, progress),
+        Runner(model, fabric, request.out / "predictions", request.workers, progress),
         split,
         Scene(
             torch.cat([batch[0] for batch in batches]),
@@ -298,7 +298,7 @@ def _kept_or_made(
     if kept is not None:
         return kept
     attack = carlini_wagner if request.method == "carlini-wagner" else projected_gradient
-    found = attack(passes.fast, images, targets, labels=labels, **options)
+    found = attack(passes.frozen, images, targets, labels=labels, **options)
     try:
         _save(found, file)
     except (OSError, SafetensorError) as error:

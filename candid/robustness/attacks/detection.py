@@ -4,7 +4,7 @@ import math
 
 from candid._support.errors import CandidError
 from candid.models.protocol import Model
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 
 
 def typical_score(model: Model) -> float:

@@ -13,7 +13,7 @@ from candid.inference.predictions import Predictions
 from candid.inference.roc import area_under_curve
 from candid.robustness.attacks.attack import Attack
 from candid.trust.detectors import OneTailed, TwoTailed
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 
 VISIBLE = 4 / 255
 """The root mean square of a perturbation from which it can be seen, roughly: 36 dB below white."""

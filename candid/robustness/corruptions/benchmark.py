@@ -21,13 +21,13 @@ from candid.data.splits import Split
 from candid.evaluation.study import Detection, unseen
 from candid.inference.predictions import Predictions
 from candid.inference.roc import area_under_curve
-from candid.inference.runner import Change, Passes
+from candid.inference.runner import Runner, Transform
 from candid.models import checkpoint
 from candid.models.protocol import Model
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
 from candid.robustness.corruptions.registry import check_names, check_severities
-from candid.trust.held_out import HeldOut
-from candid.trust.scores import Statistics, default_test, statistics_of
+from candid.trust.judge import HeldOut, measures_of
+from candid.trust.scores import Statistics, chosen_score, statistics_of
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], R
     for path, name in zip(paths, short_names(paths), strict=True):
         model = checkpoint.load_any(path)
         classes = model.config.classes
-        passes = Passes(model, fabric, request.out / "predictions", request.workers, progress)
+        passes = Runner(model, fabric, request.out / "predictions", request.workers, progress)
         swept = _swept(request, passes, name, progress)
         if swept is not None:
             found[path] = swept
@@ -185,13 +185,13 @@ def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], R
     return [found[path] for path in dict.fromkeys(request.models)], reference
 
 
-def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> Sweep | None:
+def _swept(request: Request, passes: Runner, name: str, progress: Progress) -> Sweep | None:
     model = passes.model
     held_out = HeldOut.of(model)
     preprocessing = model.preprocessing
-    gaussian = None if held_out is None else held_out.gaussian
+    measures = measures_of(model)
     clean_split = _split(request.data, request.part, request, model, preprocessing, progress)
-    clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", gaussian)
+    clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", measures)
     detection = None
     if clean is not None and held_out is not None:
         detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
@@ -203,12 +203,12 @@ def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> S
         statistics: list[Statistics] = []
         for severity in request.severities:
             split = clean_split
-            change: Change | None = _change(corruption, severity, request.seed)
+            change: Transform | None = _change(corruption, severity, request.seed)
             if request.corrupted is not None:
                 folder = request.corrupted / corruption / str(severity)
                 split, change = _split(str(folder), "all", request, model, preprocessing, progress), None
             title = f"{name}, {corruption} {severity}"
-            predictions = passes.predictions(split, preprocessing, title, gaussian, change)
+            predictions = passes.predictions(split, preprocessing, title, measures, change)
             if predictions is not None:
                 errors.setdefault(corruption, []).append(_error(predictions))
                 entropies.setdefault(corruption, []).append(_entropy(predictions))
@@ -229,7 +229,7 @@ def _swept(request: Request, passes: Passes, name: str, progress: Progress) -> S
         errors,
         entropies,
         auc,
-        None if held_out is None else default_test(held_out.statistics).name,
+        None if held_out is None else chosen_score(held_out.statistics).name,
         min(images),
         request.severities,
     )
@@ -247,9 +247,9 @@ def _split(
     return chosen.split.subsample(request.images).preprocess(preprocessing, request.skip_bad, progress, spec)
 
 
-def _change(corruption: str, severity: int, seed: int) -> Change:
+def _change(corruption: str, severity: int, seed: int) -> Transform:
     """The corruption; its randomness is a function of the seed and of the batch's pixels."""
-    return Change(f"{corruption} {severity} {seed}", partial(_apply, corruption, severity, seed))
+    return Transform(f"{corruption} {severity} {seed}", partial(_apply, corruption, severity, seed))
 
 
 def _apply(corruption: str, severity: int, seed: int, images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import candid
 from candid import CandidError, CheckpointError
 from candid.models import zoo
 from candid.models.zoo.cards import as_markdown
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 from tests.helpers import candid_command
 
 MODELS = zoo.names()

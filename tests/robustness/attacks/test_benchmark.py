@@ -19,7 +19,7 @@ from candid.robustness.attacks.benchmark import CHUNK, Assaulted, Request, campa
 from candid.robustness.attacks.detection import typical_score
 from candid.robustness.attacks.tables import attack_tables, write_attack_tables
 from candid.trust.detectors import TwoTailed
-from candid.trust.held_out import HeldOut
+from candid.trust.judge import HeldOut
 from tests.helpers import RecordedProgress, candid_command
 from tests.training.runs import run, small_config, train
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from candid.inference.complexity import code_lengths, code_lengths_by_scale
+from candid.trust.scores import code_lengths, code_lengths_by_scale
 from tests.data.helpers import encoded, pixels
 
 Plane = list[list[int]]

@@ -8,7 +8,8 @@ from scipy.spatial.distance import cdist
 from sklearn.covariance import EmpiricalCovariance
 from torch import Tensor
 
-from candid.inference.features import RIDGE, FeatureGaussian, Moments
+from candid.trust.calibrate import RIDGE, Moments
+from candid.trust.scores import FeatureGaussian
 
 
 def fitted(features: Tensor, labels: Tensor, classes: int, part: int = 10**6) -> FeatureGaussian:

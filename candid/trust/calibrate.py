@@ -1,0 +1,192 @@
+"""Calibrate a model: measure held-out images and store their scores with it."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from candid._support.config import build
+from candid._support.distributed import launch, summed
+from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
+from candid.data.datasets import Part, open_part, trained_on
+from candid.data.images import Preprocessing
+from candid.data.loader import NamedBatch
+from candid.data.splits import Split
+from candid.inference.metrics import fit_temperature
+from candid.inference.predictions import to_float
+from candid.inference.runner import Runner
+from candid.models import checkpoint
+from candid.models.protocol import Model
+from candid.trust.judge import HeldOut
+from candid.trust.options import CalibrateOptions
+from candid.trust.scores import SCORES, FeatureGaussian, measures_for, statistics_of
+
+MOST_IMAGES = 20_000
+"""The most training images for features, and the most held-out ones; larger sets are subsampled evenly."""
+FEWEST_IMAGES = 20
+RIDGE = 1e-3
+"""Added to the covariance, as a share of its mean variance: features that never vary have a distance, too."""
+SMALLEST = 1e-8
+"""A mean variance below this share of the mean square is no more than rounding."""
+
+
+def calibrate(
+    model: Model | str | os.PathLike[str], data: str, progress: Progress = SILENT, **options: Any
+) -> HeldOut | None:
+    """Measure held-out images of ``data`` and store their scores with the model: p-values come from them.
+
+    They are the images that were kept out of training; of data that the model was not trained on, the part
+    that would be evaluated. Mahalanobis distances need its training images, if the data has any.
+
+    Args:
+        model: a model, which then carries the scores; or a model folder, whose scores are replaced.
+        data: a data set with labels.
+        progress: where to show messages and bars.
+        **options: fields of :class:`~candid.trust.options.CalibrateOptions`.
+
+    Returns:
+        The held-out scores; None in all processes but the first.
+
+    Example:
+        >>> import candid
+        >>> model = candid.GenerativeClassifier.from_preset("digits").eval()
+        >>> len(calibrate(model, "digits", images=100))
+        100
+    """
+    chosen = build(CalibrateOptions, options)
+    fabric = launch(chosen.devices)
+    progress = progress if fabric.is_global_zero else SILENT
+    folder = checkpoint.own_folder(model) if isinstance(model, str | os.PathLike) else None
+    loaded = checkpoint.load_any(folder) if folder is not None else model
+    assert not isinstance(loaded, str | os.PathLike)
+    runner = Runner(loaded, fabric, None, chosen.workers, progress)
+    found = measure(runner, *_splits(loaded, data, chosen, progress), loaded.preprocessing)
+    if found is not None:
+        found.attach(loaded)
+        if folder is not None:
+            checkpoint.save_calibration(loaded, folder)
+    return found
+
+
+def _splits(
+    model: Model, data: str, options: CalibrateOptions, progress: Progress
+) -> tuple[Split | None, Split]:
+    """Return the training images, if there are any, and the held-out images."""
+    training = model.record.config
+    kept_out: Part | None = "val" if trained_on(data, training) else None
+    if kept_out is not None and options.part in ("train", "all"):
+        raise CandidError(
+            f"'{data}' is what the model was trained on, and p-values need images that it has not "
+            "seen: leave --part out, or choose val or test."
+        )
+    chosen = open_part(data, model.class_names, options.part or kept_out, training)
+
+    def prepared(split: Split, name: str) -> Split:
+        return split.preprocess(model.preprocessing, options.skip_bad, progress, name)
+
+    held_out = prepared(chosen.split.subsample(options.images), "held-out images")
+    if chosen.part == "all":
+        return None, held_out
+    try:
+        train = open_part(data, model.class_names, "train", training).split
+        return prepared(_fewer(train), "training images"), held_out
+    except CandidError as error:
+        progress.log(f"Mahalanobis distances are skipped: the training images can't be read: {error}")
+        return None, held_out
+
+
+def measure(
+    runner: Runner, train: Split | None, held_out: Split, preprocessing: Preprocessing
+) -> HeldOut | None:
+    """Return the scores of held-out images; None in all processes but the first.
+
+    Args:
+        runner: runs the model.
+        train: training images, for the distribution of their features; None to leave that out.
+        held_out: labelled images that the model was not trained on.
+        preprocessing: how the model sees them.
+    """
+    gaussian = None
+    if train is not None:
+        gaussian = feature_gaussian(runner, _fewer(train), preprocessing)
+    measures = measures_for(SCORES.values(), gaussian)
+    found = runner.predictions(_fewer(held_out), preprocessing, "held-out images", measures)
+    if found is None:
+        return None
+    if (found.labels < 0).any():
+        raise CandidError("Held-out images need labels: give a data set with class folders.")
+    if len(found) < FEWEST_IMAGES:
+        raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+    return HeldOut(statistics_of(found), fit_temperature(found.logits, found.labels), gaussian)
+
+
+def calibrate_saved(
+    runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing, path: Path
+) -> None:
+    """Calibrate the saved model in the folder ``path``, unless there are too few images."""
+    if len(held_out) < FEWEST_IMAGES:
+        runner.progress.log(
+            f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed"
+        )
+        return
+    found = measure(runner, train, held_out, preprocessing)
+    if found is not None:
+        found.attach(runner.model)
+        checkpoint.save_calibration(runner.model, path)
+
+
+def _fewer(split: Split) -> Split:
+    """Return at most ``MOST_IMAGES`` of it; all of tar shards."""
+    return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
+
+
+def feature_gaussian(
+    runner: Runner, split: Split, preprocessing: Preprocessing, images: int = MOST_IMAGES
+) -> FeatureGaussian:
+    """Return where the features of each class lie, from about ``images`` labelled ones."""
+    sums = Moments(len(runner.model.class_names), runner.model.feature_size)
+
+    @torch.inference_mode()
+    def add(batch: NamedBatch) -> None:
+        images, labels, _ = batch
+        sums.add(runner.frozen.outputs(to_float(images, runner.fabric.device)).features.cpu(), labels)
+
+    most = math.ceil(images / runner.batch / runner.fabric.world_size)
+    runner.each(add, split, preprocessing, "features of training images", most=most)
+    for part in ("count", "first", "second"):
+        setattr(sums, part, summed(runner.fabric, getattr(sums, part)))
+    return sums.gaussian()
+
+
+class Moments:
+    """Sums over images from which a :class:`~candid.trust.scores.FeatureGaussian` is made."""
+
+    def __init__(self, classes: int, features: int) -> None:
+        self.count = torch.zeros(classes, dtype=torch.float64)
+        """Images of each class."""
+        self.first = torch.zeros(classes, features, dtype=torch.float64)
+        """Sums of their features."""
+        self.second = torch.zeros(features, features, dtype=torch.float64)
+        """Sums of products of features."""
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add images: (B, F) and (B,)."""
+        features = features.double()
+        self.count += labels.bincount(minlength=len(self.count))
+        self.first.index_add_(0, labels, features)
+        self.second += features.T @ features
+
+    def gaussian(self) -> FeatureGaussian:
+        """Return the Gaussian with the classes' means and the covariance around them."""
+        seen = self.count > 0
+        means = self.first[seen] / self.count[seen, None]
+        covariance = (self.second - means.T @ self.first[seen]) / self.count.sum()
+        mean_square = self.second.diagonal().mean() / self.count.sum()
+        variance = covariance.diagonal().mean().clamp(min=float(SMALLEST * mean_square) or 1.0)
+        covariance += RIDGE * variance * torch.eye(len(covariance), dtype=torch.float64)
+        inverse_root = torch.linalg.inv(torch.linalg.cholesky(covariance))
+        return FeatureGaussian(inverse_root.float(), (means @ inverse_root.T).float())
