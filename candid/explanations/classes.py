@@ -10,7 +10,7 @@ LONGEST_HINT = 300
 
 
 def chosen_classes(names: Sequence[str], spec: str | Sequence[str | int]) -> list[int]:
-    """Class numbers from class names, class numbers and patterns with ``*``, ``?`` and ``[]``.
+    """Return class numbers from class names, class numbers and patterns with ``*``, ``?`` and ``[]``.
 
     ``spec`` is a list of them or a string with commas between them. Names may have commas, too: in a string
     the longest name that fits is taken. A name comes before a number, a number before a pattern. The order is
@@ -27,7 +27,7 @@ def chosen_classes(names: Sequence[str], spec: str | Sequence[str | int]) -> lis
 
 
 def _split(names: Sequence[str], spec: str) -> list[str]:
-    """The items of a string; pieces between commas stay together where they are a name."""
+    """Return the items of a string; pieces between commas stay together if they are a name."""
     known, most = set(names), 1 + max(name.count(",") for name in names)
     pieces, items = spec.split(","), []
     while pieces:
@@ -41,7 +41,7 @@ def _split(names: Sequence[str], spec: str) -> list[str]:
 
 
 def _numbers(names: Sequence[str], item: str | int) -> list[int]:
-    """The classes that one name, number or pattern stands for."""
+    """Return the classes that one name, number or pattern stands for."""
     if isinstance(item, str):
         if found := [number for number, name in enumerate(names) if name == item]:
             return found
@@ -56,7 +56,7 @@ def _numbers(names: Sequence[str], item: str | int) -> list[int]:
 
 
 def _hint(item: str, names: Sequence[str]) -> str:
-    """The nearest names; few enough for one sentence."""
+    """Return the nearest names, few enough for one sentence."""
     holding = [name for name in names if item.lower() in name.lower()]
     hint = did_you_mean(item, holding or names)
     return hint if len(hint) < LONGEST_HINT else f"choose from its {len(names)} names, such as '{names[0]}'."

@@ -1,4 +1,4 @@
-"""What the cosine coefficients of the latent are, and which of them tell classes apart."""
+"""The cosine coefficients of the latent, and which of them separate the classes."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from candid.models.flow.pooling import dct_matrix
 from candid.models.protocol import Model, require_latent
 
 CHUNK = 4096
-"""Columns of the prototypes at a time in float64."""
+"""Columns of the prototypes that are computed at a time in float64."""
 
 
 def dct_basis(height: int, width: int) -> Tensor:
-    """The image that each coefficient is the product with, (height, width, height, width), float64.
+    """Return the image that each coefficient is the product with, (height, width, height, width), float64.
 
     ``[i, j]`` is the image of frequency i along the height and j along the width: with feature map f the
     coefficient is ``(basis[i, j] * f).sum()``. The images are orthonormal.
@@ -29,7 +29,7 @@ def dct_basis(height: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def mean_spread(model: Model) -> Tensor:
-    """How much the means of the classes differ in each cosine coefficient, (height, width), float64.
+    """Return how much the class means differ in each cosine coefficient, (height, width), float64.
 
     ``[i, j]`` is the standard deviation over classes (divisor M) of the entries of mu_y at frequency i along
     the height and j along the width, averaged over channels, in standard deviations of a class. Where it is
@@ -46,7 +46,7 @@ def mean_spread(model: Model) -> Tensor:
 
 
 def _spread(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Standard deviations of the columns of ``weights @ rows``, or of ``rows``, (columns,)."""
+    """Return the standard deviations of the columns of ``weights @ rows``, or of ``rows``, (columns,)."""
     rows = rows.double()
     per_class = rows if weights is None else weights.double()
     centred = (per_class - per_class.mean(0)) / len(per_class) ** 0.5

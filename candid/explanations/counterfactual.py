@@ -1,4 +1,4 @@
-"""What would have to change for another class: latents moved along the means, and turned back into images."""
+"""Counterfactuals: latents that are moved along the class means and turned back into images."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,10 @@ LEGS = 100
 RIVALS = 100
 """Other classes that a path takes into account at once."""
 PLACES = 16
-"""On a path, tried at a time."""
+"""Places on a path that are tried at a time."""
 ROUNDS = 6
 NUDGES, NEAR = 20, 0.1
-"""How often a pixel is changed by a grey level to come close, and from where on that is tried."""
+"""How often a pixel is changed by a grey level, and how close the posterior must be before this is tried."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Path:
 
     @property
     def lengths(self) -> Tensor:
-        """Of the path up to each corner, in standard deviations of a class, (n,) in float64."""
+        """Length of the path up to each corner, in standard deviations of a class, (n,) in float64."""
         steps = self.corners.double().diff(dim=0).norm(dim=1)
         return torch.cat((steps.new_zeros(1), steps.cumsum(0)))
 
     def at(self, t: Tensor) -> Tensor:
-        """The latents at the shares ``t`` of the path, (N, D); beyond 1 its last leg goes on."""
+        """Return the latents at the shares ``t`` of the path, (N, D); beyond 1 its last leg continues."""
         lengths = self.lengths
         place = t.to(lengths) * lengths[-1]
         leg = torch.searchsorted(lengths[1:-1].contiguous(), place, right=True)
@@ -52,7 +52,7 @@ class Path:
 
 @torch.no_grad()
 def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) -> Path:
-    """From the latent ``z`` (D,) along the means until the posterior of the class ``y`` is ``target``.
+    """Return the path from the latent ``z`` (D,) along the means to a posterior of ``y`` of ``target``.
 
     Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c; where that
     would help a third class more, away from the average of all others, weighted by their posteriors. Logits
@@ -82,13 +82,13 @@ def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) 
 
 
 def check_target(target: float) -> None:
-    """A posterior that can be reached."""
+    """Raise an error unless ``target`` is a posterior that can be reached."""
     if not 0 < target < 1:
         raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
 
 
 def _direction(model: LatentModel, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
-    """A step along the means (D,) that makes ``y`` more probable, and what each logit gains by it, (M,)."""
+    """Return a step along the means (D,) that makes ``y`` more probable, and each logit's gain, (M,)."""
     others = logits.index_fill(0, torch.tensor(y, device=logits.device), -math.inf)
     posterior = logits.softmax(0)
     rival = others.argmax()[None]
@@ -103,7 +103,7 @@ def _direction(model: LatentModel, logits: Tensor, y: int) -> tuple[Tensor, Tens
 
 
 def _leg(logits: Tensor, slope: Tensor, y: int, log_target: float) -> tuple[float, bool]:
-    """How far to go until log p(y) is ``log_target``, or until it falls again; and which of the two."""
+    """Return how far to go until log p(y) is ``log_target`` or falls again, and which of the two happens."""
 
     def value(t: float) -> float:
         return float((logits + t * slope).log_softmax(0)[y])
@@ -123,7 +123,7 @@ def _leg(logits: Tensor, slope: Tensor, y: int, log_target: float) -> tuple[floa
 
 
 def _bisected(before: Callable[[float], bool], low: float, high: float) -> float:
-    """Where ``before`` stops being true."""
+    """Return the place where ``before`` stops being true."""
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if before(middle) else (low, middle)
@@ -142,23 +142,23 @@ class Counterfactual:
     """The class that was aimed at."""
     target: float
     posterior: Tensor
-    """Of ``image``, (M,) in float64."""
+    """Posterior of ``image``, (M,) in float64."""
     in_pixels: float
-    """Posterior of the class at the path's end, after the way to pixels and back, before they are rounded."""
+    """Posterior of the class at the path's end, computed from its pixels before they are rounded."""
     when_rounded: float
     """The same with 8-bit pixels, before the place on the path was corrected for the rounding."""
     share: float
     """Where on the path ``image`` is: 1 is the place where the latent itself has the target."""
     length: float
-    """Of the path up to there, in standard deviations of a class."""
+    """Length of the path up to there, in standard deviations of a class."""
     bits_per_dim: tuple[float, float]
-    """Of the original and of ``image``: does it still look like an image to the model?"""
+    """Bits/dim of the original and of ``image``: does it still look like an image to the model?"""
     steps: Tensor
     """8-bit images along the path, from the original to ``image``, (n, C, H, W)."""
     shares: Tensor
-    """Where on the path they are, (n,)."""
+    """The positions of ``steps`` on the path, (n,)."""
     posteriors: Tensor
-    """Theirs, (n, M) in float64."""
+    """Posteriors of these images, (n, M) in float64."""
 
     @property
     def reached(self) -> bool:
@@ -167,7 +167,7 @@ class Counterfactual:
 
     @property
     def difference(self) -> Tensor:
-        """In grey levels, (C, H, W) int16."""
+        """The change in grey levels, (C, H, W) int16."""
         return self.image.to(torch.int16) - self.original.to(torch.int16)
 
 
@@ -175,7 +175,7 @@ class Counterfactual:
 def counterfactual(
     model: LatentModel, image: Tensor, y: int, target: float = TARGET, steps: int = 7
 ) -> Counterfactual:
-    """Moves an 8-bit image (C, H, W) along the means until the posterior of class ``y`` is ``target``.
+    """Move an 8-bit image (C, H, W) along the means until the posterior of class ``y`` is ``target``.
 
     Rounding to 8 bits and clipping to [0, 255] move the posterior again. So places on the path, and beyond
     it, are tried as 8-bit images, closer and closer to where their posterior passes the target.
@@ -220,7 +220,7 @@ def counterfactual(
 
 
 def _place(model: LatentModel, path: Path, y: int, target: float) -> tuple[float, float]:
-    """The share of ``path`` whose 8-bit image has the target, and the posterior of the one at its end."""
+    """Return the share of ``path`` whose 8-bit image has the target, and the posterior at its end."""
     low, high = 0.0, 2.0
     tried: dict[float, float] = {}
     for _ in range(ROUNDS):
@@ -234,7 +234,7 @@ def _place(model: LatentModel, path: Path, y: int, target: float) -> tuple[float
 
 
 def _nudged(model: LatentModel, image: Tensor, y: int, target: float) -> Tensor:
-    """``image`` with some pixels a grey level up or down, if its posterior is near the target but not close.
+    """Return ``image`` with some pixels changed by a grey level, if its posterior is near the target.
 
     Of images with few pixels, those next to each other on a path can differ by more than that.
     """
@@ -254,19 +254,19 @@ def _nudged(model: LatentModel, image: Tensor, y: int, target: float) -> Tensor:
 
 
 def _closest(tried: dict[float, float], target: float) -> tuple[float, float]:
-    """The place with the posterior closest to ``target``, and how far it is from it."""
+    """Return the place with the posterior closest to ``target``, and the difference."""
     return min(((place, abs(reached - target)) for place, reached in tried.items()), key=lambda pair: pair[1])
 
 
 def _reached(model: LatentModel, path: Path, places: list[float], y: int) -> dict[float, float]:
-    """The posteriors of ``y`` for the 8-bit images at ``places``."""
+    """Return the posteriors of ``y`` for the 8-bit images at ``places``."""
     images = _rounded(model, path.at(torch.tensor(places)))
     reached = model.posterior(to_float(images, model.device))[:, y]
     return dict(zip(places, reached.tolist(), strict=True))
 
 
 def _rounded(model: LatentModel, z: Tensor) -> Tensor:
-    """The 8-bit images of latents, (N, C, H, W)."""
+    """Return the 8-bit images of latents, (N, C, H, W)."""
     return (255 * model.invert(z)).round().clamp(0, 255).to(torch.uint8).cpu()
 
 
@@ -287,12 +287,12 @@ class Interpolation:
     images: Tensor
     """(n, C, H, W) uint8; the first and the last are the given ones."""
     posteriors: Tensor
-    """Theirs, (n, M) in float64."""
+    """Posteriors of these images, (n, M) in float64."""
 
 
 @torch.no_grad()
 def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 9) -> Interpolation:
-    """From one 8-bit image (C, H, W) to another through latent space.
+    """Return images between one 8-bit image (C, H, W) and another, through latent space.
 
     The means of their classes are joined by a straight line. What the images have beyond them is turned from
     the one to the other: a straight line would pass nearer to the means than any image lies.
@@ -320,7 +320,7 @@ def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 
 
 
 def _turned(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
-    """From ``a`` to ``b`` (D,) by a turn, its length changing evenly, (n, D)."""
+    """Return vectors from ``a`` to ``b`` (D,) by a rotation, the length changing evenly, (n, D)."""
     cosine = torch.dot(a.double(), b.double()) / (a.double().norm() * b.double().norm())
     angle = cosine.clamp(-1, 1).acos()
     if not 1e-3 < float(angle) < math.pi - 1e-3:
@@ -340,7 +340,7 @@ def samples(
     n: int = 1,
     seed: int = 0,
 ) -> Tensor:
-    """8-bit images of classes, (temperatures, classes, n, C, H, W): the same noise at every temperature."""
+    """Return 8-bit images of classes, (temperatures, classes, n, C, H, W); temperatures share their noise."""
     fast = model.eval().frozen()
     drawn = [fast.sample(classes, n, each, generator(seed)) for each in temperatures]
     return (255 * torch.stack(drawn)).round().to(torch.uint8).unflatten(1, (len(classes), n)).cpu()

@@ -16,9 +16,9 @@ from candid.trust.verdict import Kind
 TOP = 5
 """Classes that span the space, as in the paper."""
 MASS = 0.9
-"""Of a class that lies within its circle, in either direction."""
+"""Share of a class that lies within its circle, in either direction."""
 CONFIDENT = 0.95
-"""The posterior from which a decision is called confident if the model has no verdict on it."""
+"""The posterior at which a decision is called confident if the model gives no verdict."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class DecisionSpace:
     """
 
     classes: tuple[int, ...]
-    """The most probable ones, falling."""
+    """The most probable classes, falling."""
     posterior: tuple[float, ...]
-    """Of these classes."""
+    """Posteriors of these classes."""
     along: float
     away: float
     means_along: tuple[float, ...]
-    """Of the classes' means."""
+    """Positions of the class means."""
     means_away: tuple[float, ...]
     half_width: float
     """Along the line, the share ``MASS`` of a class lies this close to its mean."""
@@ -47,18 +47,18 @@ class DecisionSpace:
 
     @property
     def distance(self) -> float:
-        """Between the means of the two most probable classes."""
+        """Distance between the means of the two most probable classes."""
         return self.means_along[1] - self.means_along[0]
 
     @property
     def overlap(self) -> bool:
-        """Whether the circles of the two most probable classes do."""
+        """Whether the circles of the two most probable classes overlap."""
         return self.distance < 2 * self.half_width
 
 
 @torch.no_grad()
 def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
-    """The decision space of each image, from one forward pass.
+    """Return the decision space of each image, from one forward pass.
 
     A class is normal with unit variance: its position along the line is normal, its distance from the line
     in the n-dimensional span chi-distributed with n - 1 degrees of freedom.
@@ -72,7 +72,7 @@ def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> lis
     assert outputs.latent is not None
     if min(len(model.class_names), top) < 2:
         raise CandidError(
-            "A decision is between at least two classes: give a model with so many, and a top of 2."
+            "A decision is between at least two classes: give a model with two or more, and a top of 2."
         )
     log_priors = model.mixture.log_priors.double()
     posterior = outputs.logits.double().softmax(1)
@@ -111,7 +111,7 @@ def _space(
 
 
 def _basis(vectors: Tensor) -> Tensor:
-    """Orthonormal columns that span the rows of ``vectors``, (D, rank)."""
+    """Return orthonormal columns that span the rows of ``vectors``, (D, rank)."""
     _, values, rows = torch.linalg.svd(vectors, full_matrices=False)
     return rows[values > 1e-6 * values[0].clamp(min=torch.finfo(values.dtype).tiny)].T
 

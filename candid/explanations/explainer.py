@@ -1,4 +1,4 @@
-"""Why a model says what it says of an image."""
+"""Explanations of what a model says about an image."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from candid.trust.verdict import Examination
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why the model says it."""
+    """The explanation of one decision."""
 
     maps: Heatmaps
     space: DecisionSpace
@@ -24,7 +24,7 @@ class Explanation:
 
 
 class Explainer:
-    """A generative model that is ready to explain what it says of images."""
+    """A generative model that is ready to explain what it says about images."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Explainer:
         self.fast, self.spatial = model.frozen(), SpatialMixture(model)
 
     def explain(self, examined: Examination) -> Explanation:
-        """Heatmaps of the most probable classes, the decision space, and if asked for, a counterfactual."""
+        """Return heatmaps of the most probable classes, the decision space and perhaps a counterfactual."""
         if examined.evidence is None:
             raise CandidError("This examination has no outputs to explain: examine with evidence=True.")
         (space,) = decision_spaces(self.model, examined.evidence.outputs)

@@ -1,4 +1,4 @@
-"""Which part of an image speaks for which class: the log posterior as a sum over positions."""
+"""Heatmaps: the log posterior of each class as a sum over positions of the image."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from candid.models.flow.precision import full_precision
 from candid.models.protocol import LatentModel, Outputs, require_latent
 
 CONTRAST = 0.03
-"""The paper's."""
+"""The contrast of the paper."""
 
 
 class SpatialMixture:
@@ -44,12 +44,12 @@ class SpatialMixture:
         self.squared_norms = torch.stack([self._squared_norms(p.double()) for p in self.prototypes])
 
     def maps(self, z: Tensor) -> Tensor:
-        """w, the inverse cosine transform of latents, in float64, (B, h w, C)."""
+        """Return w, the inverse cosine transform of latents, in float64, (B, h w, C)."""
         by_channel, _ = self.dct.inverse(z.double())
         return by_channel.flatten(2).mT
 
     def terms(self, maps: Tensor) -> Tensor:
-        """``log q(w_kl | y) + |w_kl|^2 / 2`` in float64, (B, h w, M): they sum to logits without priors."""
+        """Return ``log q(w_kl | y) + |w_kl|^2 / 2`` in float64, (B, h w, M); sums are logits without priors."""
         w = maps.to(self.dtype).transpose(0, 1).contiguous()  # (h w, B, C)
         with full_precision(w):
             products = (w @ self.prototypes.mT).flatten(0, 1)
@@ -61,7 +61,7 @@ class SpatialMixture:
         return terms.transpose(0, 1)
 
     def _squared_norms(self, prototypes: Tensor) -> Tensor:
-        """``|m_y,kl|^2`` at the position of these ``prototypes`` (K, C), (M,)."""
+        """Return ``|m_y,kl|^2`` at the position of these ``prototypes`` (K, C), (M,)."""
         mean = None if self.mean is None else self.mean.double()
         if self.weights is None:
             return (prototypes if mean is None else prototypes + mean).square().sum(1)
@@ -77,7 +77,7 @@ class Heatmaps:
     """Maps of B images over the h x w positions of the last feature maps, in nats, in float64."""
 
     classes: Tensor
-    """What the maps are of, (B, n)."""
+    """The classes of the maps, (B, n)."""
     log_posterior: Tensor
     """log q(y | x) of these classes, (B, n): what their maps add up to."""
     posterior: Tensor
@@ -85,7 +85,7 @@ class Heatmaps:
     saliency: Tensor
     """Q_Saliency, (B, h, w): the information that the model finds at each position, up to a constant."""
     largest_error: Tensor
-    """Of ``|sum_kl Q_Class(k, l, y) - log q(y | x)|`` over all classes, drawn or not, (B,)."""
+    """Largest ``|sum_kl Q_Class(k, l, y) - log q(y | x)|`` over all classes, drawn or not, (B,)."""
 
 
 @torch.no_grad()
@@ -97,7 +97,7 @@ def heatmaps(
     contrast: float = CONTRAST,
     spatial: SpatialMixture | None = None,
 ) -> Heatmaps:
-    """Saliency and posterior heatmaps from one forward pass: no gradients, no second pass.
+    """Return saliency and posterior heatmaps from one forward pass: no gradients, no second pass.
 
     With ``q(w_kl | y) = exp(-|w_kl - m_y,kl|^2 / 2)`` and ``S = log sum_y p(y) q(z | y)``::
 
@@ -154,13 +154,13 @@ def heatmaps(
 
 
 def check_contrast(contrast: float) -> None:
-    """Zero, a positive number or infinity."""
+    """Raise an error unless the contrast is zero, a positive number or infinity."""
     if not contrast >= 0:
         raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
 
 
 def _shares(saliency: Tensor, contrast: float) -> Tensor:
-    """How S is dealt out to positions, (B, h w); rows sum to one."""
+    """Return the shares in which S is distributed over positions, (B, h w); rows sum to one."""
     even = torch.full_like(saliency, 1 / saliency.shape[1])
     if math.isinf(contrast):
         return even

@@ -1,4 +1,4 @@
-"""What a model has learned: everything that is said of it as a whole."""
+"""What a model has learned as a whole."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ from candid.models.flow.plane import DecisionPlane, decision_plane
 from candid.models.protocol import LatentModel, Model, require_latent
 
 MEASURED_IMAGES = 2000
-"""Of the data, for what the model makes of pairs of classes."""
+"""Images of the data on which the uncertainty of pairs of classes is measured."""
 EXACT_CHANNELS, PROJECTIONS = 512, 64
-"""Receptive fields of more channels are estimated by default, from so many projections."""
+"""Above this number of channels, receptive fields are estimated by default, from this number of projections."""
 SAMPLED_CLASSES, SAMPLES = 10, 2
 INTERPOLATIONS = 3
 
 
 @dataclass(frozen=True)
 class Overview:
-    """All that was found."""
+    """Everything that was found."""
 
     class_names: tuple[str, ...]
     similarity: Similarity
@@ -48,15 +48,15 @@ class Overview:
     measured: list[float | None]
     """Uncertainties of the pairs on real images."""
     spread: Tensor
-    """Of the class means in each cosine coefficient, (h, w)."""
+    """Spread of the class means in each cosine coefficient, (h, w)."""
     sampled: list[int]
-    """Classes."""
+    """The classes that were sampled."""
     samples: Tensor
     """(temperatures, classes, n, C, H, W) uint8."""
     fields: dict[str, ReceptiveField] = field(default_factory=dict)
     interpolations: list[Interpolation] = field(default_factory=list)
     plane: DecisionPlane | None = None
-    """The plane of the means, of a planar model."""
+    """The plane of the means; None unless the model is planar."""
     points: Tensor | None = None
     """Real images in the plane, (N, 2)."""
     labels: Tensor | None = None
@@ -193,7 +193,7 @@ def project(
 
 
 class _Images:
-    """Real images, and what a model makes of them."""
+    """Real images, and a model's outputs for them."""
 
     def __init__(self, model: LatentModel, options: ExplainOptions, progress: Progress) -> None:
         assert options.data is not None
@@ -231,7 +231,7 @@ class _Images:
         return fields
 
     def interpolations(self) -> list[Interpolation]:
-        """Between images that are far from each other in the data, if there are enough."""
+        """Return interpolations between images that are far apart in the data, if there are enough."""
         ends = self._few(2 * INTERPOLATIONS)
         pairs, frozen = len(ends) // 2, self.model.frozen()
         return [interpolate(frozen, ends[i], ends[i + pairs]) for i in range(pairs)]

@@ -15,13 +15,13 @@ from candid._support.randomness import generator
 from candid.models.protocol import Model, as_latent
 
 NUMBERS_A_BATCH = 64 * 3 * 32 * 32
-"""Of the images that are differentiated at once: about 100 MB of activations are kept for them."""
+"""Pixels of the images that are differentiated at once: about 100 MB of activations are stored for them."""
 FEWEST_PROJECTIONS = 3
-"""With two, the variance of the estimate is infinite."""
+"""The smallest number of projections: with two, the variance of the estimate is infinite."""
 
 
 class Cell(NamedTuple):
-    """The pixels that downsampling alone puts into a column of features."""
+    """The pixels that downsampling alone brings into a column of features."""
 
     top: int
     left: int
@@ -40,30 +40,30 @@ class ReceptiveField:
     sensitivity: Tensor
     """(H, W) in float64."""
     standard_error: Tensor | None
-    """Of an estimate, for these images, (H, W); None if the sensitivity is exact.
+    """Standard error of an estimate, for these images, (H, W); None if the sensitivity is exact.
 
     An upper bound: the errors of the colours are taken to have a correlation of one.
     """
     cell: Cell
     """Where u lies in the image, in pixels."""
     images: int
-    """How many the mean is over."""
+    """Number of images in the mean."""
     projections: int | None
-    """Random ones, an image; None if the sensitivity is exact."""
+    """Random projections per image; None if the sensitivity is exact."""
 
     @property
     def cross_section(self) -> Tensor:
-        """Along the width: mean over the rows of the cell, (W,)."""
+        """Cross-section along the width: mean over the rows of the cell, (W,)."""
         return _rows(self.sensitivity, self.cell)
 
     @property
     def cross_section_error(self) -> Tensor | None:
-        """An upper bound of its standard error, (W,), as if the errors of pixels had a correlation of one."""
+        """Upper bound of its standard error, (W,), as if the errors of pixels had a correlation of one."""
         return None if self.standard_error is None else _rows(self.standard_error, self.cell)
 
     @property
     def vertical_cross_section(self) -> Tensor:
-        """Along the height: mean over the columns of the cell, (H,)."""
+        """Cross-section along the height: mean over the columns of the cell, (H,)."""
         return _columns(self.sensitivity, self.cell)
 
     @property
@@ -76,7 +76,7 @@ class ReceptiveField:
 
     @property
     def height_at_half_maximum(self) -> float | None:
-        """The same of the vertical cross-section."""
+        """The same for the vertical cross-section."""
         return full_width(self.vertical_cross_section)
 
 
@@ -89,7 +89,7 @@ def receptive_field(
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> ReceptiveField:
-    """The effective receptive field of ``model`` on ``images``, in evaluation mode.
+    """Return the effective receptive field of ``model`` on ``images``, in evaluation mode.
 
     Exact: one backward pass for each of the C channels of u. Or estimated from ``projections`` m passes: with
     v standard Cauchy, v . g is Cauchy with the scale ``|g|_1``, and
@@ -134,7 +134,7 @@ def receptive_field(
 
 
 def full_width(curve: Tensor) -> float | None:
-    """Distance of the outermost points where ``curve`` (n,) is half its maximum, linear between its values.
+    """Return the distance of the outermost points where ``curve`` (n,) is half its maximum, interpolated.
 
     None if it is above half at an end, or nowhere above zero.
 
@@ -147,7 +147,7 @@ def full_width(curve: Tensor) -> float | None:
         return None
 
     def past(inside: int, outside: int) -> float:
-        """How far beyond ``inside`` the crossing lies."""
+        """Return how far beyond ``inside`` the crossing lies."""
         high, low = float(curve[inside]), float(curve[outside])
         return (high - half) / (high - low)
 
@@ -158,7 +158,7 @@ def full_width(curve: Tensor) -> float | None:
 def _sensitivities(
     model: Model, images: Tensor, projections: int | None, batch: int, seed: int
 ) -> Iterator[Tensor | None]:
-    """After each backward pass None, or what it completes: that of some images, (B, H, W) on the CPU."""
+    """Yield, after each backward pass, None or the sensitivities that are complete, (B, H, W) on the CPU."""
     for start in range(0, len(images), batch):
         x, column, _ = _centre_column(model, images[start : start + batch])
         draws = [generator(seed, number) for number in range(start, start + len(x))]
@@ -183,7 +183,7 @@ def _sensitivities(
 
 
 def _centre_column(model: Model, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
-    """The images as the model takes them, their features in the centre (B, C), and where that is."""
+    """Return the images as the model takes them, their centre features (B, C), and where the centre is."""
     x = images.to(model.device, model.dtype)
     x = (x / 255 if images.dtype == torch.uint8 else x).detach().requires_grad_()
     maps = model.feature_maps(x)
@@ -194,13 +194,13 @@ def _centre_column(model: Model, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
 
 
 def _centre(pixels: int, cells: int) -> tuple[int, int]:
-    """Where the pixels of the centre cell begin and how many they are."""
+    """Return where the pixels of the centre cell begin and how many there are."""
     start, end = pixels * (cells // 2) // cells, math.ceil(pixels * (cells // 2 + 1) / cells)
     return start, end - start
 
 
 def _error_share(projections: int) -> float:
-    """The variance of an estimate over the mean of its square.
+    """Return the variance of an estimate divided by the mean of its square.
 
     E |v . g|^t = |g|_1^t / cos(pi t / 2) gives the estimate the relative variance
     ``r = cos(pi / 2m)^2m / cos(pi / m)^m - 1``: of its square, r / (1 + r) is variance.

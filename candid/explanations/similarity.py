@@ -1,4 +1,4 @@
-"""How similar the classes are to the model: the distances of their means, and what follows from them."""
+"""Class similarity: the distances of the class means, and what follows from them."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from candid.explanations.classes import chosen_classes
 from candid.models.protocol import Model, require_latent
 
 OPTIMAL = 300
-"""So many classes at most have the tree's branches turned to bring neighbours closest: a cubic effort."""
+"""Up to this number of classes, the tree's branches are turned to bring neighbours closest (cubic effort)."""
 
 
 class Pair(NamedTuple):
@@ -23,9 +23,9 @@ class Pair(NamedTuple):
     first: int
     second: int
     distance: float
-    """Of their means, in standard deviations of a class."""
+    """Distance of their means, in standard deviations of a class."""
     uncertainty: float
-    """The expected one of a decision between the two, 0 to 1/2."""
+    """Expected uncertainty of a decision between the two, 0 to 1/2."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Similarity:
     """`expected_uncertainty` of the distances, (n, n), float64."""
 
     def closest_pairs(self, count: int = 10) -> list[Pair]:
-        """The ``count`` most similar pairs of classes, or all if there are fewer, by rising distance."""
+        """Return the ``count`` most similar pairs of classes, or all if fewer, by rising distance."""
         if count < 1:
             raise CandidError(f"The number of closest pairs must be at least 1, not {count}.")
         pairs = torch.triu_indices(len(self.classes), len(self.classes), offset=1)
@@ -59,7 +59,7 @@ def similarity(
     classes: str | Sequence[str | int] | None = None,
     order: Literal["clustering", "given"] = "clustering",
 ) -> Similarity:
-    """The distances of the means of all classes, or of those that `chosen_classes` finds for ``classes``.
+    """Return the distances of all class means, or of those that `chosen_classes` finds for ``classes``.
 
     By ``"clustering"`` similar classes become neighbours: the leaves of a tree of average linkage;
     ``"given"`` keeps the order of ``classes``.
@@ -91,14 +91,14 @@ def similarity(
 
 
 def _clustered(distances: Tensor) -> list[int]:
-    """The rows of ``distances`` by a tree of average linkage."""
+    """Return the rows of ``distances`` in the order of a tree of average linkage."""
     rows, columns = torch.triu_indices(len(distances), len(distances), offset=1)
     tree = linkage(distances[rows, columns].numpy(), "average", optimal_ordering=len(distances) <= OPTIMAL)
     return [int(leaf) for leaf in leaves_list(tree)]
 
 
 def expected_uncertainty(distance: Tensor | float) -> Tensor:
-    """``1 - E[c] = Phi(-d / 2)`` of decisions between two classes with means d apart, in float64.
+    """Return ``1 - E[c] = Phi(-d / 2)`` of decisions between two classes with means d apart, in float64.
 
     c is the posterior of the more probable one of the two; the expectation is over latents that follow the
     model's own density, with equal priors. It is 1/2 at distance 0 and underflows to 0 beyond 76;
@@ -112,7 +112,7 @@ def expected_uncertainty(distance: Tensor | float) -> Tensor:
 
 
 def log_expected_uncertainty(distance: Tensor | float) -> Tensor:
-    """``log Phi(-d / 2)`` in nats, float64.
+    """Return ``log Phi(-d / 2)`` in nats, float64.
 
     >>> log_expected_uncertainty(100.0)
     tensor(-1254.8314, dtype=torch.float64)
@@ -121,7 +121,7 @@ def log_expected_uncertainty(distance: Tensor | float) -> Tensor:
 
 
 def measured_uncertainty(posterior: Tensor, labels: Tensor, pairs: Sequence[Pair]) -> list[float | None]:
-    """What :func:`expected_uncertainty` says of pairs of classes, measured on images of the two.
+    """Return the uncertainty of pairs of classes, measured on images of the two.
 
     The mean of ``min(p_a, p_b) / (p_a + p_b)`` over images with these labels, from posteriors (N, M); None
     where there are none. It differs from the expected one where latents do not follow the mixture.

@@ -93,7 +93,7 @@ class Run:
         self.step, self.rows, self.tally, self.best = state.step, state.rows, state.tally, state.best
 
     def train(self, stop: StopFlag) -> bool:
-        """Go through the steps that are left; False if it was told to stop."""
+        """Run the remaining steps; return False if the run was told to stop."""
         options, per_epoch = self.options, self.plan.steps_per_epoch
         steps = options.epochs * per_epoch
         batches = training_batches(
@@ -122,7 +122,7 @@ class Run:
         return self.step >= steps or is_over(self.options, self._val_losses)
 
     def _optimise(self, batches: Iterator[Batch], stop: StopFlag) -> list[float]:
-        """One step of the optimiser; the mean losses over all processes."""
+        """Make one step of the optimiser and return the mean losses over all processes."""
         self._to_training_mode()
         rate = learning_rate(self.options, self.step, self.plan.steps_per_epoch, self._val_losses)
         set_learning_rate(self.optimiser, rate)
@@ -146,7 +146,7 @@ class Run:
         return sums
 
     def _losses(self, batches: Iterator[Batch], part: int) -> Losses | None:
-        """Of the next batch; None, with the reason in ``self.error``, if they can't be had."""
+        """Return the losses of the next batch; None, with the reason in ``self.error``, if there are none."""
         device, options = self.fabric.device, self.options
         noise = generator(options.seed, self.step, part, 3, device=device)
         try:
@@ -163,7 +163,7 @@ class Run:
         return None
 
     def _agree(self, losses: Losses | None, stop: StopFlag) -> list[float]:
-        """The losses averaged over the processes; an error or a signal in one of them reaches all."""
+        """Return the losses averaged over the processes; an error or a signal in one of them reaches all."""
         values = torch.zeros(3) if losses is None else torch.stack(losses).detach().float().cpu()
         flags = torch.tensor([self.error is not None, stop.signal is not None]).float()
         report = summed(self.fabric, torch.cat((values, flags)))
@@ -224,7 +224,7 @@ class Run:
             self.writer.epoch(row)
 
     def _evaluate(self, split: Split) -> Row:
-        """Metrics of the bare model on a split, the work shared by the processes."""
+        """Return the metrics of the bare model on a split; the processes share the work."""
         fabric, model = self.fabric, self.model.eval()
         batches = named_batches(
             split,
@@ -304,7 +304,7 @@ class Run:
 
     @torch.no_grad()
     def _average_statistics(self) -> None:
-        """Running means and variances as averages over many batches with the final weights."""
+        """Set running means and variances to averages over many batches with the final weights."""
         self._to_training_mode()
         norms = batch_norms(self.model)
         momenta = [norm.momentum for norm in norms]
@@ -332,7 +332,7 @@ class Run:
                     statistic /= self.fabric.world_size
 
     def _share_statistics(self) -> None:
-        """The first process's running statistics to all: its own are what a checkpoint holds."""
+        """Give the first process's running statistics to all: a checkpoint stores these."""
         if self.fabric.world_size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)

@@ -13,7 +13,7 @@ from candid.training.options import TrainOptions
 
 
 def build_optimiser(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """SGD with momentum or AdamW; weight decay on convolution weights alone.
+    """Return SGD with momentum or AdamW, with weight decay on convolution weights alone.
 
     Each group has a ``share`` of the learning rate: :func:`set_learning_rate`.
     """
@@ -38,7 +38,7 @@ def build_optimiser(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """``rate`` times each group's share."""
+    """Set the learning rate of each group to ``rate`` times its share."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["share"]
 
@@ -46,7 +46,7 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 def learning_rate(
     options: TrainOptions, step: int, steps_per_epoch: int, val_losses: Sequence[float]
 ) -> float:
-    """The learning rate of a step: a function of its number and of the epochs' validation losses.
+    """Return the learning rate of a step: a function of its number and of the epochs' validation losses.
 
     One-cycle: up along a line over the share ``warmup`` of the run, down to zero along a cosine. Plateau:
     up over ``warmup`` epochs, then constant, divided by 10 at each plateau.
@@ -66,7 +66,7 @@ def learning_rate(
 
 
 def plateaus(losses: Sequence[float], patience: int) -> int:
-    """How many times ``patience`` epochs went by without a loss below all earlier ones.
+    """Return how many times ``patience`` epochs went by without a loss below all earlier ones.
 
     >>> plateaus([3.0, 2.0, 2.1, 2.2, 1.9, 1.8, 1.8, 1.8], patience=2)
     2
@@ -81,12 +81,12 @@ def plateaus(losses: Sequence[float], patience: int) -> int:
 
 
 def is_over(options: TrainOptions, val_losses: Sequence[float]) -> bool:
-    """A plateau schedule ends early: at the first plateau after the last decay."""
+    """Return whether a plateau schedule ends early: at the first plateau after the last decay."""
     return options.schedule == "plateau" and plateaus(val_losses, options.patience) > options.lr_decays
 
 
 def first_nonfinite_gradient(model: nn.Module) -> str:
-    """The name of the first parameter whose gradient is not finite."""
+    """Return the name of the first parameter whose gradient is not finite."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
             return name

@@ -166,7 +166,7 @@ class RunFolder:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """The results of a finished run, None of an unfinished one."""
+        """The results of a finished run; None for an unfinished one."""
         path = self.path / "results.json"
         if not path.is_file():
             return None

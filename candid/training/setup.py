@@ -51,7 +51,7 @@ class Setup:
 
 
 def open_data(options: TrainOptions, progress: Progress) -> tuple[Dataset, Preprocessing]:
-    """The data of the run, checked, and how its model sees it."""
+    """Return the data of the run, checked, and the preprocessing of its model."""
     flow = options.model_config(classes=2).flow
     preprocessing = Preprocessing(flow.channels, flow.height, flow.width, options.crop, options.flip)
     data = open_dataset(
@@ -68,7 +68,7 @@ def open_data(options: TrainOptions, progress: Progress) -> tuple[Dataset, Prepr
 
 
 def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Model:
-    """The model that ``options`` describes, new or from its ``start``, in training mode."""
+    """Return the model that ``options`` describes, new or from its ``start``, in training mode."""
     layout = options.model_config(len(class_names))
     names = [*class_names, *map(str, range(len(class_names), layout.classes))]
     model: Model
@@ -102,7 +102,7 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Model:
 
 
 def _continued(known: tuple[str, ...], data: tuple[str, ...], start: str) -> tuple[str, ...]:
-    """Names of the classes: the model's own, which the data's must be, unless it has only numbers."""
+    """Return the class names: the model's own, which must be the data's, unless it has only numbers."""
     own = known[: len(data)]
     if own != tuple(map(str, range(len(own)))) and own != data:
         raise CandidError(
@@ -132,5 +132,5 @@ def start_actnorm(setup: Setup) -> None:
 
 
 def batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
-    """The batch-norm layers of ``model``."""
+    """Return the batch-norm layers of ``model``."""
     return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
