@@ -35,6 +35,7 @@ def mean_spread(model: Model) -> Tensor:
     the height and j along the width, averaged over channels, in standard deviations of a class. Where it is
     0 the coefficient doesn't affect the classification.
 
+    >>> from candid import GenerativeClassifier
     >>> mean_spread(GenerativeClassifier.from_preset("cifar")).shape
     torch.Size([4, 4])
     """

@@ -180,6 +180,7 @@ def counterfactual(
     Rounding to 8 bits and clipping to [0, 255] move the posterior again. So places on the path, and beyond
     it, are tried as 8-bit images, closer and closer to where their posterior passes the target.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> found = counterfactual(model, torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8), y=3, target=0.12)
     >>> found.image.shape, found.steps.shape
@@ -297,6 +298,7 @@ def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 
     The means of their classes are joined by a straight line. What the images have beyond them is turned from
     the one to the other: a straight line would pass nearer to the means than any image lies.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> two = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
     >>> between = interpolate(model, *two, steps=5)

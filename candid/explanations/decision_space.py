@@ -63,6 +63,7 @@ def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> lis
     A class is normal with unit variance: its position along the line is normal, its distance from the line
     in the n-dimensional span chi-distributed with n - 1 degrees of freedom.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> space = decision_spaces(model, model.outputs(torch.rand(1, 1, 8, 8)))[0]
     >>> len(space.classes), round(space.half_width, 3), round(space.half_height, 3)

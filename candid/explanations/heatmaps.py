@@ -22,6 +22,7 @@ class SpatialMixture:
     mu_y, ``|z - mu_y|^2 = sum_kl |w_kl - m_y,kl|^2``. As in the mixture, the means stay products of
     prototypes: all classes at all positions cost 2 % of what the imagenet network does.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
     >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
     >>> spatial = SpatialMixture(model)
@@ -49,7 +50,7 @@ class SpatialMixture:
         return by_channel.flatten(2).mT
 
     def terms(self, maps: Tensor) -> Tensor:
-        """Return ``log q(w_kl | y) + |w_kl|^2 / 2`` in float64, (B, h w, M); sums are logits without priors."""
+        """Return ``log q(w_kl | y) + |w_kl|^2 / 2``, float64, (B, h w, M); sums are logits without priors."""
         w = maps.to(self.dtype).transpose(0, 1).contiguous()  # (h w, B, C)
         with full_precision(w):
             products = (w @ self.prototypes.mT).flatten(0, 1)
@@ -116,6 +117,7 @@ def heatmaps(
         contrast: the paper's constant.
         spatial: made once for many calls; it depends on the model alone.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
     >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
     >>> maps = heatmaps(model, outputs)

@@ -32,7 +32,7 @@ from candid.models.protocol import LatentModel, Model, require_latent
 MEASURED_IMAGES = 2000
 """Images of the data on which the uncertainty of pairs of classes is measured."""
 EXACT_CHANNELS, PROJECTIONS = 512, 64
-"""Above this number of channels, receptive fields are estimated by default, from this number of projections."""
+"""Above this number of channels, receptive fields are estimated, from this number of projections."""
 SAMPLED_CLASSES, SAMPLES = 10, 2
 INTERPOLATIONS = 3
 
@@ -112,6 +112,7 @@ def explain(
         CandidError: If the model has no latent, or an option is wrong.
 
     Example:
+        >>> from candid import GenerativeClassifier
         >>> from candid import GenerativeClassifier
         >>> found = explain(GenerativeClassifier.from_preset("digits"), classes="1,7,4", pairs=1)
         >>> len(found.pairs), found.samples.shape

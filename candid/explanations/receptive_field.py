@@ -105,6 +105,7 @@ def receptive_field(
         seed: of the projections.
         progress: shows the progress, by backward passes.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits", blocks=(1, 1), widths=(4, 4))
     >>> field = receptive_field(model, torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
     >>> field.sensitivity.shape, field.cell

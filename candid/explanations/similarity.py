@@ -64,6 +64,7 @@ def similarity(
     By ``"clustering"`` similar classes become neighbours: the leaves of a tree of average linkage;
     ``"given"`` keeps the order of ``classes``.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits")
     >>> found = similarity(model, "7,1,3", order="given")
     >>> found.classes, found.distances.shape
