@@ -76,7 +76,7 @@ def train(
 
     Example:
         >>> import tempfile
-        >>> result = train("digits", epochs=1, out=tempfile.mkdtemp() + "/run", model={"blocks": [1, 1]})
+        >>> result = train("digits", epochs=1, out=tempfile.mkdtemp() + "/run", model={"blocks": [1, 1, 1]})
         >>> result.model().class_names
         ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
     """

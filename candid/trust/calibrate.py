@@ -54,8 +54,8 @@ def calibrate(
     Example:
         >>> import candid
         >>> model = candid.GenerativeClassifier.from_preset("digits").eval()
-        >>> len(calibrate(model, "digits", images=100))
-        100
+        >>> len(calibrate(model, "digits", images=50))
+        50
     """
     chosen = build(CalibrateOptions, options)
     fabric = launch(chosen.devices)
