@@ -1,22 +1,30 @@
-"""What starts without torch: ``import candid``, help, and the answer to a mistake."""
+"""What commands load: help and mistakes no torch, an examination neither training nor figures."""
 
+import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import candid
+from candid.cli.app import COMMANDS, LEGACY
 
 HEAVY = {"torch", "numpy", "matplotlib", "scipy", "sklearn", "PIL", "lightning_fabric", "safetensors"}
-COMMAND_LINE = """
-import sys
+COMMAND_LINES = """
+import json, sys
 from candid.cli.app import main
-try:
-    main()
-except SystemExit as end:
-    code = end.code or 0
-print(f"\\n{code}", *sys.modules)
+codes = []
+for line in json.loads(sys.argv[1]):
+    sys.argv = ["candid", *line]
+    try:
+        main()
+    except SystemExit as end:
+        codes.append(end.code or 0)
+print()
+print(json.dumps([codes, list(sys.modules)]))
 """
 EACH_FIRST = """
 import importlib, sys
@@ -31,6 +39,14 @@ for name in sys.argv[1:]:
 """
 
 
+def command_lines(lines: list[list[str]]) -> tuple[list[int], set[str]]:
+    """Run commands one after the other in a new process; return exit codes and all loaded modules."""
+    command = [sys.executable, "-c", COMMAND_LINES, json.dumps(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes, modules = json.loads(done.stdout.splitlines()[-1])
+    return codes, set(modules)
+
+
 def last_line(code: str, *arguments: object) -> list[str]:
     """The words of the last line that ``code`` prints in a process of its own."""
     done = subprocess.run(
@@ -39,28 +55,35 @@ def last_line(code: str, *arguments: object) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ((), 0),
-        (("--help",), 0),
-        (("--version",), 0),
-        (("info", "--help"), 0),
-        (("import", "--help"), 0),
-        (("train", "--help"), 0),
-        (("demo", "--help"), 0),
-        (("--vresion",), 2),
-        (("train", "--epoch", "3"), 2),
-        (("train", "--epochs", "three"), 2),
-        (("train",), 2),
-        (("train", "--resume"), 2),
-        (("import", "weights.pt", "--out", __file__), 2),
-    ],
+MISTAKES = (
+    ["--vresion"],
+    ["exmaine"],
+    ["train", "--epoch", "3"],
+    ["train", "--epochs", "three"],
+    ["train"],
+    ["train", "--resume"],
+    ["examine", "model"],
+    ["examine", "model", "image.png", "--novelty", "2"],
+    ["import", "weights.pt", "--out", __file__],
 )
-def test_help_and_mistakes_import_nothing_heavy(arguments: tuple[str, ...], code: int) -> None:
-    found, *modules = last_line(COMMAND_LINE, *arguments)
-    assert int(found) == code
-    assert "candid.cli.app" in modules and not HEAVY & set(modules)
+HELP = ([], ["--help"], ["--version"], *([name, "--help"] for name in (*COMMANDS, *LEGACY)))
+
+
+def test_help_and_mistakes_import_nothing_heavy() -> None:
+    """All in one process: what one of them had loaded would be there at its end."""
+    lines = [*HELP, *MISTAKES]
+    codes, modules = command_lines(lines)
+    assert codes == [0] * len(HELP) + [2] * len(MISTAKES), list(zip(lines, codes, strict=True))
+    assert "candid.cli.app" in modules and not HEAVY & modules
+
+
+def test_examine_loads_neither_training_nor_compiler_nor_figures(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "black.png")
+    line = ["examine", "cifar10-beta1", str(tmp_path / "black.png")]
+    codes, modules = command_lines([line, [*line, "--json"]])
+    assert codes == [0, 0] and "torch" in modules
+    assert not {"lightning_fabric", "torch._dynamo", "matplotlib"} & modules
+    assert not {name for name in modules if name.startswith(("candid.training", "candid.reports"))}
 
 
 def test_the_version_and_the_errors_import_nothing_heavy() -> None:

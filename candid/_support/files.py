@@ -9,21 +9,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError
+
+if TYPE_CHECKING:  # commands use this module before they need torch
+    from torch import Tensor
 
 TEMPORARY = ".writing-"
 ANY_NAME = "surrogateescape"
 """How file names that are no text are written to files and read from them."""
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     """Write a safetensors file with the usual permissions; safetensors would let only its owner read it."""
+    from safetensors.torch import save_file
+
     path.touch()
     usual_mode = path.stat().st_mode
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
@@ -90,8 +91,10 @@ def digest(*parts: Any) -> "hashlib._Hash":
     """
     found = hashlib.sha256()
     for part in parts:
-        if isinstance(part, Tensor):
-            part = part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        if hasattr(part, "untyped_storage"):  # a tensor
+            from torch import uint8
+
+            part = part.cpu().contiguous().view(-1).view(uint8).numpy().data
         elif isinstance(part, dict | list | tuple | str | int | float | None):
             part = json.dumps(part, sort_keys=True).encode()
         found.update(part)

@@ -182,5 +182,6 @@ class _Bottleneck(nn.Module):
 
 def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     conv = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out")
+    if not conv.weight.is_meta:  # there torch would load its compiler to draw nothing
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out")
     return conv

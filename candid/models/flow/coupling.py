@@ -302,7 +302,10 @@ def random_orthogonal(n: int) -> Tensor:
     The Q of a Gaussian matrix's QR decomposition, with the signs of R's diagonal moved into Q:
     without that, Q is not uniformly distributed (Mezzadri, 2007).
     """
-    q, r = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))
+    gaussian = torch.randn(n, n, dtype=torch.float64)
+    if gaussian.is_meta:  # a model that is being loaded; torch would load its compiler to compute nothing
+        return gaussian
+    q, r = torch.linalg.qr(gaussian)
     return q * r.diagonal().sign()
 
 

@@ -57,10 +57,10 @@ class LatentMixture(nn.Module):
         constant, rank = (0, 2) if planar else (constant, rank)
         self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
         # Two classes start about 0.7 standard deviations apart: where their means lie says nothing yet.
-        self.mean = nn.Parameter(torch.randn(classes, constant) * math.sqrt(0.18 / max(constant, 1)))
+        self.mean = nn.Parameter(_normal(classes, constant, times=math.sqrt(0.18 / max(constant, 1))))
         rest, rows = dimensions - constant, classes if rank is None else rank + planar
-        self.prototypes = nn.Parameter(torch.randn(rows, rest) * 0.3 / math.sqrt(max(rest, 1)))
-        self.alpha = None if rank is None else nn.Parameter(torch.randn(classes, rank) / math.sqrt(rank))
+        self.prototypes = nn.Parameter(_normal(rows, rest, times=0.3, over=math.sqrt(max(rest, 1))))
+        self.alpha = None if rank is None else nn.Parameter(_normal(classes, rank, over=math.sqrt(rank)))
         check_priors(priors, classes)
         logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
         self.register_buffer("log_priors", torch.tensor(logs))
@@ -192,3 +192,9 @@ def check_priors(priors: Sequence[float] | None, classes: int) -> None:
         raise CandidError(
             "Class priors must be positive and sum to one: divide the class counts by their sum."
         )
+
+
+def _normal(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:
+    """Return scaled normal numbers; on the meta device unscaled, else torch would load its compiler."""
+    drawn = torch.randn(*shape)
+    return drawn if drawn.is_meta else drawn * times / over

@@ -89,6 +89,8 @@ class DCTPooling(Invertible):
 
 def dct_matrix(n: int) -> Tensor:
     """Return the orthonormal DCT-II basis vectors as rows, lowest frequency first, (n, n) in float64."""
+    if torch.get_default_device().type == "meta":  # as in random_orthogonal
+        return torch.empty(n, n, dtype=torch.float64)
     position = torch.arange(n, dtype=torch.float64) + 0.5
     frequency = torch.arange(n, dtype=torch.float64)[:, None]
     basis = math.sqrt(2 / n) * torch.cos(math.pi / n * frequency * position)

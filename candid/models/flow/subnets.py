@@ -164,7 +164,8 @@ def _norm_relu(channels: int) -> tuple[nn.Module, nn.Module]:
 def _initialised(*layers: nn.Module, output_gain: float = 1.0) -> nn.Sequential:
     convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     for conv in convolutions:
-        nn.init.kaiming_normal_(conv.weight)
+        if not conv.weight.is_meta:  # there torch would load its compiler to draw nothing
+            nn.init.kaiming_normal_(conv.weight)
         if conv.bias is not None:
             nn.init.zeros_(conv.bias)
     with torch.no_grad():
