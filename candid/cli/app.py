@@ -22,12 +22,14 @@ COMMANDS = {
     "models": "candid.cli.models:models",
     "info": "candid.cli.models:info",
     "import": "candid.cli.models:import_model",
+    "serve": "candid.cli.serve:serve",
+    "export": "candid.cli.export:export",
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
 FLAGS = ("-h", "--help", "--version")
 LEGACY = (
     *("evaluate", "calibrate", "compare"),
-    *("corrupt", "attack", "audit", "serve", "export", "demo"),
+    *("corrupt", "attack", "audit", "demo"),
 )
 
 

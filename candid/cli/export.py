@@ -4,58 +4,58 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from candid._support.config import Option
 from candid._support.errors import CandidError
-from candid.cli.evaluate import JsonFlag, ModelFolder
+from candid._support.progress import TerminalProgress
+from candid.cli.options import JsonFlag, ModelName, command
+
+Format = Literal["onnx", "torch-export"]
 
 
+@command
 def export(
-    model: ModelFolder,
+    model: ModelName,
+    /,
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE|DIR",
-            help="A file that ends in .onnx or .pt2, or a folder for files.",
-            show_default="MODEL.onnx here",
+        Option(
+            "A file that ends in .onnx or .pt2, or a folder for the files.",
+            metavar="PATH",
+            default="MODEL.onnx in this folder",
         ),
     ] = Path(),
     format: Annotated[
         Literal["onnx", "torch-export", "both"] | None,
-        typer.Option(help="ONNX, or an archive of torch.export.", show_default="of the file, or onnx"),
+        Option("ONNX, an archive of torch.export, or both.", default="by the ending of the file, or onnx"),
     ] = None,
     batch: Annotated[
-        str, typer.Option(metavar="N|dynamic", help="How many images it takes at a time.")
+        str, Option("Images that the network takes at a time.", metavar="N|dynamic")
     ] = "dynamic",
     as_json: JsonFlag = False,
 ) -> None:
-    """A model as ONNX or torch.export file: images in [0, 1] to logits, log density and latent.
+    """Export a model to ONNX or torch.export: images in [0, 1] to logits, log density and latent.
 
-    Each file is run beside PyTorch before it is written: the largest difference is printed.
+    Each file is run and compared with PyTorch before it is written; the largest difference is printed.
     """
     if batch != "dynamic" and not batch.isdecimal():
         raise CandidError(f"--batch takes a number of images or 'dynamic', not '{batch}'.")
 
-    from candid._support.progress import TerminalProgress
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     from candid.models.export import TOLERANCE
     from candid.models.export import export as run_export
 
-    chosen: dict[str, tuple[Literal["onnx", "torch-export"], ...]] = {
-        "onnx": ("onnx",),
-        "torch-export": ("torch-export",),
-        "both": ("onnx", "torch-export"),
-    }
-    images = None if batch == "dynamic" else int(batch)
+    both: tuple[Format, ...] = ("onnx", "torch-export")
+    chosen = None if format is None else tuple(each for each in both if format in (each, "both"))
     with TerminalProgress().console.status("exporting and checking"):
-        found = run_export(model, out, None if format is None else chosen[format], images)
+        found = run_export(Path(model), out, chosen, None if batch == "dynamic" else int(batch))
     if as_json:
         records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in found]
         print(json.dumps(records))
         return
-    table = Table(title=f"{escape(str(model))}: difference to PyTorch", title_justify="left")
+    table = Table(title=f"{escape(model)}: difference from PyTorch", title_justify="left")
     for column in ("file", "batch", "MB", *found[0].differences):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
     for each in found:
@@ -66,7 +66,7 @@ def export(
     console = Console()
     console.print(table)
     console.print(
-        "The largest over images of max |difference| / max(1, max |value|): relative for log_density; "
-        f"at most {TOLERANCE:g} is allowed.",
+        "Each number is the largest max |difference| / max(1, max |value|) over images (relative for "
+        f"log_density); at most {TOLERANCE:g} is allowed.",
         highlight=False,
     )

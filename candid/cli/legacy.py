@@ -22,12 +22,6 @@ from candid.cli import (
 from candid.cli import (
     evaluate as cli_evaluation,
 )
-from candid.cli import (
-    export as cli_export,
-)
-from candid.cli import (
-    serve as cli_serve,
-)
 
 app = typer.Typer(
     add_completion=False,
@@ -58,8 +52,6 @@ for command in (
     cli_corrupt.corrupt,
     cli_attack.attack,
     cli_audit.audit,
-    cli_serve.serve,
-    cli_export.export,
     cli_demo.demo,
 ):
     app.command()(command)

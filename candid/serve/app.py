@@ -6,9 +6,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from fastapi import FastAPI, File, Form, Query, Request, Response, Security, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -17,13 +20,23 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from candid._support.version import __version__
-from candid.data.images import BadImageError, decode_upload
-from candid.serve.answers import Counterfactuals, Examined, Health, Models, Problem, Sent, Unusable
+from candid.data.images import BadImageError, decode_upload, to_png
 from candid.serve.guard import NOTHING, Guard
 from candid.serve.limits import FILES, Limits
 from candid.serve.metrics import CONTENT_TYPE, Metrics
 from candid.serve.queue import Queue
-from candid.serve.service import Asked, Service, unusable
+from candid.serve.schemas import (
+    CounterfactualResponse,
+    EncodedResponse,
+    ErrorResponse,
+    ExamineResponse,
+    HealthResponse,
+    ImageRequest,
+    LimitsResponse,
+    ModelsResponse,
+    UnusableResponse,
+)
+from candid.serve.service import Service, unusable
 from candid.serve.worker import Worker
 
 DECODERS = 2
@@ -34,7 +47,7 @@ WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
 MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
-    403: "The page of another site asks, or under another name.",
+    403: "Cross-site request, or unknown host name.",
     408: "The request came too slowly.",
     413: "The request is too large.",
     422: "A field is missing or wrong.",
@@ -48,27 +61,24 @@ DESCRIPTION = (
 )
 
 
-def guarded_app(
-    service: Service, limits: Limits, token: str | None = None, workers: Sequence[Worker] = ()
-) -> Guard:
-    """The whole application, as a server runs it; ``workers``, if there are any, have its network."""
+def guarded_app(networks: Sequence[Service | Worker], limits: Limits, token: str | None = None) -> Guard:
+    """Return the whole application as a server runs it; all networks hold the same model."""
+    if limits.batch is None:
+        limits = replace(limits, batch=networks[0].description.batch)
     metrics = Metrics()
-    return Guard(_Api(service, limits, metrics, token, workers or [service]).app, limits, metrics, token)
+    return Guard(_Api(networks, limits, metrics, token).app, limits, metrics, token)
 
 
 class _Api:
     """The routes, and the threads behind them."""
 
     def __init__(
-        self,
-        service: Service,
-        limits: Limits,
-        metrics: Metrics,
-        token: str | None,
-        networks: Sequence[Service | Worker],
+        self, networks: Sequence[Service | Worker], limits: Limits, metrics: Metrics, token: str | None
     ) -> None:
-        self.service, self.limits, self.metrics, self.networks = service, limits, metrics, networks
-        self.info = Models(models=[service.info(limits)])
+        self.limits, self.metrics, self.networks = limits, metrics, networks
+        self.model = networks[0].description
+        accepted = LimitsResponse(files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels)
+        self.info = self.model.info.model_copy(update={"limits": accepted})
         self.app = FastAPI(
             title="Candid",
             version=__version__,
@@ -85,23 +95,28 @@ class _Api:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self.queue: Queue[Service | Worker, Sequence[Asked], Any] = Queue(
-            self.networks, lambda network, requests: network.answer(requests), self.limits.batch
+        self.queue: Queue[Service | Worker, Sequence[ImageRequest], Any] = Queue(
+            self.networks, lambda network, requests: network.answer(requests), self.limits.batch or 64
         )
         with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
+            grey = to_png(torch.full(self.info.image_shape, 128, dtype=torch.uint8))
+            await self._decoded([UploadFile(BytesIO(grey))])  # loads what the first user would wait for
             yield
         await asyncio.to_thread(self.queue.close)
 
     def _add_routes(self, security: list[Any], secret: bool) -> None:
         def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
             listed = (*codes, 401) if secret else codes
-            return {code: {"model": Problem, "description": MEANINGS[code]} for code in sorted(listed)}
+            return {code: {"model": ErrorResponse, "description": MEANINGS[code]} for code in sorted(listed)}
 
-        classes = None if secret else {"enum": list(self.service.classes)}
+        classes = None if secret else {"enum": self.info.classes}
         towards = Form(description="A class of the model.", json_schema_extra=classes)
 
         @self.app.post(
-            "/v1/examine", response_model=Examined, responses=problems(*WORK_PROBLEMS), dependencies=security
+            "/v1/examine",
+            response_model=ExamineResponse,
+            responses=problems(*WORK_PROBLEMS),
+            dependencies=security,
         )
         async def examine(
             file: Annotated[
@@ -113,8 +128,11 @@ class _Api:
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            results = b",".join(found.json for found in await self._examine(file, explain))
-            content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.service.name).encode(), results)
+            found = await self._examine(file, explain)
+            for each in found:
+                self.metrics.judged(each.kind)
+            results = b",".join(each.json for each in found)
+            content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
             return Response(content, media_type="application/json")
 
         @self.app.post("/v1/counterfactual", responses=problems(*WORK_PROBLEMS), dependencies=security)
@@ -124,24 +142,24 @@ class _Api:
             target: Annotated[
                 float, Form(gt=0, lt=1, description="The posterior that the class should reach.")
             ] = 0.5,
-        ) -> Counterfactuals:
+        ) -> CounterfactualResponse:
             """The image, changed along the class means until 'towards' has the posterior 'target'."""
-            if towards not in self.service.classes:
+            if towards not in self.info.classes:
                 raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
-            result = await self._change(file, self.service.classes.index(towards), target)
-            return Counterfactuals(model=self.service.name, result=result)
+            result = await self._change(file, self.info.classes.index(towards), target)
+            return CounterfactualResponse(model=self.info.name, result=result)
 
         @self.app.get("/v1/models", responses=problems(403, 500, 503), dependencies=security)
-        async def models() -> Models:
+        async def models() -> ModelsResponse:
             """The model, its classes, the scores of held-out images, and the limits of this server."""
-            return self.info
+            return ModelsResponse(models=[self.info])
 
-        @self.app.get("/healthz", responses={503: {"model": Problem, "description": MEANINGS[503]}})
-        async def health() -> Health:
+        @self.app.get("/healthz", responses={503: {"model": ErrorResponse, "description": MEANINGS[503]}})
+        async def health() -> HealthResponse:
             """Whether the server takes requests."""
             if not any(network.ready for network in self.networks):
-                raise HTTPException(503, "The network can't be loaded any more: start the server anew.")
-            return Health(needs_token=secret)
+                raise HTTPException(503, "The network can't be loaded again: restart the server.")
+            return HealthResponse(needs_token=secret)
 
         @self.app.get(
             "/metrics", response_class=PlainTextResponse, responses=problems(403, 500), dependencies=security
@@ -150,39 +168,40 @@ class _Api:
             """Counts and latencies, in the text format of Prometheus."""
             return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
-    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[Sent]:
+    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[EncodedResponse]:
         images = await self._decoded(files)
         asked = [
-            Asked(_name(file), image, explain)
+            ImageRequest(_name(file), image, explain)
             for file, image in zip(files, images, strict=True)
             if isinstance(image, Tensor)
         ]
         judged = iter(await asyncio.wrap_future(self.queue.together(asked, len(asked))) if asked else ())
-        results = [Sent.of(each) if isinstance(each, Unusable) else next(judged) for each in images]
-        for found in results:
-            self.metrics.judged(found.kind)
+        results = [
+            EncodedResponse.of(each) if isinstance(each, UnusableResponse) else next(judged)
+            for each in images
+        ]
         return results
 
     async def _change(self, file: UploadFile, towards: int, target: float) -> Any:
         (image,) = await self._decoded([file])
-        if isinstance(image, Unusable):
+        if isinstance(image, UnusableResponse):
             return image
-        asked = Asked(_name(file), image, towards=towards, target=target)
+        asked = ImageRequest(_name(file), image, towards=towards, target=target)
         return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
 
-    async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | Unusable]:
+    async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | UnusableResponse]:
         """Each as the model sees it, or why it can't be used."""
         deadline = time.monotonic() + self.limits.timeout
         return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, files, deadline)
 
-    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Tensor | Unusable]:
-        found: list[Tensor | Unusable] = []
+    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Tensor | UnusableResponse]:
+        found: list[Tensor | UnusableResponse] = []
         for file in files:
             if time.monotonic() > deadline:  # nobody waits for it any more
                 raise TimeoutError
             try:
                 found.append(
-                    decode_upload(file.file.read(), self.service.preprocessing, self.limits.max_pixels)
+                    decode_upload(file.file.read(), self.model.preprocessing, self.limits.max_pixels)
                 )
             except BadImageError as error:
                 found.append(unusable(_name(file), error))

@@ -1,39 +1,81 @@
-"""What a server takes, and what it refuses before it looks any closer."""
+"""The options of a server: where it listens, and what it refuses before it looks any closer."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
-from candid.data.images import LARGEST
 
 FILES = 16
-"""In one request."""
+"""Files in one request, at most."""
+PIXELS = 89_478_485
+"""The largest image that is read anywhere: ``candid.data.images.LARGEST``."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one server."""
+    """What one server accepts."""
 
-    max_queue: int = 64
-    """Requests that are read, wait or are answered at a time; one more is refused."""
-    batch: int = 64
-    """Images that pass the network together, at most; a request is not divided."""
-    max_megabytes: float = 16
-    """Of a request."""
-    max_pixels: int = 25_000_000
-    """Of an image; while it is decoded, it takes up to 24 bytes a pixel, a JPEG much less."""
-    timeout: float = 30
-    """Seconds from the first byte of a request to its answer."""
+    max_queue: Annotated[
+        int,
+        Option("Longest queue: requests read, waiting or answered at a time; more get HTTP 429.", least=1),
+    ] = 64
+    batch: Annotated[
+        int | None,
+        Option(
+            "Images that pass the network together, at most; a request is not divided.",
+            least=1,
+            default="64, fewer if images are large",
+        ),
+    ] = None
+    max_megabytes: Annotated[
+        float, Option("Largest request, in megabytes.", above=0, below=1e6, metavar="MB")
+    ] = 16
+    max_pixels: Annotated[
+        int,
+        Option("Largest image, in pixels; decoding takes up to 24 bytes per pixel.", least=1, most=PIXELS),
+    ] = 25_000_000
+    timeout: Annotated[
+        float, Option("Seconds from the first byte of a request to its answer.", above=0, below=1e6)
+    ] = 30
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "batch", "max_pixels"):
-            if getattr(self, name) < 1:
-                raise CandidError(f"--{name.replace('_', '-')} is a number from 1 on: raise it.")
-        for name in ("max_megabytes", "timeout"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise CandidError(f"--{name.replace('_', '-')} lies between 0 and a million: change it.")
-        if self.max_pixels > LARGEST:
-            raise CandidError(f"--max-pixels is at most {LARGEST:,}: lower it.")
+        check_fields(self)
 
     @property
     def max_bytes(self) -> int:
+        """The largest request in bytes."""
         return int(self.max_megabytes * 1_000_000)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a server listens, and how its network runs."""
+
+    host: Annotated[
+        str, Option("Address to listen at; 0.0.0.0 lets other machines in: set a token then.", metavar="HOST")
+    ] = "127.0.0.1"
+    port: Annotated[int, Option("Port to listen at; 0 takes any free one.", least=0, most=65535)] = 8000
+    token: Annotated[
+        str | None,
+        Option(
+            "Token that clients must send. Prefer the variable CANDID_TOKEN: other users can read your "
+            "command line."
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "Processes that hold a network each; 0 runs it in the server's own process.",
+            least=0,
+            default="one per core, at most 4, for images up to 64 x 64, else 1",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        token = self.token
+        if token is not None and not (
+            token.isascii() and token.isprintable() and token.strip() == token != ""
+        ):
+            raise CandidError("The token must be printable ASCII characters without a space at its ends.")

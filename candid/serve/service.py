@@ -1,73 +1,65 @@
-"""A model that answers requests: what the library says, as JSON."""
+"""A model that answers requests: what the library says, as responses of the API."""
 
 import base64
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.data.images import to_png
+from candid._support.threads import usable_cpus
+from candid.data.images import Preprocessing, to_png
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
-from candid.inference.predictions import batch_size
+from candid.models import checkpoint, zoo
 from candid.models.protocol import Model, as_latent, require_latent
-from candid.serve.answers import (
-    Changed,
-    ClassMap,
-    ClassShare,
-    Explained,
-    HeldOutScores,
-    Impossible,
-    Judged,
-    Maps,
-    ModelInfo,
-    Neighbour,
-    Sent,
-    Space,
-    Step,
-    Tail,
-    Taken,
-    Unusable,
+from candid.serve.schemas import (
+    ChangedResponse,
+    ClassMapResponse,
+    DecisionSpaceResponse,
+    EncodedResponse,
+    ExaminationResponse,
+    ExplanationResponse,
+    HeatmapsResponse,
+    HeldOutResponse,
+    ImageRequest,
+    ImpossibleResponse,
+    ModelResponse,
+    NeighbourResponse,
+    StepResponse,
+    TailResponse,
+    UnusableResponse,
 )
-from candid.serve.limits import FILES, Limits
-from candid.trust.examine import Examiner
-from candid.trust.examine import Unusable as NoExamination
+from candid.trust.examine import Examiner, Unusable
 from candid.trust.judge import Judge
 from candid.trust.verdict import Examination
 
 TOP = 5
 """Heatmaps and nearest classes."""
+KINDS = {"resnet": "ResNet"}
 SMALL = 64
 """Pixels on a side."""
 BARS, KNOWN = 40, 2000
-"""Of the histogram of held-out scores; and how many of them are enough for it."""
+"""Bars of the histogram of held-out scores, and the number of scores that is enough for it."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An image as the model sees it, and what is asked about it."""
+class Description:
+    """What the server's own process knows about the model."""
 
-    file: str
-    image: Tensor
-    explain: bool = False
-    towards: int = 0
-    target: float = 0.5
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, without the detour that tensors take."""
-        pixels = self.image.contiguous().numpy()
-        return _asked, (self.file, pixels, self.explain, self.towards, self.target)
-
-
-def _asked(file: str, pixels: "np.ndarray[Any, Any]", *others: Any) -> Asked:
-    return Asked(file, torch.from_numpy(pixels), *others)
+    info: ModelResponse
+    preprocessing: Preprocessing
+    batch: int
+    """Images that should pass the network together, at most."""
+    workers: int
+    """Processes that should hold a network each."""
+    fingerprint: str
 
 
 class Service:
@@ -77,68 +69,60 @@ class Service:
 
     def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
         self.examiner = Examiner(model, name, evidence=True)
-        self.preprocessing = self.examiner.preprocessing
-        self.model, self.name, self.summary = self.examiner.model, name, summary
-        self.classes = self.model.class_names
-        has_latent = as_latent(self.model) is not None
-        self.explainer = Explainer(model, TOP) if has_latent and len(self.classes) > 1 else None
-        self.neighbours = [] if self.explainer is None else _neighbours(model)
+        self.model, self.classes = self.examiner.model, model.class_names
+        explainable = as_latent(self.model) is not None and len(self.classes) > 1
+        self.explainer = Explainer(self.model, TOP) if explainable else None
+        self.neighbours = _neighbours(self.model) if explainable else []
+        self.description = Description(
+            self._info(name, summary),
+            self.examiner.preprocessing,
+            min(64, self.examiner.batch),
+            _workers(self.model),
+            self.model.fingerprint(),
+        )
+        self.warm_up()
 
-    def info(self, limits: Limits) -> ModelInfo:
-        """What the model is, what it can't do, and what may be sent."""
+    @classmethod
+    def load(cls, model: str, name: str) -> "Service":
+        """Load a model folder or a bundled model."""
+        loaded = checkpoint.resolve(model)
+        return cls(loaded, name, None if Path(model).exists() else zoo.card(model)["summary"])
+
+    def use_threads(self, threads: int) -> None:
+        """Let the network use this number of threads."""
+        torch.set_num_threads(threads)
+
+    def warm_up(self) -> None:
+        """Answer two requests, so that the first user does not wait for what torch prepares."""
+        grey = torch.full(self.model.image_shape, 128, dtype=torch.uint8)
+        for explain in (False, True):
+            self.answer([[ImageRequest("", grey, explain)]])
+
+    def _info(self, name: str, summary: str | None) -> ModelResponse:
         judge = self.examiner.judge
-        return ModelInfo(
-            name=self.name,
+        return ModelResponse(
+            name=name,
             kind=self.model.kind,
-            summary=self.summary,
+            summary=summary,
             classes=list(self.classes),
             image_shape=self.model.image_shape,
             held_out=None if judge is None else _held_out(judge),
-            cannot=list(self._missing()),
-            limits=Taken(files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels),
+            cannot=_missing(self.model, judge),
         )
 
-    @property
-    def batch(self) -> int:
-        """Images that should pass the network together, at most."""
-        return min(64, batch_size(self.model))
-
-    @property
-    def workers(self) -> int:
-        """Processes that should have a network each: of small images one a core, up to four.
-
-        A batch of small images is faster on a core of its own than on two: its layers are too short to share.
-        """
-        _, height, width = self.model.image_shape
-        small = self.model.device.type == "cpu" and height * width <= SMALL**2
-        return min(4, torch.get_num_threads()) if small else 0
-
-    def _missing(self) -> Sequence[str]:
-        found = []
-        if as_latent(self.model) is None:
-            found.append(
-                "This model is a ResNet, which has no likelihood and no class means: it shows no decision "
-                "space, heatmaps, nearest classes or counterfactuals."
-            )
-        if self.examiner.judge is None:
-            found.append(
-                "This model carries no held-out scores, so it gives no p-value and no verdict: "
-                "'candid calibrate' adds them."
-            )
-        return found
-
-    def answer(self, requests: Sequence[Sequence[Asked]]) -> list[list[Sent] | Exception]:
-        """As :meth:`examine`, written out."""
+    def answer(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[EncodedResponse] | Exception]:
+        """Return the answers of :meth:`examine` as JSON."""
         return [
-            each if isinstance(each, Exception) else [Sent.of(found) for found in each]
+            each if isinstance(each, Exception) else [EncodedResponse.of(found) for found in each]
             for each in self.examine(requests)
         ]
 
-    def examine(self, requests: Sequence[Sequence[Asked]]) -> list[list[Judged | Unusable] | Exception]:
-        """The answers to each request, from one pass of the network; an exception if there are none."""
-        images = [each.image for asked in requests for each in asked]
-        found = iter(self.examiner.judged([(str(i), image) for i, image in enumerate(images)]))
-        answers: list[list[Judged | Unusable] | Exception] = []
+    def examine(
+        self, requests: Sequence[Sequence[ImageRequest]]
+    ) -> list[list[ExaminationResponse | UnusableResponse] | Exception]:
+        """Return the answers to each request, from one pass; an exception if there are none."""
+        found = iter(self.examiner.judged([(each.path, each.image) for asked in requests for each in asked]))
+        answers: list[list[ExaminationResponse | UnusableResponse] | Exception] = []
         for asked in requests:
             judged = list(islice(found, len(asked)))
             try:
@@ -148,58 +132,34 @@ class Service:
                 answers.append(error)
         return answers
 
-    def _answer(self, asked: Asked, found: Examination | NoExamination) -> Judged | Unusable:
-        if isinstance(found, Examination):
-            return self._judged(asked, found)
-        return unusable(asked.file, found.reason)
-
-    def _judged(self, asked: Asked, examined: Examination) -> Judged:
-        assert examined.evidence is not None
-        explained = None
+    def _answer(
+        self, asked: ImageRequest, found: Examination | Unusable
+    ) -> ExaminationResponse | UnusableResponse:
+        if isinstance(found, Unusable):
+            return unusable(asked.path, found.reason)
+        explanation = None
         if asked.explain and self.explainer is not None:
-            explained = self._explained(examined, self.explainer.explain(examined))
-        return Judged(
-            file=asked.file,
-            class_=examined.label,
-            posterior=examined.confidence,
-            classes=[
-                ClassShare(class_=name, posterior=share)
-                for name, share in examined.to_dict()["posterior"].items()
-            ],
-            p_value=examined.p_value,
-            p_value_in_class=examined.class_p_value,
-            verdict=examined.verdict,
-            agreeing=None if examined.classes is None else list(examined.classes),
-            log_density_nats=examined.log_density,
-            seen=as_png(examined.evidence.image) if asked.explain else None,
-            explanation=explained,
-        )
+            explanation = self._explained(found, self.explainer.explain(found))
+        seen = as_png(asked.image) if asked.explain else None
+        return ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
 
-    def _shares(self, classes: Sequence[int], posterior: Sequence[float]) -> list[ClassShare]:
-        return [
-            ClassShare(class_=self.classes[y], posterior=share)
-            for y, share in zip(classes, posterior, strict=True)
-        ]
-
-    def _explained(self, examined: Examination, explanation: Explanation) -> Explained:
+    def _explained(self, examined: Examination, explanation: Explanation) -> ExplanationResponse:
         maps, space = explanation.maps, explanation.space
-        return Explained(
-            reading=explanation.reading.kind,
-            in_words=explanation.reading.sentence,
-            heatmaps=Maps(
+        by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
+        return ExplanationResponse(
+            kind=explanation.reading.kind,
+            summary=explanation.reading.sentence,
+            heatmaps=HeatmapsResponse(
                 saliency_nats=maps.saliency[0].tolist(),
                 classes=[
-                    ClassMap(class_=self.classes[y], log_posterior_nats=log_posterior, values_nats=values)
-                    for y, log_posterior, values in zip(
-                        maps.classes[0].tolist(),
-                        maps.log_posterior[0].tolist(),
-                        maps.posterior[0].tolist(),
-                        strict=True,
-                    )
+                    ClassMapResponse(class_=self.classes[y], log_posterior_nats=total, values_nats=values)
+                    for y, total, values in zip(*(each.tolist() for each in by_class), strict=True)
                 ],
             ),
-            decision_space=Space(
-                classes=self._shares(space.classes, space.posterior),
+            decision_space=DecisionSpaceResponse(
+                posterior={
+                    self.classes[y]: share for y, share in zip(space.classes, space.posterior, strict=True)
+                },
                 along=space.along,
                 away=space.away,
                 means_along=list(space.means_along),
@@ -211,23 +171,18 @@ class Service:
             nearest_classes=self.neighbours[self.classes.index(examined.label)],
         )
 
-    def change(self, asked: Asked) -> Changed | Impossible:
-        """What would make it the class ``asked.towards``."""
-        fast = self.examiner.frozen
+    def change(self, asked: ImageRequest) -> ChangedResponse | ImpossibleResponse:
+        """Return what would make the image the class ``asked.towards``."""
         try:
-            return self._changed(
-                asked,
-                counterfactual(
-                    require_latent(fast, "A counterfactual"), asked.image, asked.towards, asked.target
-                ),
-            )
+            model = require_latent(self.examiner.frozen, "A counterfactual")
+            return self._changed(asked, counterfactual(model, asked.image, asked.towards, asked.target))
         except CandidError as error:
-            return Impossible(file=asked.file, error=str(error))
+            return ImpossibleResponse(path=asked.path, error=str(error))
 
-    def _changed(self, asked: Asked, found: Counterfactual) -> Changed:
+    def _changed(self, asked: ImageRequest, found: Counterfactual) -> ChangedResponse:
         before = int(found.posteriors[0].argmax())
-        return Changed(
-            file=asked.file,
+        return ChangedResponse(
+            path=asked.path,
             class_=self.classes[found.y],
             class_before=self.classes[before],
             target=found.target,
@@ -236,7 +191,7 @@ class Service:
             length_in_standard_deviations=found.length,
             bits_per_dim=found.bits_per_dim,
             steps=[
-                Step(
+                StepResponse(
                     image=as_png(image),
                     posterior=float(posterior[found.y]),
                     posterior_before=float(posterior[before]),
@@ -246,9 +201,33 @@ class Service:
         )
 
 
-def unusable(file: str, reason: object) -> Unusable:
-    """In one sentence."""
-    return Unusable(file=file, error=f"This file can't be used: {reason}.")
+def _workers(model: Model) -> int:
+    """Return how many processes should hold a network: for small images one per core, up to four.
+
+    A batch of small images is faster on one core than on two: its layers are too short to share.
+    """
+    _, height, width = model.image_shape
+    return min(4, usable_cpus()) if model.device.type == "cpu" and height * width <= SMALL**2 else 1
+
+
+def _missing(model: Model, judge: Judge | None) -> list[str]:
+    found = []
+    if as_latent(model) is None:
+        found.append(
+            f"This model is a {KINDS.get(model.kind, model.kind)}, which has no class means in its latent: "
+            "it shows no decision space, heatmaps, nearest classes or counterfactuals."
+        )
+    if judge is None:
+        found.append(
+            "This model has no held-out scores, so it gives no p-value and no verdict: 'candid calibrate' "
+            "adds them."
+        )
+    return found
+
+
+def unusable(path: str, reason: object) -> UnusableResponse:
+    """Return why a file can't be used, in one sentence."""
+    return UnusableResponse(path=path, error=f"This file can't be used: {reason}.")
 
 
 def as_png(image: Tensor) -> str:
@@ -256,13 +235,13 @@ def as_png(image: Tensor) -> str:
     return base64.b64encode(to_png(image)).decode()
 
 
-def _neighbours(model: Model) -> list[list[Neighbour]]:
-    """Of each class, the nearest others."""
+def _neighbours(model: Model) -> list[list[NeighbourResponse]]:
+    """Return the nearest classes of each class."""
     found = similarity(model, order="given")
     nearest = found.distances.argsort(dim=1, stable=True)
     return [
         [
-            Neighbour(
+            NeighbourResponse(
                 class_=found.names[j],
                 distance=float(found.distances[i, j]),
                 expected_uncertainty=float(found.uncertainty[i, j]),
@@ -273,21 +252,22 @@ def _neighbours(model: Model) -> list[list[Neighbour]]:
     ]
 
 
-def _held_out(judge: Judge) -> HeldOutScores:
-    """With the histogram of the scores that p-values come from, as the p-value at the ends of its bars."""
+def _held_out(judge: Judge) -> HeldOutResponse:
+    """Return the levels and the histogram of held-out scores, as p-values at the ends of its bars."""
     known = judge.held_out.statistics
-    detector = judge.detector
     chosen = torch.linspace(0, len(judge.held_out) - 1, min(KNOWN, len(judge.held_out))).round().long()
     statistic = judge.score.of(known)[chosen]
-    scores, order = detector.score(statistic).sort()
-    p_values = detector.p_value(statistic)[order]
-    beyond = scores[p_values <= judge.novelty / 2]  # of the farthest the first: others would be narrow
+    scores, order = judge.detector.score(statistic).sort()
+    p_values = judge.detector.p_value(statistic)[order]
+    beyond = scores[p_values <= judge.novelty / 2]  # up to the first of these: further bars would be narrow
     last = beyond[0] if len(beyond) else scores[-1]
     ends = np.linspace(float(scores[0]), float(last), BARS + 1)
-    return HeldOutScores(
+    return HeldOutResponse(
         images=len(judge.held_out),
-        test=judge.score.name,
+        score=judge.score.name,
         novelty=judge.novelty,
         error=judge.error,
-        tail=Tail(scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()),
+        tail=TailResponse(
+            scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()
+        ),
     )

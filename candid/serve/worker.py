@@ -6,16 +6,13 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import BytesIO
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from candid._support.errors import CandidError
-from candid.models.protocol import Model
-from candid.serve.answers import Changed, Impossible, Sent
-from candid.serve.service import Asked, Service
+from candid._support.threads import usable_cpus
+from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
+from candid.serve.service import Description, Service
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_SECONDS = 5.0
@@ -25,33 +22,51 @@ LAST_SECONDS = 5.0
 class Worker:
     """Answers as a :class:`Service` does, to one thread at a time; if its process ends, it starts another.
 
-    ``model`` is one that torch saved. ``patience`` is how many seconds an answer may take before the process
-    is ended.
+    Args:
+        model: a model folder or the name of a bundled model; only the process holds the network.
+        name: what users call the model.
+        threads: how many threads the network may use.
+        patience: seconds that an answer may take before the process is ended.
     """
 
-    def __init__(self, model: bytes, name: str, threads: int, patience: float) -> None:
-        self._start_with, self._patience = (model, name, threads), patience
+    def __init__(self, model: str, name: str, threads: int, patience: float) -> None:
+        self._model, self._name, self._threads, self._patience = model, name, threads, patience
+        self._description: Description | None = None
         self.ready = False
         self._start()
 
+    @property
+    def description(self) -> Description:
+        """What the model is, once the process is ready."""
+        assert self._description is not None
+        return self._description
+
     def wait(self) -> None:
-        """Until the model is loaded."""
+        """Wait until the model is loaded."""
         try:
-            error = pickle.loads(self._connection.recv_bytes())
+            found = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as ended:
             raise CandidError(
                 "A process for the network ended before it was ready: free some memory, or lower --workers."
             ) from ended
-        if error is not None:
-            raise error
+        if isinstance(found, Exception):
+            raise found
+        if self._description is not None and found.fingerprint != self._description.fingerprint:
+            raise CandidError("The files of the model have changed since the server started: start it again.")
+        self._description = found
         self.ready = True
 
-    def answer(self, requests: Sequence[Sequence[Asked]]) -> list[list[Sent] | Exception]:
-        """As :meth:`Service.answer`."""
+    def use_threads(self, threads: int) -> None:
+        """Let the network use this number of threads from now on."""
+        self._threads = threads
+        self._ask("use_threads", threads)
+
+    def answer(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[EncodedResponse] | Exception]:
+        """See :meth:`Service.answer`."""
         return self._ask("answer", requests)
 
-    def change(self, asked: Asked) -> Changed | Impossible:
-        """As :meth:`Service.change`."""
+    def change(self, asked: ImageRequest) -> ChangedResponse | ImpossibleResponse:
+        """See :meth:`Service.change`."""
         return self._ask("change", asked)
 
     def hang_up(self) -> None:
@@ -67,7 +82,9 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, *self._start_with), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(other, self._model, self._name, self._threads), daemon=True
+        )
         with _without_signals():
             self.process.start()
         other.close()
@@ -103,13 +120,17 @@ class Worker:
 
 
 @contextmanager
-def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator[list[Worker]]:
-    """``n`` workers that share the cores. All have ``model`` as it is now, whatever becomes of its files."""
-    threads = max(1, torch.get_num_threads() // max(1, n))
-    saved = _saved(model) if n else b""
-    workers = [Worker(saved, name, threads, patience) for _ in range(n)]
+def working(model: str, name: str, n: int | None = None, patience: float = 60.0) -> Iterator[list[Worker]]:
+    """Start ``n`` workers that share the cores, by default as many as suit the model."""
+    cpus = usable_cpus()
+    workers = [Worker(model, name, max(1, cpus // (n or 1)), patience)]
     try:
-        for worker in workers:
+        workers[0].wait()
+        n = n or workers[0].description.workers
+        threads = max(1, cpus // n)
+        workers += [Worker(model, name, threads, patience) for _ in range(n - 1)]
+        workers[0].use_threads(threads)
+        for worker in workers[1:]:
             worker.wait()
         yield workers
     finally:
@@ -117,12 +138,6 @@ def working(model: Model, name: str, n: int, patience: float = 60.0) -> Iterator
             worker.hang_up()
         for worker in workers:
             worker.join()
-
-
-def _saved(model: Model) -> bytes:
-    content = BytesIO()
-    torch.save(model, content)
-    return content.getvalue()
 
 
 @contextmanager
@@ -135,16 +150,16 @@ def _without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, model: bytes, name: str, threads: int) -> None:
+def _work(connection: Connection, model: str, name: str, threads: int) -> None:
     """Answer until the other side is closed."""
-    torch.set_num_threads(threads)
     with suppress(EOFError, OSError):  # closed
         try:
-            service = Service(torch.load(BytesIO(model), weights_only=False), name)
+            service = Service.load(model, name)
+            service.use_threads(threads)
         except Exception as error:
             connection.send_bytes(_packed(error))
             return
-        connection.send_bytes(_packed(None))
+        connection.send_bytes(_packed(service.description))
         while True:
             method, argument = pickle.loads(connection.recv_bytes())
             try:

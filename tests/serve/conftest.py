@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import candid
 from candid import GenerativeClassifier
 from candid.serve.service import Service
 from tests.serve.helpers import Running, calibrated_model, running
@@ -10,6 +11,11 @@ from tests.serve.helpers import Running, calibrated_model, running
 @pytest.fixture(scope="package")
 def model() -> GenerativeClassifier:
     return calibrated_model()
+
+
+@pytest.fixture(scope="package")
+def saved(model: GenerativeClassifier, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(candid.save(model, tmp_path_factory.mktemp("serve") / "runs" / "mine" / "model" / "best"))
 
 
 @pytest.fixture(scope="package")

@@ -33,6 +33,7 @@ NAMES = ("cat", "dog", "a fish, or a bird")
 def calibrated_model() -> GenerativeClassifier:
     """Three classes, 16 x 16, with the scores of random images."""
     model = decided_classifier()
+    model.class_names = NAMES
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
     found = measure(
@@ -40,7 +41,6 @@ def calibrated_model() -> GenerativeClassifier:
     )
     assert found is not None
     found.attach(model)
-    model.class_names = NAMES
     return model
 
 
@@ -113,7 +113,7 @@ def running(
     service: Service, token: str | None = None, host: str = "127.0.0.1", **limits: Any
 ) -> Iterator[Running]:
     """A real server on a free port."""
-    guard = guarded_app(service, Limits(**limits), token)
+    guard = guarded_app([service], Limits(**limits), token)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     with listening(host, 0) as sock:
         url = address_of(sock)

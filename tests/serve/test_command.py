@@ -37,7 +37,7 @@ def test_a_port_in_use_is_said(model: GenerativeClassifier, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (("no-such-model", "--port", 0), "no model at 'no-such-model'"),
-        (("--batch", 0), "--batch"),
+        (("--batch", 0), "'batch' must be at least 1"),
         (("--token", ""), "The token must be"),
         (("--host", "no such host"), "Can't listen at no such host"),
     ],
@@ -60,7 +60,6 @@ def test_sigterm_in_the_middle_of_requests_answers_every_accepted_one(
 ) -> None:
     saved = candid.save(model, tmp_path / "runs" / "mine" / "model" / "best")
     held_up = tmp_path / "held up"
-    held_up.touch()
     started = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.serve.stopped_server", str(saved)),
@@ -82,6 +81,7 @@ def test_sigterm_in_the_middle_of_requests_answers_every_accepted_one(
             ThreadPoolExecutor(6) as pool,
         ):
             assert client.get("/healthz").status_code == 200
+            held_up.touch()
             answers = [pool.submit(client.post, "/v1/examine", files={"file": picture(i)}) for i in range(6)]
             until(lambda: "candid_queue_length 6.0" in client.get("/metrics").text)
             started.send_signal(signal.SIGTERM)

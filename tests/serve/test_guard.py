@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from candid.serve.guard import HEADERS, SECRET, WORK
-from candid.serve.service import Asked, Service
+from candid.serve.schemas import ImageRequest
+from candid.serve.service import Service
 from tests.serve.helpers import Running, huge_png, picture, running, until
 
 
@@ -23,7 +24,7 @@ def held_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threa
     """The network answers nothing before the event is set."""
     may, examine = threading.Event(), service.examine
 
-    def slow(requests: Sequence[Sequence[Asked]]) -> list[Any]:
+    def slow(requests: Sequence[Sequence[ImageRequest]]) -> list[Any]:
         may.wait(20)
         return examine(requests)
 
@@ -180,11 +181,11 @@ def test_a_sender_that_goes_away_leaves_nothing(service: Service) -> None:
 def test_a_failure_tells_nothing_of_the_server(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(asked: object) -> Any:
+    def fail(*_: object) -> Any:
         raise OSError(2, "secret", str(Path(__file__)))
 
     with running(service) as server, monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL + 1):
-        patch.setattr(service, "_judged", fail)
+        patch.setattr(service, "_answer", fail)
         answer = server.examine(picture())
         assert answer.status_code == 500 and list(answer.json()) == ["error"]
         assert "secret" not in answer.text and "py" not in answer.text and "Traceback" not in answer.text

@@ -14,7 +14,8 @@ import pytest
 import candid
 from candid import GenerativeClassifier
 from candid.data.images import decode_upload
-from candid.serve.service import Asked, Service
+from candid.serve.schemas import ImageRequest
+from candid.serve.service import Service
 from tests.serve.helpers import multipart, picture, without_rounding
 
 REQUESTS, MORE, CLIENTS, PICTURES = 2000, 1000, 32, 50
@@ -28,8 +29,8 @@ def test_two_thousand_requests_from_32_clients(
     if not Path("/proc/self/statm").exists():
         pytest.skip("the memory of a process is read from /proc")
     files = [picture(i) for i in range(PICTURES)]
-    images = [decode_upload(file, service.preprocessing, 10_000) for file in files]
-    (right,) = service.examine([[Asked("0.png", image) for image in images]])
+    images = [decode_upload(file, service.description.preprocessing, 10_000) for file in files]
+    (right,) = service.examine([[ImageRequest("0.png", image) for image in images]])
     assert not isinstance(right, Exception)
 
     saved = candid.save(model, tmp_path / "model")

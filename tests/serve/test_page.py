@@ -76,10 +76,10 @@ def test_an_image_is_judged_and_explained(visit: Visit, server: Running) -> None
     expect(page.locator("#verdict-word")).to_contain_text(found["verdict"].capitalize())
     expect(page.locator("#announcer")).to_contain_text(found["verdict"].capitalize())  # for screen readers
     expect(page.locator("#classes li")).to_have_count(3)
-    expect(page.locator("#classes li").first).to_contain_text(found["class"])
+    expect(page.locator("#classes li").first).to_contain_text(found["label"])
     expect(page.locator("#histogram svg")).to_contain_text("this image: p = ")
     expect(page.locator("#space svg path.ring")).to_have_count(2)
-    expect(page.locator("#reading")).to_have_text(found["explanation"]["in_words"].replace("\u00a0", " "))
+    expect(page.locator("#reading")).to_have_text(found["explanation"]["summary"].replace("\u00a0", " "))
     expect(page.locator("#neighbours tr")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert visit.violations() == []
@@ -168,7 +168,7 @@ def test_the_page_asks_for_the_token_and_forgets_it(browser: Browser, service: S
         assert visit.violations() == []
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#token-wrong")).to_contain_text("not the right one")
+        expect(page.locator("#token-wrong")).to_contain_text("not correct")
         page.keyboard.type("sesame")
         page.keyboard.press("Enter")
         expect(page.locator("#model")).to_contain_text("small")

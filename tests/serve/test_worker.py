@@ -2,30 +2,33 @@
 
 import json
 import os
+import shutil
 import signal
-from pickle import UnpicklingError
+from pathlib import Path
 
 import pytest
+import torch
 
-from candid import CandidError, GenerativeClassifier
+import candid
+from candid import CandidError
 from candid.data.images import decode_upload
-from candid.serve.answers import Changed
-from candid.serve.service import Asked, Service
+from candid.serve.schemas import ChangedResponse, ImageRequest
+from candid.serve.service import Service
 from candid.serve.worker import Worker, working
-from tests.serve.helpers import picture, without_rounding
+from tests.serve.helpers import calibrated_model, picture, without_rounding
 
 
 def test_a_worker_answers_as_the_service_does_and_is_replaced(
-    model: GenerativeClassifier, service: Service, monkeypatch: pytest.MonkeyPatch
+    saved: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("candid.serve.worker.LAST_SECONDS", 120.0)  # also on a machine that is busy
-    images = [decode_upload(picture(i), service.preprocessing, 10_000) for i in range(3)]
+    images = [decode_upload(picture(i), service.description.preprocessing, 10_000) for i in range(3)]
     requests = [
-        [Asked("0", images[0]), Asked("1", images[1], explain=True)],
-        [Asked("2", images[2])],
+        [ImageRequest("0", images[0]), ImageRequest("1", images[1], explain=True)],
+        [ImageRequest("2", images[2])],
     ]
     own = service.examine(requests)
-    with working(model, "small", 1) as (worker,):
+    with working(saved, "small", 1) as (worker,):
 
         def check() -> None:
             for found, expected in zip(worker.answer(requests), own, strict=True):
@@ -34,8 +37,8 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
                 assert [json.loads(each.json) for each in found] == right
 
         check()
-        changed = worker.change(Asked("0", images[0], towards=1))
-        assert isinstance(changed, Changed) and changed.class_ == "dog"
+        changed = worker.change(ImageRequest("0", images[0], towards=1))
+        assert isinstance(changed, ChangedResponse) and changed.class_ == "dog"
         with pytest.raises(AttributeError) as caught:
             worker.change("no image")  # type: ignore[arg-type]
         assert "in change" in caught.value.__notes__[0]  # where it went wrong in the other process
@@ -47,9 +50,9 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
     assert worker.process.exitcode == 0
 
 
-def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, service: Service) -> None:
-    asked = [[Asked("0", decode_upload(picture(), service.preprocessing, 10_000))]]
-    with working(model, "small", 1, patience=0.2) as (worker,):
+def test_a_worker_that_does_not_answer_is_ended(saved: str, service: Service) -> None:
+    asked = [[ImageRequest("0", decode_upload(picture(), service.description.preprocessing, 10_000))]]
+    with working(saved, "small", 1, patience=0.2) as (worker,):
         first = worker.process.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)
@@ -59,18 +62,37 @@ def test_a_worker_that_does_not_answer_is_ended(model: GenerativeClassifier, ser
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
         worker._patience = 60.0
-        (found,) = worker.answer([[Asked("another", asked[0][0].image)]])
+        (found,) = worker.answer([[ImageRequest("another", asked[0][0].image)]])
         assert not isinstance(found, Exception)
-        assert json.loads(found[0].json)["file"] == "another"  # not the late answer to the first question
+        assert json.loads(found[0].json)["path"] == "another"  # not the late answer to the first question
 
 
-def test_a_worker_that_cant_load_its_model_says_so() -> None:
-    worker = Worker(b"no model", "none", 1, 1.0)
-    with pytest.raises(UnpicklingError):
+def test_a_worker_that_cant_load_its_model_says_so(saved: str, tmp_path: Path) -> None:
+    worker = Worker(str(tmp_path / "none"), "none", 1, 1.0)
+    with pytest.raises(CandidError, match="There is no model"):
         worker.wait()
     assert not worker.ready
     worker.join()
-    lost = Worker(b"no model", "none", 1, 1.0)
+    lost = Worker(str(tmp_path / "none"), "none", 1, 1.0)
     lost.process.kill()
     with pytest.raises(CandidError, match="ended before it was ready"):
         lost.wait()
+
+
+def test_a_worker_does_not_start_again_with_a_different_model(saved: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    worker = Worker(str(folder), "changed", 1, 60.0)
+    try:
+        worker.wait()
+        changed = calibrated_model()
+        with torch.no_grad():
+            next(changed.parameters()).add_(0.01)
+        candid.save(changed, folder)
+        worker.process.kill()
+        with pytest.raises(CandidError, match="files of the model have changed"):
+            worker.change(ImageRequest("0", torch.zeros(3, 16, 16, dtype=torch.uint8)))
+        assert not worker.ready
+    finally:
+        worker.hang_up()
+        worker.join()

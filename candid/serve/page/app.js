@@ -1,6 +1,6 @@
 // The page: one image in, one judgement out.
 
-import { badge, byId, html, percent, short, signed, unbroken } from "./dom.js";
+import { badge, byId, html, percent, ranked, short, signed, unbroken } from "./dom.js";
 import { coloursOf, drawMap, drawRamp, inWords, rangeOf } from "./maps.js";
 import { decisionSpace, histogram, spaceLegend } from "./plots.js";
 
@@ -22,16 +22,16 @@ async function api(path, options = {}) {
   if (response.status === 401) {
     const wrong = token !== "";
     token = "";
-    throw Object.assign(new Error("This server asks for a token."), { needsToken: true, wrong });
+    throw Object.assign(new Error("This server needs a token."), { needsToken: true, wrong });
   }
-  if (!response.ok) throw new Error(answer.error || "The server sent something that is no answer.");
+  if (!response.ok) throw new Error(answer.error || "The server sent an unreadable answer.");
   return answer;
 }
 
 function askForToken(wrong, again) {
   afterToken = again;
   byId("token-form").hidden = false;
-  byId("token-wrong").textContent = wrong ? "That was not the right one." : "";
+  byId("token-wrong").textContent = wrong ? "This token is not correct." : "";
   byId("token").focus();
 }
 
@@ -55,14 +55,14 @@ async function start() {
   const { limits } = model, [, height, width] = model.image_shape;
   const kind = model.kind === "resnet" ? "a ResNet" : "a generative classifier";
   byId("model").textContent = `${model.name} · ${kind} of ${model.classes.length} classes`;
-  byId("pick-hint").textContent = `${known()}\nSeen at ${width} × ${height} pixels; files up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
+  byId("pick-hint").textContent = `${known()}\nImages are scaled to ${width} × ${height} pixels. Files may have up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
   byId("notes").replaceChildren(...model.cannot.map((each) => html("li", { textContent: each })));
   byId("notes").hidden = model.cannot.length === 0;
 }
 
 function known() {
   const first = model.classes.slice(0, 10).join(", ");
-  return `It knows ${first}${model.classes.length > 10 ? ` and ${model.classes.length - 10} more classes` : ""}.`;
+  return `The model knows ${first}${model.classes.length > 10 ? ` and ${model.classes.length - 10} more classes` : ""}.`;
 }
 
 async function examine(file) {
@@ -75,7 +75,7 @@ async function examine(file) {
   show("problem", "");
   byId("guide").hidden = true;
   byId("result").ariaBusy = "true"; // the last one stays until there is a new one
-  show("waiting", `Looking at ${file.name || "the image"} …`);
+  show("waiting", `Examining ${file.name || "the image"} …`);
   announce(byId("waiting").textContent);
   try {
     if (file.size > model.limits.megabytes * 1e6) throw new Error(`The file is larger than ${model.limits.megabytes} MB: send a smaller one.`);
@@ -133,19 +133,19 @@ async function present(found) {
 
 function presentVerdict(found) {
   const kind = found.verdict || "none";
-  const names = found.agreeing || [];
+  const names = found.classes || [];
   const list = names.length > 4 ? `${names.slice(0, 4).join(", ")} and ${names.length - 4} more` : names.slice(0, -1).join(", ") + (names.length > 1 ? " or " : "") + names.slice(-1);
   const words = {
-    accept: `Accept: ${found.class}`,
+    accept: `Accept: ${found.label}`,
     ambiguous: `Ambiguous: ${list}`,
-    novel: "Novel: unlike anything it knows",
-    none: `${found.class}, ${percent(found.posterior)}`,
+    novel: "Novel: unlike the images it knows",
+    none: `${found.label}, ${percent(found.confidence)}`,
   };
   const sentences = {
-    accept: `The image is typical (p = ${short(found.p_value ?? 0)}) and ${found.class} alone fits, with ${percent(found.posterior)}.`,
-    ambiguous: `The image is typical (p = ${short(found.p_value ?? 0)}), but none of these classes can be ruled out.`,
-    novel: `Few held-out images are so unusual (p = ${short(found.p_value ?? 0)}): don't trust the class ${found.class}.`,
-    none: "The most probable class; whether the image is one that the model can judge, it can't say.",
+    accept: `The image is typical (p = ${short(found.p_value ?? 0)}), and only the class ${found.label} fits (posterior ${percent(found.confidence)}).`,
+    ambiguous: `The image is typical (p = ${short(found.p_value ?? 0)}), but several classes fit.`,
+    novel: `Very few held-out images are this unusual (p = ${short(found.p_value ?? 0)}): don't trust the class ${found.label}.`,
+    none: "This is the most probable class. This model can't tell whether the image is of a kind it knows.",
   };
   const section = byId("verdict");
   if (found.verdict) section.dataset.kind = kind;
@@ -157,20 +157,20 @@ function presentVerdict(found) {
 }
 
 function presentClasses(found) {
-  const { agreeing } = found;
-  byId("classes").replaceChildren(...found.classes.map((each) => {
-    const out = agreeing !== null && !agreeing.includes(each.class);
+  const { classes } = found;
+  byId("classes").replaceChildren(...ranked(found.posterior).map(([label, posterior]) => {
+    const out = classes !== null && !classes.includes(label);
     const fill = html("i");
-    fill.style.width = `${100 * each.posterior}%`;
-    const name = html("b", {}, each.class);
-    if (out && agreeing.length) name.append(html("span", { className: "tag", textContent: "  ruled out" }));
-    return html("li", { className: out ? "out" : "" }, html("div", { className: "name" }, name, html("span", { textContent: percent(each.posterior) })),
+    fill.style.width = `${100 * posterior}%`;
+    const name = html("b", {}, label);
+    if (out && classes.length) name.append(html("span", { className: "tag", textContent: "  ruled out" }));
+    return html("li", { className: out ? "out" : "" }, html("div", { className: "name" }, name, html("span", { textContent: percent(posterior) })),
       html("div", { className: "track" }, fill));
   }));
   const levels = model.held_out;
-  byId("classes-how").textContent = "Posterior probabilities, given that the image is one of the model's classes." +
-    (agreeing && agreeing.length ? ` Full bars can't be ruled out: at least ${percent(1 - levels.error)} of typical images have their true class among such.` : "") +
-    (agreeing && !agreeing.length ? " For a novel image they mean little." : "");
+  byId("classes-how").textContent = "Posterior probabilities, given that the image shows one of the model's classes." +
+    (classes && classes.length ? ` Classes with full bars can't be ruled out: at least ${percent(1 - levels.error)} of typical images have their true class among them.` : "") +
+    (classes && !classes.length ? " They mean little for a novel image." : "");
 }
 
 function presentTypicality(found) {
@@ -178,8 +178,8 @@ function presentTypicality(found) {
   byId("typical").hidden = heldOut === null || found.p_value === null;
   if (byId("typical").hidden) return;
   fitted("histogram", (width) => histogram(heldOut, found.p_value, width));
-  byId("histogram-how").textContent = `Of the images that the model was not trained on, ${percent(found.p_value)} are as unusual as this one ` +
-    `(the blue bars), ${percent(found.p_value_in_class)} of those it also calls ${found.class}; from ${percent(heldOut.novelty)} down an image counts as novel.`;
+  byId("histogram-how").textContent = `${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars); ` +
+    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as novel.`;
 }
 
 const plots = new Map(); // how to draw what is shown, at any width
@@ -193,14 +193,14 @@ function fitted(id, draw) {
 function presentExplanation(found, explanation) {
   const space = explanation.decision_space;
   fitted("space", (width) => decisionSpace(space, width));
-  byId("reading").textContent = unbroken(explanation.in_words);
+  byId("reading").textContent = unbroken(explanation.summary);
   byId("space-legend").replaceChildren(...spaceLegend(space));
   byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
     html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: percent(each.expected_uncertainty) }))));
-  byId("near-how").textContent = `How far the means of these classes lie from that of ${found.class}, in standard deviations, and how unsure a decision between the two is on average.`;
+  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two.`;
   presentMaps(explanation.heatmaps);
-  byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.class).map((name) => html("option", { value: name, textContent: name })));
-  byId("towards").value = found.classes[1].class;
+  byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.label).map((name) => html("option", { value: name, textContent: name })));
+  byId("towards").value = ranked(found.posterior)[1][0];
   byId("change-result").hidden = true;
   show("change-problem", "");
 }
@@ -280,8 +280,8 @@ async function presentChange(result) {
   byId("steps").replaceChildren(...items);
   byId("change-words").textContent = `From ${result.class_before} to ${result.class} with ${percent(result.posterior)}: ` +
     `${short(result.length_in_standard_deviations)} standard deviations through latent space. ` +
-    (result.reached ? "" : "No 8-bit image on the way meets the target exactly; this one is closest. ") +
-    `It takes ${result.bits_per_dim[1].toFixed(2)} bits a pixel value to describe, the image itself ${result.bits_per_dim[0].toFixed(2)}.`;
+    (result.reached ? "" : "No 8-bit image on the path meets the target exactly; this one is closest. ") +
+    `The changed image takes ${result.bits_per_dim[1].toFixed(2)} bits per dimension, the original ${result.bits_per_dim[0].toFixed(2)}.`;
   byId("change-result").hidden = false;
   announce(byId("change-words").textContent);
 }

@@ -25,6 +25,9 @@ export function percent(share) {
   return `${text} %`;
 }
 
+// Classes by falling posterior: in an object, names that are numbers come first, whatever their posterior is.
+export const ranked = (posterior) => Object.entries(posterior).sort((one, other) => other[1] - one[1]);
+
 export const short = (number) => Number(number.toPrecision(2)).toString();
 
 export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(Math.abs(number) < 10 ? 1 : 0);

@@ -1,6 +1,6 @@
 // The histogram of held-out scores and the decision space, as SVG.
 
-import { html, percent, short, svg } from "./dom.js";
+import { html, percent, ranked, short, svg } from "./dom.js";
 
 const text = (x, y, content, attributes = {}) => svg("text", { x, y, ...attributes }, content);
 
@@ -68,10 +68,10 @@ export function decisionSpace(space, width) {
   const highest = Math.max(space.away, ...space.means_away, space.half_height, 1e-3) * 1.12;
   const x = (along) => left + ((along + edge) / (2 * edge)) * (right - left);
   const y = (away) => bottom - (away / highest) * (bottom - top);
-  const [first, second] = space.classes;
+  const [[first], [second]] = ranked(space.posterior);
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Decision space: the image lies ${short(space.along)} standard deviations from the middle between ` +
-      `${first.class} (at ${short(one)}) and ${second.class} (at ${short(two)}), and ${short(space.away)} away from their line.` });
+      `${first} (at ${short(one)}) and ${second} (at ${short(two)}), and ${short(space.away)} away from their line.` });
   const half = (centre, name) => {
     const rx = x(space.half_width) - x(0), ry = bottom - y(Math.max(space.half_height, 1e-3));
     return svg("path", { class: `ring ${name}`, d: `M${x(centre) - rx} ${bottom}a${rx} ${ry} 0 0 1 ${2 * rx} 0` });
@@ -98,8 +98,8 @@ function ticks(low, high) {
 
 export function spaceLegend(space) {
   const entry = (mark, words) => html("li", {}, svg("svg", { class: "plot", viewBox: "0 0 24 24", "aria-hidden": "true" }, MARKS[mark](12, 12)), words);
-  const [first, second, ...others] = space.classes;
-  const entries = [entry("here", "this image"), entry("first", `${first.class} (${percent(first.posterior)})`), entry("second", `${second.class} (${percent(second.posterior)})`)];
-  if (others.length) entries.push(entry("others", others.map((each) => each.class).join(", ")));
+  const [first, second, ...others] = ranked(space.posterior);
+  const entries = [entry("here", "this image"), entry("first", `${first[0]} (${percent(first[1])})`), entry("second", `${second[0]} (${percent(second[1])})`)];
+  if (others.length) entries.push(entry("others", others.map(([name]) => name).join(", ")));
   return entries;
 }

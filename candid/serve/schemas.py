@@ -1,0 +1,236 @@
+"""The requests and responses of the JSON API; a judgement is what ``Examination.to_dict`` returns."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """An image as the model sees it, and what is asked about it."""
+
+    path: str
+    image: Tensor
+    explain: bool = False
+    towards: int = 0
+    target: float = 0.5
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the pixels as an array, which is faster than torch's own way."""
+        pixels = self.image.contiguous().numpy()
+        return _image_request, (self.path, pixels, self.explain, self.towards, self.target)
+
+
+def _image_request(path: str, pixels: "np.ndarray[Any, Any]", *others: Any) -> ImageRequest:
+    return ImageRequest(path, torch.from_numpy(pixels), *others)
+
+
+class ErrorResponse(BaseModel):
+    """Why a request was refused."""
+
+    error: str = Field(description="One sentence.")
+
+
+class ClassMapResponse(BaseModel):
+    """What speaks for and against a class, by position."""
+
+    class_: str = Field(serialization_alias="class")
+    log_posterior_nats: float
+    values_nats: list[list[float]] = Field(description="Rows from the top; they add up to the log posterior.")
+
+
+class HeatmapsResponse(BaseModel):
+    """Heatmaps over the positions of the last feature maps."""
+
+    saliency_nats: list[list[float]] = Field(description="The information that the model finds there.")
+    classes: list[ClassMapResponse] = Field(description="The most probable classes, falling.")
+
+
+class DecisionSpaceResponse(BaseModel):
+    """The image between its most probable classes; all lengths in standard deviations of a class."""
+
+    posterior: dict[str, float] = Field(description="The most probable classes, falling.")
+    along: float = Field(description="Position on the line through the first two means, 0 in their middle.")
+    away: float = Field(description="Distance from that line.")
+    means_along: list[float]
+    means_away: list[float]
+    half_width: float = Field(description="90 % of a class are this close to its mean, along the line.")
+    half_height: float = Field(description="The same for the distance from the line.")
+    boundary: float = Field(description="Where on the line the first two classes are equally probable.")
+
+
+class NeighbourResponse(BaseModel):
+    """A class whose mean is near that of the most probable one."""
+
+    class_: str = Field(serialization_alias="class")
+    distance: float = Field(description="Distance of the means, in standard deviations of a class.")
+    expected_uncertainty: float = Field(description="Uncertainty of a decision between the two, 0 to 1/2.")
+
+
+class ExplanationResponse(BaseModel):
+    """Why the model says it."""
+
+    kind: Literal["confident", "ambiguous", "several interpretations", "novel"]
+    summary: str = Field(description="The explanation in one or two sentences.")
+    heatmaps: HeatmapsResponse
+    decision_space: DecisionSpaceResponse
+    nearest_classes: list[NeighbourResponse]
+
+
+class LevelResponse(BaseModel):
+    """A level of a promise."""
+
+    asked: float | None
+    in_force: float
+    smallest: float = Field(description="The smallest level that the held-out images allow.")
+
+
+class PromisesResponse(BaseModel):
+    """What the verdict promises, on average over held-out sets."""
+
+    score: str
+    n_reference: int = Field(description="Held-out images that the image is ranked among.")
+    novelty: LevelResponse
+    error: LevelResponse
+
+
+class ExaminationResponse(BaseModel):
+    """What the model says about an image: the keys of ``candid examine --json``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: Literal["judged"] = "judged"
+    path: str = Field(description="The name of the file.")
+    label: str = Field(description="The most probable class.")
+    confidence: float = Field(description="The largest posterior.")
+    posterior: dict[str, float] = Field(description="The five most probable classes, falling.")
+    p_value: float | None = Field(description="Among held-out images; null without held-out scores.")
+    class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
+    verdict: Literal["accept", "ambiguous", "novel"] | None
+    classes: list[str] | None = Field(description="The class set: the classes that can't be ruled out.")
+    log_density_nats: float | None = Field(description="Log density of the 8-bit image, if there is one.")
+    promises: PromisesResponse | None
+    seen: str | None = Field(None, description="The image as the model sees it, a PNG in base64; on request.")
+    explanation: ExplanationResponse | None = Field(None, description="On request; null for a ResNet.")
+
+
+class UnusableResponse(BaseModel):
+    """A file that can't be judged."""
+
+    status: Literal["unusable"] = "unusable"
+    path: str
+    error: str
+
+
+class EncodedResponse(NamedTuple):
+    """A result as it is sent: the process that makes it need not be the one that sends it."""
+
+    kind: str
+    """For the counts: the verdict, ``unusable`` or ``no verdict``."""
+    json: bytes
+
+    @classmethod
+    def of(cls, found: ExaminationResponse | UnusableResponse) -> "EncodedResponse":
+        """Return ``found`` as JSON."""
+        kind = found.verdict or "no verdict" if isinstance(found, ExaminationResponse) else found.status
+        return cls(kind, found.model_dump_json(by_alias=True).encode())
+
+
+class ExamineResponse(BaseModel):
+    """One result for each file, in their order."""
+
+    model: str
+    results: list[Annotated[ExaminationResponse | UnusableResponse, Field(discriminator="status")]]
+
+
+class StepResponse(BaseModel):
+    """An 8-bit image on the path of the change."""
+
+    image: str = Field(description="A PNG in base64.")
+    posterior: float = Field(description="Posterior of the class that is aimed at.")
+    posterior_before: float = Field(description="Posterior of the class that the image had at first.")
+
+
+class ChangedResponse(BaseModel):
+    """How the image would have to change."""
+
+    status: Literal["changed"] = "changed"
+    path: str
+    class_: str = Field(serialization_alias="class", description="The class that is aimed at.")
+    class_before: str
+    target: float
+    posterior: float
+    reached: bool = Field(description="Whether the posterior is the target, up to 0.01.")
+    length_in_standard_deviations: float
+    bits_per_dim: tuple[float, float] = Field(description="Bits/dim of the image before and after.")
+    steps: list[StepResponse] = Field(description="From the image itself to the changed one.")
+
+
+class ImpossibleResponse(BaseModel):
+    """There is no such change."""
+
+    status: Literal["impossible"] = "impossible"
+    path: str
+    error: str
+
+
+class CounterfactualResponse(BaseModel):
+    """What would make it a different class."""
+
+    model: str
+    result: Annotated[ChangedResponse | ImpossibleResponse | UnusableResponse, Field(discriminator="status")]
+
+
+class TailResponse(BaseModel):
+    """How p-values fall with the outlier score: a share of p of the held-out images scores more."""
+
+    scores: list[float] = Field(description="Rising.")
+    p_values: list[float] = Field(description="The p-values at these scores, falling.")
+
+
+class HeldOutResponse(BaseModel):
+    """What p-values and verdicts come from."""
+
+    images: int
+    score: str
+    novelty: float = Field(description="False-alarm rate: images with this p-value or less are novel.")
+    error: float = Field(description="At most this share of normal images has a true class outside its set.")
+    tail: TailResponse
+
+
+class LimitsResponse(BaseModel):
+    """What the server accepts in one request."""
+
+    files: int
+    megabytes: float
+    pixels: int
+
+
+class ModelResponse(BaseModel):
+    """A model that can be asked."""
+
+    name: str
+    kind: str
+    summary: str | None
+    classes: list[str]
+    image_shape: tuple[int, int, int] = Field(description="Channels, height, width.")
+    held_out: HeldOutResponse | None
+    cannot: list[str] = Field(description="What the model can't show, and why: one sentence each.")
+    limits: LimitsResponse | None = None
+
+
+class ModelsResponse(BaseModel):
+    """All models of this server."""
+
+    models: list[ModelResponse]
+
+
+class HealthResponse(BaseModel):
+    """The server accepts requests."""
+
+    status: Literal["ok"] = "ok"
+    needs_token: bool
