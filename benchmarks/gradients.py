@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.common import console, parser, set_threads, show, write
 from candid import GenerativeClassifier, information_bottleneck_loss
-from candid.models.flow.invertible import Memory
+from candid.models.flow.config import Memory
 
 Gradients = dict[str, Tensor]
 

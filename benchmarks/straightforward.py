@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid import GenerativeClassifier
+from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -21,7 +22,6 @@ from candid.models.flow.coupling import (
     OrthogonalMixing,
     Permutation,
 )
-from candid.models.flow.invertible import Chain
 from candid.models.flow.pooling import DCTPooling, HaarPooling
 
 

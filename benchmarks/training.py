@@ -36,7 +36,7 @@ from benchmarks.models import classifier, macs
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
 from candid._support.distributed import keep_freed_memory
-from candid.models.flow.invertible import Memory
+from candid.models.flow.config import Memory
 
 PLAIN, INVERSE, RESNET = "Candid", "Candid, memory='inverse'", "ResNet-50"
 STRAIGHT, STRAIGHT_KEPT = "straightforward", "straightforward, freed memory kept"

@@ -10,10 +10,10 @@ from candid._support.version import __version__
 if TYPE_CHECKING:
     from candid.explanations.overview import explain
     from candid.models.checkpoint import load, load_any, save
-    from candid.models.flow.backbone import FlowConfig
     from candid.models.flow.classifier import GenerativeClassifier
+    from candid.models.flow.config import ClassifierConfig, FlowConfig
     from candid.models.flow.loss import information_bottleneck_loss
-    from candid.models.flow.presets import PRESETS, ClassifierConfig
+    from candid.models.flow.presets import PRESETS
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
@@ -47,10 +47,10 @@ __all__ = [
 _LAZY = {
     "explanations.overview": ("explain",),
     "models.checkpoint": ("load", "load_any", "save"),
-    "models.flow.backbone": ("FlowConfig",),
     "models.flow.classifier": ("GenerativeClassifier",),
     "models.flow.loss": ("information_bottleneck_loss",),
-    "models.flow.presets": ("PRESETS", "ClassifierConfig"),
+    "models.flow.config": ("ClassifierConfig", "FlowConfig"),
+    "models.flow.presets": ("PRESETS",),
     "models.importers.released": ("import_released",),
     "models.importers.torchvision": ("import_torchvision",),
     "models.resnet": ("ResNet", "ResNetConfig"),

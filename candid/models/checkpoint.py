@@ -25,8 +25,7 @@ from candid._support.files import _temporary, _to_disk, remove_unfinished, repla
 from candid._support.version import __version__
 from candid.models import zoo
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.invertible import Memory
-from candid.models.flow.presets import ClassifierConfig, checked_names
+from candid.models.flow.config import ClassifierConfig, Memory, checked_names
 from candid.models.protocol import Model, weights_digest
 from candid.models.resnet import ResNet, ResNetConfig
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from candid.models.flow.backbone import FlowConfig
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.presets import ClassifierConfig
+from candid.models.flow.config import ClassifierConfig, FlowConfig
 from candid.models.resnet import EXPANSION, ResNet, ResNetConfig
 
 

@@ -13,8 +13,8 @@ from candid._support.config import to_dict
 from candid._support.errors import CandidError
 from candid._support.files import digest
 from candid.data.images import Crop, Preprocessing, current_crop
+from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import OrthogonalMatrix
-from candid.models.flow.invertible import Chain
 from candid.models.flow.mixture import LatentMixture
 
 DensityOf = Literal["pixels", "features"] | None
@@ -346,7 +346,7 @@ class ImageClassifier(nn.Module):
         return digest(described, weights_digest(self).digest()).hexdigest()
 
     def logits(self, x: Tensor) -> Tensor:
-        """Log posterior up to a constant of the image, (B, M): for decisions and attacks."""
+        """Return the log posterior up to a constant of the image, (B, M): for decisions and attacks."""
         raise NotImplementedError
 
     def posterior(self, x: Tensor) -> Tensor:
@@ -363,3 +363,24 @@ def weights_digest(model: Any) -> "hashlib._Hash":
     """Return the SHA-256 of all weights but fixed rotations; see :meth:`ImageClassifier.fingerprint`."""
     fixed = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, OrthogonalMatrix)}
     return digest(*(tensor for name, tensor in model.state_dict().items() if name not in fixed))
+
+
+def check_batch(x: Tensor, shape: tuple[int, int, int]) -> None:
+    """Raise an error unless ``x`` is a batch of float images of this ``shape`` (C, H, W) in [0, 1]."""
+    if torch.compiler.is_compiling():
+        return
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = getattr(x, "dtype", type(x).__name__)
+        raise CandidError(f"Images must be float tensors in [0, 1], not {given}: divide 8-bit ones by 255.")
+    expected, found = (" x ".join(map(str, s)) for s in (shape, x.shape))
+    if tuple(x.shape) == shape:
+        raise CandidError(f"The model takes batches: give a single {expected} image as x[None].")
+    if tuple(x.shape[1:]) != shape or not len(x):
+        raise CandidError(
+            f"The model takes a batch of {expected} images (channels x height x width), "
+            f"not a tensor of {found or 'no dimensions'}: resize or crop them first."
+        )
+    if not x.is_meta and x.max() > 20:
+        raise CandidError(
+            f"The images reach {float(x.max()):.4g} where white is 1: divide 8-bit pixels by 255."
+        )

@@ -13,14 +13,9 @@ from torch import Tensor, nn
 
 from candid._support.config import check_fields, check_range
 from candid._support.errors import CandidError
-from candid.models.flow.presets import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ClassifierConfig,
-    check_batch,
-    checked_names,
-)
-from candid.models.protocol import DensityOf, ImageClassifier, Outputs, TrainingRecord
+from candid.models.flow.config import ClassifierConfig, checked_names
+from candid.models.flow.presets import IMAGENET_MEAN, IMAGENET_STD
+from candid.models.protocol import DensityOf, ImageClassifier, Outputs, TrainingRecord, check_batch
 
 EXPANSION = 4
 

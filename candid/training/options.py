@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from candid._support.config import MaybeInfinite, Option, check_fields, to_dict
 from candid._support.errors import CandidError
-
-if TYPE_CHECKING:
-    from candid.models.flow.presets import ClassifierConfig
+from candid.models.flow.config import ClassifierConfig
+from candid.models.flow.presets import preset
 
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
@@ -137,10 +136,8 @@ class TrainOptions:
             raise CandidError("'compile' works with memory = 'plain' only: leave one of the two out.")
         self.model_config(classes=2)
 
-    def model_config(self, classes: int) -> "ClassifierConfig":
+    def model_config(self, classes: int) -> ClassifierConfig:
         """Return the preset with its changes, for ``classes`` classes unless the changes say otherwise."""
-        from candid.models.flow.presets import preset  # torch: help does without
-
         changes = {"classes": classes, **self.model}
         if not isinstance(changes["classes"], int):
             raise CandidError(f"'classes' must be a whole number, not {changes['classes']!r}.")

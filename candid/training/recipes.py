@@ -8,15 +8,8 @@ import tomli_w
 
 from candid._support.config import build, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
-from candid.models.flow.presets import PRESETS
+from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
 from candid.training.options import TrainOptions, renamed
-
-RECIPE_OF_PRESET = {
-    "imagenet": "imagenet",
-    "tiny": "tiny-imagenet",
-    "cifar": "cifar10-quick",
-    "digits": "digits",
-}
 
 
 def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions:

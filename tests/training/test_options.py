@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from candid import CandidError
 from candid._support.config import from_dict
-from candid.models.flow.presets import PRESETS
+from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
 from candid.training.options import TrainOptions, renamed
-from candid.training.recipes import RECIPE_OF_PRESET, load_options, read_toml, recipes, write_toml
+from candid.training.recipes import load_options, read_toml, recipes, write_toml
 
 
 def test_every_recipe_is_a_configuration_and_every_preset_has_one() -> None:

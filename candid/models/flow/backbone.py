@@ -1,14 +1,12 @@
 """The invertible network: an entry, Haar pooling, stages of coupling blocks, DCT pooling."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from candid._support.config import check_fields, check_range
-from candid._support.errors import CandidError
+from candid.models.flow.chain import Chain
+from candid.models.flow.config import FlowConfig
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -17,86 +15,9 @@ from candid.models.flow.coupling import (
     OrthogonalMixing,
     Permutation,
 )
-from candid.models.flow.invertible import Chain, Invertible
+from candid.models.flow.invertible import Invertible
 from candid.models.flow.pooling import DCTPooling, HaarPooling
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
-
-Mixing = Literal["orthogonal", "permutation"]
-
-
-@dataclass(frozen=True)
-class FlowConfig:
-    """The layout of the invertible network. The defaults are those of the released ImageNet models.
-
-    >>> FlowConfig(3, 32, 32, blocks=(2, 2), widths=(16, 32), entry="none").dimensions
-    3072
-    """
-
-    channels: int
-    """Channels of the image."""
-    height: int
-    width: int
-    blocks: tuple[int, ...]
-    """Coupling blocks per stage; each stage but the first begins with a downsampling block."""
-    widths: tuple[int, ...]
-    """Inner width of the bottleneck subnets, one number per stage."""
-    entry: Literal["3x3", "7x7", "none"] = "3x3"
-    """The first, downsampling coupling: two 3 x 3 convolutions (released) or one of 7 x 7 (the text)."""
-    entry_width: int = 64
-    pointwise_width: int = 48
-    """Inner width of the 1 x 1 coupling after the Haar pooling."""
-    preactivation: bool = True
-    """Whether a bottleneck begins with batch norm and ReLU (released): it is then blind to half of its
-    input's range, which few channels can't make up for."""
-    mixing: Mixing = "orthogonal"
-    actnorm: Literal["paper", "released"] = "paper"
-    dct: Literal["orthonormal", "released"] = "orthonormal"
-    clamp: float = 0.7
-    """Largest absolute log-scale of a coupling."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_range(
-            self, 1, 65_536, "channels", "height", "width", "widths", "entry_width", "pointwise_width"
-        )
-        check_range(self, 1, 1000, "blocks")
-        if not 1 <= len(self.blocks) == len(self.widths) <= 16:
-            raise CandidError(
-                "'blocks' and 'widths' need one entry for each of 1 to 16 stages, "
-                f"not {len(self.blocks)} and {len(self.widths)}."
-            )
-        if self.clamp <= 0:
-            raise CandidError(f"'clamp' must be positive, not {self.clamp}.")
-        if self.entry != "none" and self.channels < 2:
-            raise CandidError(
-                "A downsampling entry splits the channels and needs at least 2: "
-                "for one-channel images set entry = 'none'."
-            )
-        if self.height % self.downsampling or self.width % self.downsampling:
-            raise CandidError(
-                f"Images of {self.height} x {self.width} can't be halved {self.halvings} times: "
-                f"height and width must be multiples of {self.downsampling}, or use fewer stages."
-            )
-        if self.dct == "released" and self.height != self.width:
-            raise CandidError("The released DCT scaling is for square images: set dct = 'orthonormal'.")
-
-    @property
-    def halvings(self) -> int:
-        return (self.entry != "none") + 1 + (len(self.blocks) - 1)
-
-    @property
-    def downsampling(self) -> int:
-        return 2**self.halvings
-
-    @property
-    def dimensions(self) -> int:
-        """The length D of the latent: as many numbers as the image has."""
-        return self.channels * self.height * self.width
-
-    @property
-    def constant_coefficients(self) -> int:
-        """The channels C before the DCT: the first C latent numbers are the mean-pooled features."""
-        return self.channels * 4**self.halvings
 
 
 def build_flow(config: FlowConfig) -> Chain:

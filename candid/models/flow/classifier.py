@@ -10,13 +10,13 @@ from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
 from candid.models.flow.backbone import build_flow
+from candid.models.flow.config import ClassifierConfig, Memory, checked_names
 from candid.models.flow.frozen import FrozenFlow, freeze
-from candid.models.flow.invertible import Memory
 from candid.models.flow.mixture import LatentMixture, log_standard_normal
 from candid.models.flow.pooling import DCTPooling
-from candid.models.flow.presets import ClassifierConfig, check_batch, checked_names, preset
+from candid.models.flow.presets import preset
 from candid.models.flow.reversible import frozen_statistics
-from candid.models.protocol import DensityOf, ImageClassifier, Outputs
+from candid.models.protocol import DensityOf, ImageClassifier, Outputs, check_batch
 
 
 class FlowOutputs(NamedTuple):

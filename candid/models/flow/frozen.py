@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -23,7 +24,7 @@ from candid.models.flow.coupling import (
     mix,
 )
 from candid.models.flow.fused import is_plain
-from candid.models.flow.invertible import Chain, Invertible
+from candid.models.flow.invertible import Invertible
 from candid.models.flow.precision import is_autocast
 
 CACHED_NUMBERS = 2**22

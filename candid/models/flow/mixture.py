@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError
+from candid.models.flow.config import check_planar, check_priors
 from candid.models.flow.precision import full_precision
 
 
@@ -174,24 +175,6 @@ class _Gram(torch.autograd.Function):
 def log_standard_normal(z: Tensor) -> Tensor:
     """Return ``log N(z; 0, 1)`` in nats, (B,)."""
     return -0.5 * z.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
-
-
-def check_planar(planar: bool, rank: int | None) -> None:
-    """Raise an error if a planar mixture is given a rank: a plane has its own."""
-    if planar and rank is not None:
-        raise CandidError(f"'planar' means have no 'rank': leave rank = {rank} out, or planar.")
-
-
-def check_priors(priors: Sequence[float] | None, classes: int) -> None:
-    """Raise an error unless the priors are one positive number per class and sum to one."""
-    if priors is None:
-        return
-    if len(priors) != classes:
-        raise CandidError(f"There are {classes} classes but {len(priors)} class priors: give one a class.")
-    if min(priors) <= 0 or not math.isclose(math.fsum(priors), 1.0, rel_tol=1e-6):
-        raise CandidError(
-            "Class priors must be positive and sum to one: divide the class counts by their sum."
-        )
 
 
 def _normal(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:

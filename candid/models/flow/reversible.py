@@ -4,12 +4,10 @@ Gomez et al., *The Reversible Residual Network* (2017), for any :class:`~candid.
 The memory of a training step then holds one layer's activations instead of all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid.models.flow.invertible import Invertible
 from candid.models.flow.subnets import FullResolutionEntry
-
-if TYPE_CHECKING:
-    from candid.models.flow.invertible import Invertible
 
 LARGEST_ERROR = 0.01
 """Largest relative error of the recovered input; 1e-5 is normal in float32, 1e-3 under bfloat16 autocast."""

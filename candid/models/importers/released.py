@@ -18,9 +18,9 @@ from torch import Tensor
 
 from candid._support.errors import CheckpointError
 from candid.models.checkpoint import load_weights
-from candid.models.flow.backbone import FlowConfig
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.presets import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
+from candid.models.flow.config import ClassifierConfig, FlowConfig
+from candid.models.flow.presets import IMAGENET_MEAN, IMAGENET_STD
 
 Module = dict[str, Tensor]
 SUBNETS = {"s": "subnet", "s_hi": "strided", "s_lo": "low_resolution"}

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -5,10 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import candid
 from candid import PRESETS, FlowConfig
 from candid._support.errors import CandidError, NonFiniteError
+from candid.models.flow import presets
 from candid.models.flow.backbone import build_flow
 from candid.models.info import flow_stages
+from candid.training.recipes import load_options
 from tests.helpers import autograd_log_det, randomise
 
 SMALL = {
@@ -118,3 +123,16 @@ def test_receptive_field_is_the_support_of_the_gradient() -> None:
     touched = (x.grad[0] != 0).any(0).any(0).nonzero().flatten()
     stages = {stage.layer: stage for stage in flow_stages(config)}
     assert int(touched[-1] - touched[0]) == stages["Stage 2"].receptive_field
+
+
+def test_a_new_preset_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (presets.PRESETS, presets.RECIPE_OF_PRESET):
+        monkeypatch.setitem(registry, "small", None)  # so that it is gone afterwards
+    presets.register_preset("small", presets.preset("digits", blocks=(1,), widths=(4,)), "digits")
+    assert candid.GenerativeClassifier.from_preset("small").config.flow.blocks == (1,)
+    assert load_options(data="digits", preset="small").model_config(3).flow.widths == (4,)
+
+
+def test_configurations_and_presets_need_no_torch() -> None:
+    code = "import sys, candid.models.flow.presets; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.models.flow.backbone import released_dct_scale
+from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -20,7 +21,7 @@ from candid.models.flow.coupling import (
     random_orthogonal,
 )
 from candid.models.flow.frozen import freeze
-from candid.models.flow.invertible import Chain, Invertible
+from candid.models.flow.invertible import Invertible
 from candid.models.flow.pooling import DCTPooling, HaarPooling, dct_matrix
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 from tests.helpers import autograd_log_det, randomise
