@@ -54,21 +54,21 @@ class Detector(ABC):
 
     @abstractmethod
     def score(self, statistic: Tensor) -> Tensor:
-        """How far out; for ranking images."""
+        """Return how far out images are, (N,); for ranking them."""
 
     @abstractmethod
     def p_value(self, statistic: Tensor) -> Tensor:
-        """How often an image of the held-out kind is as far out."""
+        """Return how often an image of the held-out kind is as far out, (N,)."""
 
     @property
     @abstractmethod
     def smallest_p_value(self) -> float:
-        """What the farthest of images gets: the held-out images are too few for lower levels."""
+        """The p-value of the most extreme image: the held-out images are too few for lower levels."""
 
     @property
     @abstractmethod
     def n_reference(self) -> int:
-        """The number of held-out images that an image is ranked among; others may have shaped the score."""
+        """The number of held-out images that an image is ranked among; others may have been used in fitting."""
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return what `fit` learned, to be saved; nothing if the detector has to be fitted again."""
@@ -85,13 +85,13 @@ class ScalarDetector(Detector):
     _ordered: Tensor | None = None
 
     def fit(self, held_out: Tensor) -> Self:
-        """Keep the held-out values, in order."""
+        """Store the held-out values, in order."""
         self._ordered = checked_held_out(held_out, 1).sort().values
         return self
 
     @property
     def smallest_p_value(self) -> float:
-        """That of an infinitely improbable image."""
+        """The p-value of an infinitely improbable image."""
         return self.p_value(torch.tensor([-math.inf])).item()
 
     @property
@@ -101,7 +101,7 @@ class ScalarDetector(Detector):
 
     @property
     def n_reference(self) -> int:
-        """All of them."""
+        """All held-out images."""
         return len(self.ordered)
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class ScalarDetector(Detector):
 
     @abstractmethod
     def accepted(self, alpha: float) -> tuple[float, float]:
-        """The values that are not called outliers at level ``alpha``, from and to, ends included.
+        """Return the range of values that are not called outliers at level ``alpha``, ends included.
 
         Exactly those with ``p_value(...) > alpha``. An end is infinite where there is no limit.
         """
@@ -132,16 +132,16 @@ class OneTailed(ScalarDetector):
     """
 
     def score(self, statistic: Tensor) -> Tensor:
-        """-statistic."""
+        """Return -statistic."""
         fitted(self._ordered)
         return -checked(statistic, 1)
 
     def p_value(self, statistic: Tensor) -> Tensor:
-        """``(1 + #{held-out <= value}) / (n + 1)``."""
+        """Return ``(1 + #{held-out <= value}) / (n + 1)``."""
         return p_values(-checked(statistic, 1), -self.ordered)
 
     def accepted(self, alpha: float) -> tuple[float, float]:
-        """From a quantile upwards."""
+        """Return the values from a quantile upwards."""
         k = rejected_ranks(len(self.ordered), alpha)
         return (self.ordered[k - 1].item() if k else -math.inf), math.inf
 
@@ -160,11 +160,11 @@ class Typicality(ScalarDetector):
     """
 
     def score(self, statistic: Tensor) -> Tensor:
-        """Distance from the mean."""
+        """Return the distance from the mean."""
         return (checked(statistic, 1) - self._total() / len(self.ordered)).abs()
 
     def p_value(self, statistic: Tensor) -> Tensor:
-        """The share of all values that are as far from the common mean; what rounding hides is a tie."""
+        """Return the share of all values that are as far from the common mean; rounding counts as a tie."""
         ordered, n = self.ordered, len(self.ordered)
         limits = torch.finfo(torch.float64)
         t = checked(statistic, 1).clamp(limits.min, limits.max)
@@ -176,7 +176,7 @@ class Typicality(ScalarDetector):
         return (1 + (below + above).clamp(max=n)).double() / (n + 1)
 
     def accepted(self, alpha: float) -> tuple[float, float]:
-        """Around the mean, but for rounding.
+        """Return the values around the mean, up to rounding.
 
         Above the mean, the i-th held-out value is as far out as t while t is at most t_i or at most
         mean + (n + 1) / (n - 1) (mean - t_i), where both are equally far from the common mean.
@@ -212,7 +212,7 @@ class TwoTailed(ScalarDetector):
     """
 
     def score(self, statistic: Tensor) -> Tensor:
-        """0 in the middle, 1 at the ends of the held-out values, more beyond."""
+        """Return 0 in the middle, 1 at the ends of the held-out values, more beyond."""
         ordered, t = self.ordered, checked(statistic, 1)
         inside = t.clamp(ordered[0], ordered[-1])
         tail = torch.minimum(ecdf(inside, ordered), ecdf(-inside, -ordered.flip(0)))
@@ -220,13 +220,13 @@ class TwoTailed(ScalarDetector):
         return torch.where(t == inside, (1 - 2 * tail).clamp(min=0), 1 + (t - inside).abs() / unit)
 
     def p_value(self, statistic: Tensor) -> Tensor:
-        """``min(1, 2 p_low, 2 p_high)`` of the one-tailed p-values."""
+        """Return ``min(1, 2 p_low, 2 p_high)`` of the one-tailed p-values."""
         t = checked(statistic, 1)
         too_low, too_high = p_values(-t, -self.ordered), p_values(t, self.ordered)
         return (2 * torch.minimum(too_low, too_high)).clamp(max=1)
 
     def accepted(self, alpha: float) -> tuple[float, float]:
-        """Between two quantiles, with alpha / 2 of the held-out values outside of each."""
+        """Return the values between two quantiles, with alpha / 2 of the held-out values outside of each."""
         n = len(self.ordered)
         k = rejected_ranks(n, checked_level("alpha", alpha) / 2)
         return (self.ordered[k - 1].item(), self.ordered[n - k].item()) if k else (-math.inf, math.inf)
@@ -254,7 +254,7 @@ class KernelDensity:
         self._log_norm = math.log(n) + d / 2 * math.log(2 * math.pi) + (self._scale * widths).log().sum()
 
     def negative_log(self, rows: Tensor) -> Tensor:
-        """-log density, (N,): finite, and rising with the square of the distance far away."""
+        """Return -log density, (N,): finite, and rising with the square of the distance far away."""
         standard = ((rows - self._mean) / self._scale).clamp(-FARTHEST, FARTHEST)
         points = standard @ self._whiten
         log_sum = torch.empty_like(points[:, 0])
@@ -273,7 +273,7 @@ def shuffled_halves(n: int) -> tuple[Tensor, Tensor]:
 
 
 class DensityDetector(Detector):
-    """The score is -log of a density, fitted to a half of the held-out images; the other half ranks it.
+    """The score is -log of a density, fitted to one half of the held-out images; the other half ranks it.
 
     The halves are a fixed shuffle: the density knows nothing of the images that rank it, so the p-values are
     valid, however bad the density is. n held-out images give p-values of 1 / (n / 2 + 1) and more.
@@ -296,7 +296,7 @@ class DensityDetector(Detector):
         return self
 
     def score(self, statistic: Tensor) -> Tensor:
-        """-log density."""
+        """Return -log density."""
         densities, rows = fitted(self._densities), checked(statistic, 2)
         if rows.shape[1] != self._columns:
             raise CandidError(
@@ -309,12 +309,12 @@ class DensityDetector(Detector):
 
     @property
     def smallest_p_value(self) -> float:
-        """That of an image that is farther out than the whole second half."""
+        """The p-value of an image that is farther out than the whole second half."""
         return 1 / (self.n_reference + 1)
 
     @property
     def n_reference(self) -> int:
-        """The second half."""
+        """The number of images in the second half."""
         fitted(self._densities)
         return len(self._scores)
 
@@ -335,7 +335,7 @@ class DensityDetector(Detector):
         return self
 
     def p_value(self, statistic: Tensor) -> Tensor:
-        """The rank among the second half; scores that differ by rounding count as equal."""
+        """Return p-values among the second half; scores that differ by rounding count as equal."""
         score = self.score(statistic)
         return p_values(score - ROUNDING * (1 + score.abs()), self._scores)
 
@@ -366,7 +366,7 @@ class DensityOfStates(DensityDetector):
 
 
 def ecdf(t: Tensor, ordered: Tensor) -> Tensor:
-    """The distribution function of ``ordered`` at ``t`` in its range, linear between values.
+    """Return the distribution function of ``ordered`` at ``t`` in its range, linear between values.
 
     >>> ecdf(torch.tensor([0.0, 3.0, 4.0]), torch.tensor([0.0, 2.0, 4.0]))
     tensor([0.0000, 0.7500, 1.0000])
@@ -379,13 +379,13 @@ def ecdf(t: Tensor, ordered: Tensor) -> Tensor:
 
 
 def rejected_ranks(n: int, alpha: float) -> int:
-    """How many of the p-values 1 / (n + 1), 2 / (n + 1), ... are at most ``alpha``."""
+    """Return how many of the p-values 1 / (n + 1), 2 / (n + 1), ... are at most ``alpha``."""
     checked_level("alpha", alpha)
     return int((torch.arange(1, n + 2).double() / (n + 1) <= alpha).sum())
 
 
 def checked(statistic: Tensor, dimensions: int) -> Tensor:
-    """A statistic of images in float64, of one number an image, (N,), or of several, (N, d)."""
+    """Return a statistic of images in float64, one number per image, (N,), or several, (N, d)."""
     if statistic.ndim != dimensions or 0 in statistic.shape[1:]:
         wanted = "(N,)" if dimensions == 1 else "(N, d)"
         raise CandidError(
@@ -397,7 +397,7 @@ def checked(statistic: Tensor, dimensions: int) -> Tensor:
 
 
 def checked_held_out(statistic: Tensor, dimensions: int, at_least: int = 1) -> Tensor:
-    """The same of held-out images, which must be finite."""
+    """Return the same for held-out images, which must be finite."""
     statistic = checked(statistic, dimensions)
     if len(statistic) < at_least:
         raise CandidError(f"The detector needs at least {at_least} held-out images, not {len(statistic)}.")
@@ -407,14 +407,14 @@ def checked_held_out(statistic: Tensor, dimensions: int, at_least: int = 1) -> T
 
 
 def checked_level(name: str, level: float) -> float:
-    """A probability of error."""
+    """Return the level; raise an error unless it is a probability."""
     if not 0 < level < 1:
         raise CandidError(f"The level '{name}' must be above 0 and below 1, not {level}.")
     return level
 
 
 def check_classes(statistic: Tensor, classes: Tensor) -> None:
-    """One whole number an image."""
+    """Raise an error unless there is one whole number per image."""
     if classes.shape != statistic.shape[:1] or classes.is_floating_point():
         raise CandidError(
             f"The classes of {len(statistic) if statistic.ndim else 1} images must be as many whole numbers, "
@@ -423,7 +423,7 @@ def check_classes(statistic: Tensor, classes: Tensor) -> None:
 
 
 def fitted(part: T | None) -> T:
-    """What `fit` made."""
+    """Return what `fit` made; raise an error if it was not called."""
     if part is None:
         raise CandidError("The detector has seen no held-out images yet: call fit first.")
     return part

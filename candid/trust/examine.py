@@ -1,4 +1,4 @@
-"""Examine images: what a model says of each, one after the other, however many there are."""
+"""Examine images: what a model says about each, one after the other, for any number of images."""
 
 import glob
 import os

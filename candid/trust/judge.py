@@ -176,11 +176,11 @@ class PerClass:
         return fitted(self._shared)
 
     def score(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """How far out among the images of the same class."""
+        """Return how far out images are among those of the same class."""
         return self._by_class(lambda detector, rows: detector.score(rows), statistic, classes)
 
     def p_value(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """How often an image of the same class is as far out."""
+        """Return how often an image of the same class is as far out."""
         return self._by_class(lambda detector, rows: detector.p_value(rows), statistic, classes)
 
     def _by_class(

@@ -86,7 +86,7 @@ def _scaled(value: float | None, factor: float, offset: float = 0) -> float | No
 
 
 def _places(found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequence[float]) -> Any:
-    """Each attack, where its bar stands, and the colour of its d."""
+    """Yield each attack, where its bar stands, and the colour of its d."""
     width = 0.8 / len(ds)
     for i, model in enumerate(found):
         mine = [each for each in own if each.model == model.name]
@@ -122,7 +122,7 @@ def _success(
 
 
 def _names(found: Sequence[Assaulted]) -> list[str]:
-    """By beta; by name where two models have the same, and those that have none."""
+    """Return the names of models: their beta, or their name where that is not unique."""
     betas = [model.beta for model in found]
     return [
         label(short_path(model.name, 26), 26)
@@ -134,7 +134,7 @@ def _names(found: Sequence[Assaulted]) -> list[str]:
 
 @rc_context(STYLE)
 def attack_examples(found: Sequence[Assaulted]) -> Figure:
-    """One image under all attacks: attacked, and below it the amplified absolute difference to the original.
+    """Draw one image under all attacks, and below each the amplified difference from the original.
 
     It is the first that all models classify rightly.
     """

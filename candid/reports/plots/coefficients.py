@@ -12,7 +12,7 @@ from torch import Tensor
 from candid.reports.plots.style import BLACK, GREY, SMALL, STYLE, is_dark
 
 NUMBERED = 10
-"""Up to so many frequencies along either side each cell has its number."""
+"""Up to this number of frequencies along either side, each cell shows its number."""
 
 
 @rc_context(STYLE)

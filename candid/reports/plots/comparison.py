@@ -89,7 +89,7 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
 
 @rc_context(STYLE)
 def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
-    """Share right against confidence, a panel a model: of every class's posterior, and of the top class's.
+    """Draw the share of correct predictions against confidence, one panel per model.
 
     ``models`` have a title each, and their bins of both kinds. Below the diagonal is overconfidence.
     """

@@ -14,12 +14,12 @@ from torch import Tensor
 from candid.reports.plots.style import STYLE, label
 
 TILE = 1.15
-"""Inches."""
+"""The width of an image in inches."""
 
 
 @rc_context(STYLE)
 def corruption_grid(image: Tensor, corrupted: Mapping[str, Tensor], title: str = "") -> Figure:
-    """Corruptions as rows, severities as columns, as in the paper's appendix, beside the clean image.
+    """Draw corruptions as rows, severities as columns, as in the paper's appendix, next to the clean image.
 
     ``image`` is 8-bit, (C, H, W); ``corrupted`` has (severities, C, H, W) for each name.
     """

@@ -1,4 +1,4 @@
-"""What a model says of one image, and why."""
+"""Figures of what a model says about one image, and why."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
 def _draw_heatmaps(
     figure: Figure | SubFigure, image: Tensor, maps: Heatmaps, names: Sequence[str], with_image: bool = False
 ) -> None:
-    """Saliency and one map a class, all classes on one scale."""
+    """Draw saliency and one map per class, all classes on one scale."""
     columns = maps.classes.shape[1] + 1 + with_image
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     if with_image:

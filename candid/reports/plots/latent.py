@@ -1,4 +1,4 @@
-"""Ways through latent space: counterfactuals, interpolations, samples."""
+"""Paths through latent space: counterfactuals, interpolations, samples."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @rc_context(STYLE)
 def counterfactual(found: Counterfactual, names: Sequence[str]) -> Figure:
-    """The images along the path, what changed, and the posteriors on the way."""
+    """Draw the images along the path, what changed, and the posteriors along it."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     draw_counterfactual(figure, found, names)
     return figure
 
 
 def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names: Sequence[str]) -> None:
-    """The same, as a part of a figure."""
+    """Draw the same as a part of a figure."""
     shown = 4
     steps = [round(i * (len(found.steps) - 1) / (shown - 1)) for i in range(shown)]
     axes = figure.subplots(1, shown + 2, width_ratios=[1] * (shown + 1) + [1.9])
@@ -51,7 +51,7 @@ def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names
 
 
 def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) -> None:
-    """Of the classes that matter on the way, over the length of the path."""
+    """Draw the posteriors of the relevant classes over the length of the path."""
     places = found.shares.double() / found.share * found.length
     ranked = found.posteriors.amax(0).argsort(descending=True).tolist()
     drawn = [found.y, *(y for y in ranked if y != found.y)][:4]
@@ -66,14 +66,14 @@ def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) ->
 
 @rc_context(STYLE)
 def interpolation(found: Sequence[Interpolation], names: Sequence[str]) -> Figure:
-    """One row a pair of images; below each image its most probable class."""
+    """Draw one row per pair of images; below each image its most probable class."""
     ways = [(each.images, each.posteriors) for each in found]
     return _ways(ways, names, "from the image on the left to the one on the right, through latent space")
 
 
 @rc_context(STYLE)
 def counterfactuals(found: Sequence[Counterfactual], names: Sequence[str]) -> Figure:
-    """One row an image that becomes something else; below each image its most probable class."""
+    """Draw one row per image that becomes something else; below each image its most probable class."""
     ways = [(each.steps, each.posteriors) for each in found]
     title = f"images moved through latent space until another class has {100 * found[0].target:g} %"
     return _ways(ways, names, title)
@@ -94,7 +94,7 @@ def _ways(ways: Sequence[tuple[Tensor, Tensor]], names: Sequence[str], title: st
 
 @rc_context(STYLE)
 def samples(images: Tensor, names: Sequence[str], temperatures: Sequence[float]) -> Figure:
-    """Images (temperatures, classes, n, C, H, W) uint8: one column a class, n rows a temperature."""
+    """Draw images (temperatures, classes, n, C, H, W) uint8: one column per class, n rows per temperature."""
     _, classes, n = images.shape[:3]
     figure = Figure(
         figsize=(max(4.5, 1.05 * classes + 0.9), 1.05 * n * len(temperatures) + 0.6), layout="constrained"

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 MAPS = 4
-"""More would be too small to read."""
+"""Largest number of maps; more would be too small to read."""
 WIDEST = 27
-"""Letters of a name in one line."""
+"""Largest number of letters of a name in one line."""
 LOWEST = 1e-5
-"""Sensitivities below this share of the largest are not told apart."""
+"""Sensitivities below this share of the largest have one colour."""
 
 
 @rc_context(STYLE)

@@ -18,9 +18,9 @@ from candid.explanations.similarity import Similarity, log_expected_uncertainty
 from candid.reports.plots.style import BLACK, SMALL, STYLE, is_dark, label, plain, short
 
 NAMED = 40
-"""Up to so many classes each has its name at the axes, beyond it some."""
+"""Up to this number of classes, each has its name at the axes; with more, some have."""
 NUMBERED = 12
-"""Up to so many classes each pair has its uncertainty written into it."""
+"""Up to this number of classes, each pair shows its uncertainty."""
 DIAGONAL = "#D9D9D9"
 
 
@@ -63,7 +63,7 @@ def similarity_groups(groups: Mapping[str, Similarity]) -> Figure:
 
 
 def _scale(groups: list[Similarity]) -> Normalize:
-    """From the smallest to the largest distance of different classes."""
+    """Return the smallest and the largest distance of different classes."""
     distances = [g.distances[~np.eye(len(g.classes), dtype=bool)] for g in groups]
     low, high = min(float(d.min()) for d in distances), max(float(d.max()) for d in distances)
     if high - low < 1e-6 * high or high == 0:  # one pair

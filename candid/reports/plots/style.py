@@ -49,7 +49,7 @@ STYLE: dict[RcKeyType, Any] = {
 
 
 def legend(figure: Figure, handles: Sequence[Artist], title: str | None = None, right: bool = False) -> None:
-    """One legend below all panels, of as many columns as fit, or beside them."""
+    """Draw one legend below all panels, with as many columns as fit, or to their right."""
     if right:
         figure.legend(handles=handles, title=title, loc="outside right upper", alignment="left")
         return
@@ -81,7 +81,7 @@ def label(name: str, length: int = 24) -> str:
 
 
 def round_down(number: float) -> float:
-    """To 1, 2 or 5 times a power of ten.
+    """Round down to 1, 2 or 5 times a power of ten.
 
     >>> round_down(73), round_down(0.3)
     (50.0, 0.2)
@@ -91,13 +91,13 @@ def round_down(number: float) -> float:
 
 
 def is_dark(colour: tuple[float, ...]) -> bool:
-    """Whether text on ``colour`` (red, green, blue, ...) should be white."""
+    """Return whether text on ``colour`` (red, green, blue, ...) should be white."""
     red, green, blue = colour[:3]
     return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
 
 
 def picture_of(axes: Axes, image: Tensor, title: str) -> None:
-    """An 8-bit image (C, H, W), without ticks."""
+    """Draw an 8-bit image (C, H, W), without ticks."""
     axes.imshow(np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)))
     axes.set_title(title, fontsize=SMALL)
     axes.set_xticks([])
@@ -105,7 +105,7 @@ def picture_of(axes: Axes, image: Tensor, title: str) -> None:
 
 
 def bin_points(axes: Axes, bins: Bins, **style: Any) -> None:
-    """Share right against confidence, with Poisson's error bars."""
+    """Draw the share of correct predictions against confidence, with Poisson error bars."""
     filled = bins.count > 0
     x, y, errors = (column[filled].tolist() for column in (bins.confidence, bins.accuracy, bins.errors))
     axes.errorbar(x, y, errors, linewidth=0.8, elinewidth=1.5, **style)
@@ -113,7 +113,7 @@ def bin_points(axes: Axes, bins: Bins, **style: Any) -> None:
 
 @rc_context(STYLE)
 def save(figure: Figure, path: Path, svg: bool = False) -> Path:
-    """Write ``figure`` as a PNG, and as an SVG beside it if asked for; return where the PNG is."""
+    """Write ``figure`` as a PNG, and as an SVG next to it if asked for; return where the PNG is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         figure.savefig(file, dpi=140, format="png")

@@ -11,7 +11,7 @@ from candid.reports.plots.style import BLUE, GREY, STYLE, VERMILION
 
 @rc_context(STYLE)
 def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
-    """What a run's epochs brought: cross-entropy, accuracy, bits/dim and the learning rate."""
+    """Draw cross-entropy, accuracy, bits/dim and the learning rate of each epoch."""
     panels = {
         "cross_entropy": "cross-entropy (nats)",
         "accuracy": "accuracy",

@@ -50,9 +50,9 @@ def trajectories(found: Trajectories, title: str = "") -> Figure:
     Of more than ten classes, those without room for it in their cell have no name.
     """
     if len(found.paths) > MOST_PATHS:
-        raise CandidError(f"{len(found.paths)} paths can't be told apart: draw at most {MOST_PATHS}.")
+        raise CandidError(f"{len(found.paths)} paths are too many to see: draw at most {MOST_PATHS}.")
     if len(found.classes) > MOST_CLASSES:
-        raise CandidError(f"{len(found.classes)} classes can't be told apart: draw at most {MOST_CLASSES}.")
+        raise CandidError(f"{len(found.classes)} classes are too many to see: draw at most {MOST_CLASSES}.")
     (left, right), (bottom, top) = _reach(found)
     width = HEIGHT * (right - left) / (top - bottom)
     size = width + 4, HEIGHT + 0.9 + 3 * (PICTURE + 0.3)
@@ -133,7 +133,7 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
 
 
 def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
-    """Of each class, off the paths: in its cell if it is exact; else, of a few, beside, with a line to it."""
+    """Draw the names of classes off the paths: in exact cells, or else of a few, with a line to each."""
     cells = grid_logits(found.plane, x, y).argmax(-1)
     free = np.ones(cells.shape, bool)
     for points in (*found.plane.means[:, None], *(path.points for path in found.paths)):

@@ -243,7 +243,7 @@ def test_names_do_not_overlap(classes: int, exact: bool, names: str) -> None:
 
 def test_too_much_to_draw() -> None:
     found = made_up(10, True)
-    with pytest.raises(CandidError, match="9 paths can't be told apart: draw at most 6"):
+    with pytest.raises(CandidError, match="9 paths are too many to see: draw at most 6"):
         draw(dataclasses.replace(found, paths=3 * found.paths))
-    with pytest.raises(CandidError, match="40 classes can't be told apart: draw at most 30"):
+    with pytest.raises(CandidError, match="40 classes are too many to see: draw at most 30"):
         draw(made_up(40, True))
