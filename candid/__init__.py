@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
     from candid.training.train import TrainResult, train
+    from candid.trust.calibrate import calibrate
+    from candid.trust.examine import Unusable, examine, examine_stream
+    from candid.trust.judge import Judge
+    from candid.trust.scores import Score, register_score
+    from candid.trust.verdict import Examination, Verdict
 
 prepare_threads()  # before anything loads torch
 
@@ -26,19 +31,28 @@ __all__ = [
     "CandidError",
     "CheckpointError",
     "ClassifierConfig",
+    "Examination",
     "FlowConfig",
     "GenerativeClassifier",
+    "Judge",
     "NonFiniteError",
     "ResNet",
     "ResNetConfig",
+    "Score",
     "TrainResult",
+    "Unusable",
+    "Verdict",
     "__version__",
+    "calibrate",
+    "examine",
+    "examine_stream",
     "explain",
     "import_released",
     "import_torchvision",
     "information_bottleneck_loss",
     "load",
     "load_any",
+    "register_score",
     "save",
     "train",
 ]
@@ -55,6 +69,11 @@ _LAZY = {
     "models.importers.torchvision": ("import_torchvision",),
     "models.resnet": ("ResNet", "ResNetConfig"),
     "training.train": ("TrainResult", "train"),
+    "trust.calibrate": ("calibrate",),
+    "trust.examine": ("Unusable", "examine", "examine_stream"),
+    "trust.judge": ("Judge",),
+    "trust.scores": ("Score", "register_score"),
+    "trust.verdict": ("Examination", "Verdict"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
