@@ -68,7 +68,7 @@ class Detector(ABC):
     @property
     @abstractmethod
     def n_reference(self) -> int:
-        """The number of held-out images that an image is ranked among; others may have been used in fitting."""
+        """The number of held-out images that an image is ranked among; others may have been used to fit."""
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return what `fit` learned, to be saved; nothing if the detector has to be fitted again."""
