@@ -23,7 +23,7 @@ MaybeInfinite = Annotated[float, _INFINITE]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a field means and which values it takes: ``Annotated[int, Option("Images a step.", least=1)]``.
+    """What a field means and which values it takes: ``Annotated[int, Option("Images per step.", least=1)]``.
 
     Args:
         help: one or two sentences: what the option changes, and in which unit.

@@ -29,11 +29,11 @@ def explain(
     ] = None,
     group: Annotated[
         tuple[str, ...],
-        Option("Classes to compare with each other, side by side. Repeats.", metavar="NAME=CLASSES"),
+        Option("Classes to compare with each other, side by side. Repeat for more.", metavar="NAME=CLASSES"),
     ] = (),
     compare_with: Annotated[
         tuple[str, ...],
-        Option("A further model or ResNet, for its receptive field. Repeats.", metavar="MODEL"),
+        Option("A further model or ResNet, for its receptive field. Repeat for more.", metavar="MODEL"),
     ] = (),
     given: Annotated[dict[str, Any], Typed(ExplainOptions)],
     as_json: JsonFlag = False,

@@ -39,7 +39,7 @@ class TrainOptions:
     start: Annotated[str | None, Option("Start from the weights of this model.", metavar="MODEL")] = None
     means_only: Annotated[bool, Option("Train only the class means of --start.")] = False
     epochs: Annotated[int, Option("Passes over the training images.", least=1)] = 30
-    batch: Annotated[int, Option("Images a step, over all processes.", least=1)] = 128
+    batch: Annotated[int, Option("Images per step, over all processes.", least=1)] = 128
     grad_accumulation: Annotated[
         int,
         Option("Parts in which each process computes its share of a batch, to save memory.", least=1),
@@ -94,10 +94,10 @@ class TrainOptions:
         Option("How folders without val and test parts are divided: by a hash of each image, or shuffled."),
     ] = "hash"
     only: Annotated[
-        tuple[str, ...], Option("Train on this class alone and others named so. Repeats.", metavar="CLASS")
+        tuple[str, ...], Option("Train on this class only. Repeat for more.", metavar="CLASS")
     ] = ()
     val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
-    epoch_images: Annotated[int | None, Option("Tar shards: images an epoch.")] = None
+    epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None
     skip_bad: Annotated[bool, Option("Leave out images that can't be read, and list them.")] = False
     seed: Annotated[int, Option("Seed of weights, batches and augmentation.", least=0)] = 0
     precision: Annotated[
