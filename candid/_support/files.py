@@ -47,7 +47,7 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """A file to be renamed, in a folder of its own: safetensors puts more files beside it."""
+    """Return a file to be renamed, in its own folder: safetensors puts more files next to it."""
     room = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
     room.mkdir()
     try:

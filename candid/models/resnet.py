@@ -50,7 +50,7 @@ class ResNetConfig:
 
     @classmethod
     def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
-        """The ResNet with the same stages and widths; beside the imagenet preset, ResNet-50."""
+        """Return the ResNet with the same stages and widths; ResNet-50 for the imagenet preset."""
         flow = generative.flow
         return cls(
             channels=flow.channels,

@@ -85,7 +85,7 @@ class Queue(Generic[Network, Item, Answer]):
                     each.future.set_result(answer)
             with self._changed:
                 self._passing -= batch[0].alone is None
-                self._changed.notify()  # what was not worthwhile beside this batch may be now
+                self._changed.notify()  # what was not worth starting next to this batch may be now
             del batch, started
 
     def _next(self) -> list[_Waiting[Network, Item, Answer]]:
@@ -107,7 +107,7 @@ class Queue(Generic[Network, Item, Answer]):
             return batch
 
     def _is_worthwhile(self) -> bool:
-        """Whether to begin: beside another batch, one that is hardly filled costs more than it gains."""
+        """Return whether to begin: next to another batch, one that is hardly filled costs more than it gains."""
         if not self._waiting or self._waiting[0].alone or not self._passing:
             return bool(self._waiting)
         waited = time.monotonic() - self._waiting[0].since

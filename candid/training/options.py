@@ -174,7 +174,7 @@ class TrainOptions:
 
 
 def check_call(data: str | None, out: object, recipe: object, resume: bool) -> None:
-    """Raise an error if a run can't start for want of data or an unambiguous folder."""
+    """Raise an error if a run can't start because data or an unambiguous folder is missing."""
     if resume and out is None:
         raise CandidError("Name the run to resume with --out.")
     if resume and recipe is not None:

@@ -49,7 +49,7 @@ def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
 
 def _check_classes(classes: Sequence[int], count: int) -> None:
     if not FEWEST <= len(classes) <= MOST:
-        raise CandidError(f"A plane takes {FEWEST} to {MOST} classes, not {len(classes)}: choose so many.")
+        raise CandidError(f"A plane takes {FEWEST} to {MOST} classes, not {len(classes)}: choose that many.")
     for y in classes:
         if not 0 <= y < count:
             raise CandidError(f"Classes go from 0 to {count - 1}: there is no class {y}.")

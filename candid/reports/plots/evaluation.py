@@ -270,7 +270,7 @@ def _zone_edges(held_out: Values, others: Iterable[Values], ends: Iterable[float
 
 
 def _density(values: Values, edges: Values, images: int) -> Values:
-    """Histogram of some of so many images; what is beyond the edges is in the outermost bins."""
+    """Return the histogram of some of the images; what is beyond the edges is in the outermost bins."""
     counts, _ = np.histogram(values.clip(edges[0], edges[-1]), edges)
     return counts / max(images, 1) / np.diff(edges)
 
