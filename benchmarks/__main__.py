@@ -7,6 +7,7 @@ from benchmarks.common import console, parser
 
 SCRIPTS = (
     "startup",
+    "neighbours",
     "forward",
     "training",
     "inverse",

@@ -27,7 +27,7 @@ NUDGES, NEAR = 20, 0.1
 
 
 @dataclass(frozen=True)
-class Path:
+class LatentPath:
     """Straight legs from corner to corner in latent space."""
 
     corners: Tensor
@@ -51,7 +51,7 @@ class Path:
 
 
 @torch.no_grad()
-def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) -> Path:
+def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) -> LatentPath:
     """Return the path from the latent ``z`` (D,) along the means to a posterior of ``y`` of ``target``.
 
     Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c; where that
@@ -75,7 +75,7 @@ def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) 
         corners.append(corners[-1] + length * step)
         logits = logits + length * slope
         if arrived:
-            return Path(torch.stack(corners))
+            return LatentPath(torch.stack(corners))
     raise CandidError(
         f"No path along the means gives '{model.class_names[y]}' a posterior of {target}: lower the target."
     )
@@ -220,7 +220,7 @@ def counterfactual(
     )
 
 
-def _place(model: LatentModel, path: Path, y: int, target: float) -> tuple[float, float]:
+def _place(model: LatentModel, path: LatentPath, y: int, target: float) -> tuple[float, float]:
     """Return the share of ``path`` whose 8-bit image has the target, and the posterior at its end."""
     low, high = 0.0, 2.0
     tried: dict[float, float] = {}
@@ -259,7 +259,7 @@ def _closest(tried: dict[float, float], target: float) -> tuple[float, float]:
     return min(((place, abs(reached - target)) for place, reached in tried.items()), key=lambda pair: pair[1])
 
 
-def _reached(model: LatentModel, path: Path, places: list[float], y: int) -> dict[float, float]:
+def _reached(model: LatentModel, path: LatentPath, places: list[float], y: int) -> dict[float, float]:
     """Return the posteriors of ``y`` for the 8-bit images at ``places``."""
     images = _rounded(model, path.at(torch.tensor(places)))
     reached = model.posterior(to_float(images, model.device))[:, y]

@@ -117,26 +117,26 @@ def _basis(vectors: Tensor) -> Tensor:
     return rows[values > 1e-6 * values[0].clamp(min=torch.finfo(values.dtype).tiny)].T
 
 
-class Reading(NamedTuple):
+class Summary(NamedTuple):
     """What a decision space shows, in words."""
 
     kind: Literal["confident", "ambiguous", "several interpretations", "novel"]
     sentence: str
 
 
-def in_words(
+def summarise(
     space: DecisionSpace,
     class_names: tuple[str, ...],
     p_value: float | None = None,
     verdict: Kind | None = None,
-) -> Reading:
+) -> Summary:
     """The four cases of the paper's Figure 4.
 
     Novel and confident are the verdict's, or without one, a posterior of at least ``CONFIDENT``. An uncertain
     decision is between similar classes if their circles overlap; else between interpretations of the image.
 
     >>> space = DecisionSpace((3, 5), (0.6, 0.3), -0.2, 1.0, (-0.8, 0.8), (0.0, 0.0), 1.645, 2.789, 0.0)
-    >>> print(in_words(space, tuple("abcdef")).sentence)
+    >>> print(summarise(space, tuple("abcdef")).sentence)
     Ambiguous: 'd' (60 %) or 'f' (30 %). To the model they are similar: with means 1.6 standard deviations \
 apart, the expected uncertainty between them is 21 %.
     """
@@ -147,21 +147,21 @@ apart, the expected uncertainty between them is 21 %.
     typical = "" if p_value is None else f" The image is typical (p = {p_value:.2g})."
     expected = float(expected_uncertainty(torch.tensor(space.distance)))
     if verdict == "novel":
-        return Reading(
+        return Summary(
             "novel",
             f"Novel: nothing like the training images (p = {p_value:.2g}), so don't trust the class {first}.",
         )
     confident = space.posterior[0] >= CONFIDENT if verdict is None else verdict == "accept"
     if confident:
-        return Reading("confident", f"Confident: {first}; next is {second}.{typical}")
+        return Summary("confident", f"Confident: {first}; next is {second}.{typical}")
     if space.overlap:
-        return Reading(
+        return Summary(
             "ambiguous",
             f"Ambiguous: {first} or {second}. To the model they are similar: with means {space.distance:.1f} "
             "standard deviations apart, the expected uncertainty between them is "
             f"{_percent(expected)}.{typical}",
         )
-    return Reading(
+    return Summary(
         "several interpretations",
         f"Several interpretations: {first} and {second}. To the model they are different: with means "
         f"{space.distance:.1f} standard deviations apart, the expected uncertainty between them is "

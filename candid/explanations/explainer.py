@@ -6,7 +6,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
-from candid.explanations.decision_space import DecisionSpace, Reading, decision_spaces, in_words
+from candid.explanations.decision_space import DecisionSpace, Summary, decision_spaces, summarise
 from candid.explanations.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
 from candid.models.protocol import Model, require_latent
 from candid.trust.verdict import Examination
@@ -18,7 +18,7 @@ class Explanation:
 
     maps: Heatmaps
     space: DecisionSpace
-    reading: Reading
+    summary: Summary
     changed: Counterfactual | str | None
     """The counterfactual, or why there is none; None if it was not asked for."""
 
@@ -51,7 +51,7 @@ class Explainer:
         return Explanation(
             heatmaps(self.model, examined.evidence.outputs, None, self.top, self.contrast, self.spatial),
             space,
-            in_words(space, self.model.class_names, examined.p_value, examined.verdict),
+            summarise(space, self.model.class_names, examined.p_value, examined.verdict),
             self._changed(examined.evidence.image),
         )
 

@@ -147,8 +147,8 @@ class Service:
         maps, space = explanation.maps, explanation.space
         by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
         return ExplanationResponse(
-            kind=explanation.reading.kind,
-            summary=explanation.reading.sentence,
+            kind=explanation.summary.kind,
+            summary=explanation.summary.sentence,
             heatmaps=HeatmapsResponse(
                 saliency_nats=maps.saliency[0].tolist(),
                 classes=[

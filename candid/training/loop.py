@@ -15,7 +15,7 @@ from candid._support.distributed import StopFlag, first_error, summed
 from candid._support.errors import CandidError, CheckpointError, NonFiniteError
 from candid._support.randomness import generator
 from candid.data.loader import Batch, named_batches, training_batches
-from candid.data.splits import Split
+from candid.data.splits import Split, training_keys
 from candid.inference.predictions import to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
@@ -299,8 +299,17 @@ class Run:
         passes = Runner(self.model, self.fabric, None, self.options.workers, self.display)
         calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
         if self.fabric.is_global_zero:
+            self._store_keys()
             self.folder.write_results(results)
         return results
+
+    def _store_keys(self) -> None:
+        """Store hashes of the training images with the best model, so that evaluation can recognise them."""
+        workers, model = self.options.workers, self.model
+        keys = training_keys(self.data.train, model.preprocessing, workers, self.display)
+        if keys is not None and model.held_out:
+            model.held_out["training_keys"] = keys
+            checkpoint.save_calibration(model, self.folder.best)
 
     @torch.no_grad()
     def _average_statistics(self) -> None:

@@ -11,7 +11,7 @@ from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.counterfactual import (
     CLOSE,
-    Path,
+    LatentPath,
     _turned,
     counterfactual,
     interpolate,
@@ -74,12 +74,12 @@ def test_a_path_can_go_between_two_other_classes() -> None:
 
 
 def test_a_leg_without_length_is_where_it_is() -> None:
-    path = Path(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+    path = LatentPath(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
     assert torch.equal(path.at(torch.tensor([0.0, 0.5, 1.0])), torch.tensor([[1.0, 2.0]] * 3))
 
 
 def test_places_on_a_path_are_by_length() -> None:
-    path = Path(torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 1.0]]))
+    path = LatentPath(torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 1.0]]))
     assert path.lengths.tolist() == [0, 3, 4]
     places = path.at(torch.tensor([0.0, 0.5, 0.75, 1.0, 1.5]))
     assert places.tolist() == [[0, 0], [2, 0], [3, 0], [3, 1], [3, 3]]

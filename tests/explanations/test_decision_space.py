@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, in_words
+from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, summarise
 from candid.models.protocol import Outputs
 from candid.trust.verdict import Kind
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
@@ -62,7 +62,7 @@ def test_equal_means_two_classes_and_the_last_of_few() -> None:
     model = mixture_model(classes=2, scale=0.0)
     (space,) = decision_spaces(model, outputs_for(model, latents(model, 1)))
     assert space.distance == 0 and space.boundary == 0 and math.isfinite(space.along + space.away)
-    assert in_words(space, ("a", "b")).kind == "ambiguous"
+    assert summarise(space, ("a", "b")).kind == "ambiguous"
     resnet = ResNet(ResNetConfig(height=32, width=32, classes=3, blocks=(1,), widths=(4,), stem="3x3"))
     with pytest.raises(CandidError, match="from a ResNet"):
         decision_spaces(resnet, outputs_for(model, latents(model, 1)))  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_captions_say_which_of_the_four_cases_it_is(
     shown: DecisionSpace, verdict: Kind | None, kind: str, words: list[str]
 ) -> None:
     p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
-    reading = in_words(shown, ("cat", "dog"), p_value, verdict)
+    reading = summarise(shown, ("cat", "dog"), p_value, verdict)
     assert reading.kind == kind
     assert all(word in reading.sentence for word in words), reading.sentence
     assert ("typical (p = 0.4)" in reading.sentence) == (p_value == 0.4)

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from candid import GenerativeClassifier
 from candid.explanations.counterfactual import counterfactual, interpolate, samples
-from candid.explanations.decision_space import decision_spaces, in_words
+from candid.explanations.decision_space import decision_spaces, summarise
 from candid.explanations.explainer import Explanation
 from candid.explanations.heatmaps import heatmaps
 from candid.reports.plots import examine as examine_plots
@@ -64,7 +64,7 @@ def test_a_page_shows_what_was_found(
     )
     y = space.classes[-1]
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
-    reading = in_words(space, NAMES, p_value, kind)
+    reading = summarise(space, NAMES, p_value, kind)
     explanation = Explanation(heatmaps(model, outputs), space, reading, changed)
     shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (
@@ -88,7 +88,7 @@ def test_single_figures_are_labelled(
     (space,) = decision_spaces(model, outputs)
     maps = heatmaps(model, outputs, top=2)
     assert "saliency" in check(examine_plots.heatmaps(image, maps, NAMES), tmp_path)
-    reading = in_words(space, NAMES)
+    reading = summarise(space, NAMES)
     shown = check(examine_plots.decision_space(space, NAMES, reading), tmp_path)
     assert "distance from it (σ)" in shown and reading.sentence.split()[0] in shown
     found = counterfactual(model, image, space.classes[-1], 0.4)

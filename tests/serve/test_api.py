@@ -57,7 +57,7 @@ def test_explanations_are_those_of_the_library(
     assert expected.evidence is not None
     explained = Explainer(model, 3).explain(expected)
     answer = found["explanation"]
-    assert answer["summary"] == explained.reading.sentence and answer["kind"] == explained.reading.kind
+    assert answer["summary"] == explained.summary.sentence and answer["kind"] == explained.summary.kind
     maps = answer["heatmaps"]
     assert [each["class"] for each in maps["classes"]] == list(expected.posterior)
     for i, each in enumerate(maps["classes"]):

@@ -270,7 +270,7 @@ class Pictures:
                         f"example-{number}-{folder}",
                         drawn,
                         "The image, its posteriors, where it lies between classes, and heatmaps.",
-                        f"{opinion.model}: {opinion.explanation.reading.sentence}",
+                        f"{opinion.model}: {opinion.explanation.summary.sentence}",
                     )
                 )
             yield f"{example.why[0].upper()}{example.why[1:]}.{true}", pages

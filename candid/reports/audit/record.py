@@ -161,7 +161,7 @@ def _example(found: Audit, example: Example) -> dict[str, Any]:
                 "posterior": each.examined.confidence,
                 "p_value": each.examined.p_value,
                 "verdict": each.examined.verdict,
-                "in_words": each.explanation.reading.sentence,
+                "in_words": each.explanation.summary.sentence,
             }
             for each in example.opinions
         ],

@@ -30,7 +30,7 @@ from candid.reports.plots.style import (
 )
 
 if TYPE_CHECKING:
-    from candid.explanations.decision_space import DecisionSpace, Reading
+    from candid.explanations.decision_space import DecisionSpace, Summary
     from candid.explanations.explainer import Explanation
     from candid.explanations.heatmaps import Heatmaps
     from candid.trust.verdict import Examination
@@ -56,7 +56,7 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
     _draw_heatmaps(rows[1], examined.evidence.image, explanation.maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
-    sentence = textwrap.fill(explanation.reading.sentence, 120)
+    sentence = textwrap.fill(explanation.summary.sentence, 120)
     if isinstance(explanation.changed, str):
         sentence += "\n" + textwrap.fill(f"No counterfactual: {explanation.changed}", 120)
     figure.suptitle(
@@ -66,7 +66,7 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
 
 
 @rc_context(STYLE)
-def decision_space(space: DecisionSpace, names: Sequence[str], reading: Reading | None = None) -> Figure:
+def decision_space(space: DecisionSpace, names: Sequence[str], reading: Summary | None = None) -> Figure:
     """Figure 4 of the paper for one image."""
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     draw_decision_space(figure.subplots(), space, names)
