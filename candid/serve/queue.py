@@ -107,7 +107,7 @@ class Queue(Generic[Network, Item, Answer]):
             return batch
 
     def _is_worthwhile(self) -> bool:
-        """Return whether to begin: next to another batch, one that is hardly filled costs more than it gains."""
+        """Return whether to begin: next to another batch, a nearly empty one costs more than it gains."""
         if not self._waiting or self._waiting[0].alone or not self._passing:
             return bool(self._waiting)
         waited = time.monotonic() - self._waiting[0].since
