@@ -69,7 +69,7 @@ def examine(
 
     folder = _Pages(pages.figures)
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
-    loaded = checkpoint.load_any(model)
+    loaded = checkpoint.load(model)
     examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
     draw = None if pages.figures is None else _drawing(loaded, pages, folder)
     if examiner.judge is None:
@@ -92,13 +92,14 @@ def examine(
         if as_json:
             print(json.dumps(each.to_dict() | drawn, allow_nan=False), flush=True)
         else:
-            print(printable(each.line()), flush=True)
+            line = each.line()
+            print(line if line.isprintable() else printable(line), flush=True)
     _log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     return 2 if counts["unusable"] else None
 
 
 def _log(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    print(text if text.isprintable() else printable(text), file=sys.stderr, flush=True)
 
 
 def _drawing(

@@ -68,7 +68,7 @@ def calibrate(
     if found is not None:
         found.attach(loaded)
         if folder is not None:
-            checkpoint.save_calibration(loaded, folder)
+            checkpoint.save_held_out(loaded, folder)
     return found
 
 
@@ -136,7 +136,7 @@ def calibrate_saved(
     found = measure(runner, train, held_out, preprocessing)
     if found is not None:
         found.attach(runner.model)
-        checkpoint.save_calibration(runner.model, path)
+        checkpoint.save_held_out(runner.model, path)
 
 
 def _fewer(split: Split) -> Split:

@@ -96,8 +96,7 @@ def examine_stream(model: Any, images: Any, **options: Any) -> Iterator[Examinat
     """
     chosen = build(ExamineOptions, options)
     name = model if isinstance(model, str | os.PathLike) else "this model"
-    loaded = checkpoint.load_any(model) if isinstance(model, str | os.PathLike) else model
-    examiner = Examiner(loaded, name, chosen)
+    examiner = Examiner(checkpoint.resolve(model), name, chosen)
     return examiner.examine(images)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.inference.predictions import Measure, Predictions
-from candid.inference.runner import VERSION
-from candid.models.protocol import Model, weights_digest
+from candid.models.checkpoint import FINGERPRINT, scores_belong
+from candid.models.protocol import Model
 from candid.trust.detectors import Detector, check_classes, checked_level, fitted
 from candid.trust.scores import (
     SCORES,
@@ -53,7 +53,7 @@ class HeldOut:
     def of(cls, model: Model) -> "HeldOut | None":
         """Return what ``model`` carries; None if it was never calibrated, or if it was changed since then."""
         tensors = model.held_out
-        if not tensors or not _is_of(model, tensors):
+        if not tensors or not scores_belong(model):
             return None
         try:
             gaussian = _under(GAUSSIAN, tensors)
@@ -75,7 +75,7 @@ class HeldOut:
         fit = _fitted(self, score).to_tensors()
         model.held_out = {
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
-            "fingerprint": _fingerprint(model),
+            FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
             **{GAUSSIAN + name: values for name, values in gaussian.items()},
             **{f"{FIT}{score.name}.{name}": values for name, values in fit.items()},
@@ -84,23 +84,6 @@ class HeldOut:
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _is_of(model: Model, tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether ``tensors`` were measured with ``model`` as it is; earlier versions hashed weights."""
-    if "fingerprint" in tensors:
-        return torch.equal(tensors["fingerprint"], _fingerprint(model))
-    digest = weights_digest(model)
-    digest.update(str(VERSION).encode())
-    return torch.equal(tensors.get("weights", torch.empty(0)), _bytes(digest.digest()))
-
-
-def _fingerprint(model: Model) -> Tensor:
-    return _bytes(bytes.fromhex(model.fingerprint()) + bytes([VERSION]))
-
-
-def _bytes(content: bytes) -> Tensor:
-    return torch.tensor(list(content), dtype=torch.uint8)
 
 
 def needed(model: Model, path: object = "this model") -> HeldOut:

@@ -1,0 +1,118 @@
+"""One entry adds a score, also one with a measurement of its own; detectors are fitted once and saved."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import candid
+from candid import CandidError, GenerativeClassifier, Score
+from candid.evaluation.study import Detection
+from candid.inference.predictions import predict
+from candid.models.protocol import Outputs
+from candid.trust.calibrate import calibrate
+from candid.trust.detectors import Detector, TwoTailed
+from candid.trust.judge import HeldOut, Judge, measures_of, needed
+from candid.trust.scores import SCORES, statistics_of
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Two scores more: one of a column that there is, one that measures a column of its own."""
+    candid.register_score(Score("margin", "classifier", ("max_logit",), "OneTailed"))
+    candid.register_score(
+        Score("brightness", "control", ("brightness",), TwoTailed, measures={"brightness": brightness})
+    )
+    yield
+    for name in ("margin", "brightness"):
+        SCORES.pop(name)
+
+
+def brightness(images: Tensor, outputs: Outputs) -> Tensor:
+    return images.double().mean((1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def model() -> GenerativeClassifier:
+    return GenerativeClassifier.from_preset("digits", class_names=tuple("0123456789")).eval()
+
+
+def test_a_score_is_one_entry(registered: None, model: GenerativeClassifier) -> None:
+    held_out = calibrate(model, "digits", images=150, workers=0)
+    assert held_out is not None and "brightness" in held_out.statistics
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    found = predict(model, images, torch.full((4,), -1), tuple("abcd"), measures_of(model))
+    detection = Detection(held_out, statistics_of(found), {})
+    assert {"margin", "brightness"} <= detection.p_values(detection.inside).keys()
+    for name in ("margin", "brightness"):
+        (first, *_) = candid.examine(model, images, score=name)
+        assert first.promises is not None and first.promises.score == name
+        assert first.p_value == float(detection.p_values(detection.inside)[name][0])
+    expected = TwoTailed().fit(held_out.statistics["brightness"]).p_value(brightness(images, None))  # type: ignore[arg-type]
+    assert torch.equal(detection.p_values(detection.inside)["brightness"], expected)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(CandidError, match="already a score 'joint'"):
+        candid.register_score(SCORES["joint"])
+
+
+def test_a_score_that_the_model_has_no_columns_for_is_refused(model: GenerativeClassifier) -> None:
+    calibrate(model, "digits", images=60, workers=0)
+    candid.register_score(Score("later", "new", ("nothing",), "OneTailed"))
+    try:
+        with pytest.raises(CandidError, match="no score 'later' for this model"):
+            Judge.of(model, "later")
+    finally:
+        SCORES.pop("later")
+
+
+def test_saved_detectors_are_not_fitted_again(
+    model: GenerativeClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(model, "digits", images=150, workers=0)
+    images = torch.randint(0, 256, (20, 1, 8, 8), dtype=torch.uint8)
+    expected = candid.examine(model, images)
+    loaded = candid.load(candid.save(model, tmp_path / "model"))
+    older = {name: values for name, values in loaded.held_out.items() if not name.startswith("fit.")}
+    again = candid.load(tmp_path / "model")
+    again.held_out = older
+    assert candid.examine(again, images) == expected
+
+    def fit(self: Detector, held_out: Tensor) -> Detector:
+        raise AssertionError("fitted again")
+
+    for detector in {type(SCORES[name].new_detector()) for name in SCORES}:
+        monkeypatch.setattr(detector, "fit", fit)
+    assert candid.examine(loaded, images) == expected
+    with pytest.raises(AssertionError, match="fitted again"):
+        candid.examine(again, images)
+
+
+@pytest.mark.parametrize("name", sorted(SCORES.keys() - {"waic", "mahalanobis"}))
+def test_every_detector_comes_back_from_its_tensors(name: str, model: GenerativeClassifier) -> None:
+    calibrate(model, "digits", images=60, workers=0)
+    score, statistics = SCORES[name], needed(model).statistics
+    fitted = score.fitted(statistics)
+    again = score.new_detector().from_tensors(fitted.to_tensors())
+    rows = score.of(statistics)[:9] * 1.01
+    assert torch.equal(again.p_value(rows), fitted.p_value(rows))
+    assert torch.equal(again.score(rows), fitted.score(rows))
+    assert again.smallest_p_value == fitted.smallest_p_value
+
+
+def test_a_changed_model_has_no_held_out_scores(model: GenerativeClassifier) -> None:
+    calibrate(model, "digits", images=60, workers=0)
+    assert HeldOut.of(model) is not None
+    names, model.class_names = model.class_names, tuple("abcdefghij")
+    assert HeldOut.of(model) is None
+    model.class_names = names
+    assert HeldOut.of(model) is not None
+
+
+def test_code_lengths_are_measured_only_for_scores_that_need_them(model: GenerativeClassifier) -> None:
+    calibrate(model, "digits", images=60, workers=0)
+    assert Judge.of(model).measures.keys() == {"complexity"}
+    assert not Judge.of(model, "two-tailed").measures
