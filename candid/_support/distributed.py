@@ -27,7 +27,7 @@ PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
 def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
-    """One process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
+    """Start one process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
 
     Under torchrun and SLURM the processes are there already: their number is taken from them.
     """
@@ -78,18 +78,18 @@ def keep_freed_memory() -> bool:
 
 
 def best_device() -> torch.device:
-    """A GPU if there is one."""
+    """Return a GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _leave() -> None:
-    """Close the connections before the interpreter takes its threads apart, which can abort it."""
+    """Close the connections before the interpreter ends its threads, which can abort it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def summed(fabric: "Fabric", values: Tensor) -> Tensor:
-    """``values`` summed over all processes, on the CPU."""
+    """Return ``values`` summed over all processes, on the CPU."""
     if fabric.world_size == 1:
         return values
     values = values.to(fabric.device)
@@ -98,7 +98,7 @@ def summed(fabric: "Fabric", values: Tensor) -> Tensor:
 
 
 def gathered(fabric: "Fabric", value: T) -> list[T]:
-    """``value`` of every process, in their order, in the first process; nothing in the others."""
+    """Return the ``value`` of every process, in their order, in the first process; nothing in the others."""
     if fabric.world_size == 1:
         return [value]
     values: list[Any] = [None] * fabric.world_size
@@ -107,7 +107,7 @@ def gathered(fabric: "Fabric", value: T) -> list[T]:
 
 
 def first_error(fabric: "Fabric", error: CandidError | None) -> CandidError | None:
-    """The first error that any process has, in all of them."""
+    """Return, in all processes, the first error that any of them has."""
     errors: list[CandidError | None] = [error]
     if fabric.world_size > 1:
         errors = [None] * fabric.world_size
@@ -129,7 +129,7 @@ class StopFlag:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[StopFlag]:
-    """While it lasts, SIGTERM and Ctrl-C set a flag instead of ending the process."""
+    """Let SIGTERM and Ctrl-C set a flag instead of ending the process."""
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag

@@ -1,11 +1,11 @@
-"""The errors a user can mend; their message is one sentence that says how."""
+"""The errors that a user can fix; their message is one sentence that says how."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class CandidError(ValueError):
-    r"""Something the user gave is wrong: the message names it and what to do, on one line.
+    r"""An input of the user is wrong: the message names it and says what to do, on one line.
 
     >>> str(CandidError("Unknown name 'a\nb', from a damaged file."))
     "Unknown name 'a b', from a damaged file."
@@ -24,7 +24,7 @@ class NonFiniteError(CandidError, ArithmeticError):
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The hint that ends an error about an unknown word.
+    """Return the hint that ends an error about an unknown word.
 
     >>> did_you_mean("imagnet", ["imagenet", "cifar"])
     "did you mean 'imagenet'?"

@@ -9,7 +9,7 @@ import torch
 
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded by all of ``key``.
+    """Return a generator seeded by all of ``key``.
 
     >>> torch.equal(torch.rand(2, generator=generator(0, 7)), torch.rand(2, generator=generator(0, 7)))
     True

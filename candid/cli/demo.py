@@ -1,4 +1,4 @@
-"""The command that shows what all this is about."""
+"""The command that demonstrates Candid."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from candid.cli.examine import examine
 
 MODEL = "cifar10-beta1"
 ATTACKED = 10
-"""Digits, for the audit."""
+"""Number of digits in the audit."""
 
 
 def demo(
@@ -54,7 +54,7 @@ def demo(
 
 
 def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
-    """The figures; None if the training was stopped."""
+    """Draw the figures and return them; None if the training was stopped."""
     from candid.cli.demo_run import digits_demo, round_trip
     from candid.evaluation.calibration_error import all_bins, top_bins
     from candid.reports.plots import demo as demo_plots
@@ -91,7 +91,7 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
 
 
 def _sample_pictures(folder: Path) -> list[Path]:
-    """Copies of the sample pictures in ``folder``, and the pages that explain what the model says of them."""
+    """Copy the sample pictures into ``folder`` and draw the pages that explain what the model says of them."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [item for item in files("candid.cli.samples").iterdir() if item.name.endswith(".jpg")]
     for picture in pictures:

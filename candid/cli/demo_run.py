@@ -31,7 +31,7 @@ from candid.trust.judge import Judge
 from candid.trust.scores import statistics_of
 
 CHANGES = ((4, 9), (0, 6), (8, 3), (7, 2))
-"""Digits, and what they are to become."""
+"""Digits, and the digits that they become."""
 
 
 class RoundTrip(NamedTuple):
@@ -48,12 +48,12 @@ class RoundTrip(NamedTuple):
 
     @property
     def largest_error(self) -> float:
-        """In pixel units of [0, 1]."""
+        """The largest error, in pixel units of [0, 1]."""
         return float((self.restored - self.image).abs().max())
 
 
 def sample_photo(size: int = 224) -> Tensor:
-    """A photo that scikit-learn ships, its centre at ``size`` x ``size``, (3, size, size) in [0, 1]."""
+    """Return the centre of a photo that scikit-learn ships, (3, size, size) in [0, 1]."""
     photo = Image.fromarray(load_sample_image("china.jpg"))
     scale = size * 8 / 7 / min(photo.size)
     width, height = (round(side * scale) for side in photo.size)
@@ -66,7 +66,7 @@ def sample_photo(size: int = 224) -> Tensor:
 
 @torch.inference_mode()
 def round_trip(preset: str = "imagenet") -> RoundTrip:
-    """The sample photo through an untrained network and back."""
+    """Send the sample photo through an untrained network and back."""
     model = GenerativeClassifier.from_preset(preset).eval()
     flow = model.config.flow
     image = sample_photo(flow.height)
@@ -96,7 +96,7 @@ class DigitsDemo:
     bits_per_dim: float
     calibration_error: float
     posterior: Tensor
-    """Of the test images, (N, 10)."""
+    """Posteriors of the test images, (N, 10)."""
     labels: Tensor
     opinions: dict[str, Opinion]
     changes: list[Counterfactual]
@@ -142,13 +142,13 @@ def digits_demo(
 def _changed(
     model: GenerativeClassifier, digits: Tensor, test: Predictions, label: int, y: int
 ) -> Counterfactual:
-    """The digit that is most surely a ``label``, on its way to become a ``y``."""
-    surest = int(test.posterior[:, label].argmax())
-    return counterfactual(model, digits[surest], y, target=0.9, steps=8)
+    """Return the most confident ``label``, on its path to become a ``y``."""
+    best = int(test.posterior[:, label].argmax())
+    return counterfactual(model, digits[best], y, target=0.9, steps=8)
 
 
 def not_digits(digits: Tensor) -> dict[str, Tensor]:
-    """Groups of 8 x 8 images that are no digits, each as many as ``digits``, uint8."""
+    """Return groups of 8 x 8 images that are not digits, each as many as ``digits``, uint8."""
     n, random = len(digits), generator(0)
     photo = (255 * sample_photo(224).mean(0, keepdim=True)).to(torch.uint8)
     left, top = torch.randint(0, 224 - 32, (2, n), generator=random)

@@ -190,7 +190,7 @@ class _Api:
         return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
 
     async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | UnusableResponse]:
-        """Each as the model sees it, or why it can't be used."""
+        """Return each image as the model sees it, or why it can't be used."""
         deadline = time.monotonic() + self.limits.timeout
         return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, files, deadline)
 
@@ -209,12 +209,12 @@ class _Api:
 
 
 def _name(file: UploadFile) -> str:
-    """As text that can be sent back."""
+    """Return the name as text that can be sent back."""
     return (file.filename or "").encode("utf-8", "replace").decode()
 
 
 def _add_file(app: FastAPI, file: Path) -> None:
-    """A file of the page, from memory, at the address of its name."""
+    """Add a file of the page, from memory, at the address of its name."""
     content = file.read_bytes()
     kind = TYPES[file.suffix]
 
