@@ -91,7 +91,7 @@ def _digits(out: Path, progress: Any, epochs: int | None) -> list[Path] | None:
 
 
 def _sample_pictures(folder: Path) -> list[Path]:
-    """Copy the sample pictures into ``folder`` and draw the pages that explain what the model says of them."""
+    """Copy the sample pictures into ``folder`` and draw pages of what the model says of them."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [item for item in files("candid.cli.samples").iterdir() if item.name.endswith(".jpg")]
     for picture in pictures:
