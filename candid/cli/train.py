@@ -29,7 +29,7 @@ def train(
     ] = None,
     changes: Annotated[
         tuple[str, ...],
-        Option("Change a key of the preset, as in blocks=[2,2]. Repeats.", metavar="KEY=VALUE", flag="--set"),
+        Option("Change a key of the preset: blocks=[2,2]. Repeats.", metavar="KEY=VALUE", flag="--set"),
     ] = (),
     devices: Annotated[
         int | None, Option("Processes on this machine.", least=1, default="all GPUs, or 1")
