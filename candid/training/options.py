@@ -9,6 +9,10 @@ from candid._support.errors import CandidError
 from candid.models.flow.config import ClassifierConfig
 from candid.models.flow.presets import preset
 
+Schedule = Literal["one-cycle", "plateau"]
+Crop = Literal["none", "shift", "jitter", "resized"]
+SplitRule = Literal["hash", "shuffled"]
+Memory = Literal["plain", "inverse"]
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
 RENAMED = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "grad_accumulation"}
@@ -24,98 +28,57 @@ class TrainOptions:
     """
 
     data: Annotated[
-        str,
-        Option("'digits', a folder of images, idx files or CIFAR-10 batches, or tar shards.", hidden=True),
+        str, Option("'digits', a folder of images, idx or CIFAR-10 files, or tar shards.", hidden=True)
     ]
     preset: Annotated[str, Option("Size of the network: imagenet, tiny, cifar or digits.")] = "digits"
-    model: Annotated[
-        Mapping[str, Any],
-        Option("Keys of the preset to change, such as blocks=[2,2]; --set of the command.", hidden=True),
-    ] = field(default_factory=dict)
-    beta: Annotated[
-        MaybeInfinite, Option("Weight of the classification loss: 0, a positive number or inf.", least=0)
-    ] = 1.0
+    model: Annotated[Mapping[str, Any], Option("Keys of the preset to change.", hidden=True)] = field(
+        default_factory=dict
+    )
+    beta: Annotated[MaybeInfinite, Option("Weight of the classification loss; it can be inf.", least=0)] = 1.0
     baseline: Annotated[bool, Option("Train the ResNet that matches the preset instead.")] = False
     start: Annotated[str | None, Option("Start from the weights of this model.", metavar="MODEL")] = None
     means_only: Annotated[bool, Option("Train only the class means of --start.")] = False
     epochs: Annotated[int, Option("Passes over the training images.", least=1)] = 30
     batch: Annotated[int, Option("Images per step, over all processes.", least=1)] = 128
-    grad_accumulation: Annotated[
-        int,
-        Option("Parts in which each process computes its share of a batch, to save memory.", least=1),
-    ] = 1
+    grad_accumulation: Annotated[int, Option("Parts in which each process computes its batch.", least=1)] = 1
     optimiser: Annotated[Literal["sgd", "adamw"], Option("Optimisation algorithm.")] = "adamw"
     schedule: Annotated[
-        Literal["one-cycle", "plateau"],
-        Option("Learning rate: one rise and fall, or divided by 10 when validation stops improving."),
+        Schedule, Option("Learning rate: one rise and fall, or divided by 10 at plateaus.")
     ] = "one-cycle"
     learning_rate: Annotated[float, Option("Highest learning rate.", above=0)] = 4e-3
     # The class means have as many numbers as the image: steps of the full size would blur the density.
-    means_rate: Annotated[
-        float, Option("Learning rate of the class means, as a multiple of --learning-rate.", above=0)
-    ] = 0.1
+    means_rate: Annotated[float, Option("Learning rate of class means, times --learning-rate.", above=0)] = (
+        0.1
+    )
     # Their parameter is ten times the scale, and moves that much slower.
-    scales_rate: Annotated[
-        float, Option("Learning rate of ActNorm's scales, as a multiple of --learning-rate.", above=0)
-    ] = 5.0
+    scales_rate: Annotated[float, Option("Rate of ActNorm's scales, times --learning-rate.", above=0)] = 5.0
     warmup: Annotated[
-        float,
-        Option("Time in which the learning rate rises: share of the run (one-cycle) or epochs (plateau)."),
+        float, Option("Rise of the rate: share of the run (one-cycle) or epochs (plateau).", least=0)
     ] = 0.15
-    patience: Annotated[
-        int, Option("Plateau: epochs without a better validation loss before the rate falls.", least=1)
-    ] = 5
-    lr_decays: Annotated[
-        int, Option("Plateau: how often the rate is divided by 10; one plateau later the run ends.", least=0)
-    ] = 2
+    patience: Annotated[int, Option("Epochs without improvement that make a plateau.", least=1)] = 5
+    lr_decays: Annotated[int, Option("Plateaus with a decay; the next one ends the run.", least=0)] = 2
     momentum: Annotated[float, Option("Momentum of SGD, first beta of AdamW.", least=0, below=1)] = 0.9
     weight_decay: Annotated[float, Option("Weight decay of convolution weights.", least=0)] = 1e-4
     clip: Annotated[float, Option("Largest norm of the gradient.", above=0)] = 8.0
-    label_smoothing: Annotated[
-        float, Option("Share of each label that all classes get.", least=0, most=1)
-    ] = 0.05
-    actnorm_from_data: Annotated[
-        bool,
-        Option(
-            "Start ActNorm so that a first batch has zero mean and unit variance.",
-            flag="--actnorm-from-data/--no-actnorm-from-data",
-        ),
-    ] = True
-    crop: Annotated[
-        Literal["none", "shift", "jitter", "resized"], Option("Random crops of training images.")
-    ] = "none"
+    label_smoothing: Annotated[float, Option("Share of a label for all classes.", least=0, most=1)] = 0.05
+    actnorm_from_data: Annotated[bool, Option("Start ActNorm with the statistics of a first batch.")] = True
+    crop: Annotated[Crop, Option("Random crops of training images.")] = "none"
     flip: Annotated[bool, Option("Mirror training images at random.", flag="--flip/--no-flip")] = False
-    holdout: Annotated[
-        float, Option("Share of the training images held out if the data has no val folder.", least=0, most=1)
-    ] = 0.05
+    holdout: Annotated[float, Option("Held-out share of images without a val part.", least=0, most=1)] = 0.05
     split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
-    split: Annotated[
-        Literal["hash", "shuffled"],
-        Option("How folders without val and test parts are divided: by a hash of each image, or shuffled."),
-    ] = "hash"
+    split: Annotated[SplitRule, Option("Divide images without parts by a hash or a shuffle.")] = "hash"
     only: Annotated[
-        tuple[str, ...], Option("Train on this class only. Repeat for more.", metavar="CLASS")
+        tuple[str, ...], Option("Use this class and others named with it. Repeats.", metavar="CLASS")
     ] = ()
     val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
     epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None
     skip_bad: Annotated[bool, Option("Leave out images that can't be read, and list them.")] = False
     seed: Annotated[int, Option("Seed of weights, batches and augmentation.", least=0)] = 0
-    precision: Annotated[
-        Literal["32", "bf16"], Option("bf16: convolutions in bfloat16, everything else in float32.")
-    ] = "32"
-    memory: Annotated[
-        Literal["plain", "inverse"],
-        Option("inverse: recompute activations, for less memory."),
-    ] = "plain"
-    compile: Annotated[
-        bool, Option("Let torch compile the network: minutes once, then faster steps on a GPU.")
-    ] = False
-    workers: Annotated[
-        int, Option("Loading processes for each training process; images in memory need none.", least=0)
-    ] = 2
-    save_minutes: Annotated[
-        float, Option("Write a checkpoint this often, and after every epoch.", least=0)
-    ] = 10.0
+    precision: Annotated[Literal["32", "bf16"], Option("bf16: convolutions in bfloat16.")] = "32"
+    memory: Annotated[Memory, Option("inverse: recompute activations, for less memory.")] = "plain"
+    compile: Annotated[bool, Option("Compile the network first: minutes once, then faster steps.")] = False
+    workers: Annotated[int, Option("Loading processes for each training process.", least=0)] = 2
+    save_minutes: Annotated[float, Option("Save this often, and after every epoch.", least=0)] = 10.0
     tensorboard: Annotated[bool, Option("Write the metrics of every epoch for TensorBoard.")] = False
 
     def __post_init__(self) -> None:
