@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from candid._support.errors import CandidError
+
 
 class Metric(NamedTuple):
     """How a metric of an evaluation is shown."""
@@ -115,3 +117,20 @@ def printable(text: str) -> str:
     'cat\\x1b[2J.jpg'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def named_pairs(values: Iterable[str], flag: str, form: str = "NAME=PATH") -> dict[str, str]:
+    """Return values of the ``form`` NAME=PATH by their names.
+
+    >>> named_pairs(["mnist=data/mnist"], "--ood")
+    {'mnist': 'data/mnist'}
+    """
+    found: dict[str, str] = {}
+    for value in values:
+        name, _, path = value.partition("=")
+        if not name or not path:
+            raise CandidError(f"{flag} takes {form}, not '{value}'.")
+        if name in found:
+            raise CandidError(f"Two {flag} have the name '{name}': give each a name of its own.")
+        found[name] = path
+    return found

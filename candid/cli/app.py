@@ -17,6 +17,11 @@ from candid._support.version import __version__
 COMMANDS = {
     "examine": "candid.cli.examine:examine",
     "train": "candid.cli.train:train",
+    "evaluate": "candid.cli.evaluate:evaluate",
+    "calibrate": "candid.cli.evaluate:calibrate",
+    "compare": "candid.cli.evaluate:compare",
+    "corrupt": "candid.cli.corrupt:corrupt",
+    "attack": "candid.cli.attack:attack",
     "explain": "candid.cli.explain:explain",
     "plane": "candid.cli.plane:plane",
     "models": "candid.cli.models:models",
@@ -27,10 +32,7 @@ COMMANDS = {
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
 FLAGS = ("-h", "--help", "--version")
-LEGACY = (
-    *("evaluate", "calibrate", "compare"),
-    *("corrupt", "attack", "audit", "demo"),
-)
+LEGACY = ("audit", "demo")
 
 
 def main() -> None:

@@ -1,202 +1,148 @@
-"""The command that attacks models, and measures what it took."""
+"""The command that attacks models and measures what it took."""
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
 from candid._support.files import safe_name
+from candid._support.progress import Progress, TerminalProgress
 from candid._support.text import hundredths
-from candid.cli.evaluate import Devices, JsonFlag, PartOption, SkipBad, Workers
+from candid.cli.options import JsonFlag, command
+from candid.cli.show import show_table
+from candid.robustness.attacks.options import AttackOptions
 
-COLUMNS = ("", "d", "wrong", "success", "8-bit", "L2", "sure", "AUC", "adaptive AUC", "its success")
+if TYPE_CHECKING:
+    from candid.robustness.attacks.benchmark import AttackedModel
+    from candid.robustness.attacks.metrics import AttackMetrics
+
+COLUMNS = ("", "d", "wrong", "success", "8-bit", "L2", "confident", "AUC", "adaptive", "its success")
 
 
+@dataclass(frozen=True)
+class TrajectoryOptions:
+    """Which paths of attacks are drawn."""
+
+    trajectories: Annotated[
+        int, Option("Draw the paths of this number of images to one class, in latent space.", least=0, most=6)
+    ] = 0
+    towards: Annotated[
+        str | None, Option("That class: its name or number.", metavar="CLASS", default="the last one")
+    ] = None
+    __post_init__ = check_fields
+
+
+@command
 def attack(
     targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL... DATA",
-            help="Folders of saved models, then a data set, as for 'candid evaluate'.",
-        ),
+        list[str], Option("Models, then a data set, as for 'candid evaluate'.", metavar="MODEL... DATA")
     ],
-    out: Annotated[Path, typer.Option(help="The folder for tables, figures and kept attacks.")] = Path(
-        "attacks"
-    ),
-    images: Annotated[int, typer.Option(help="So many, evenly spread over DATA.")] = 200,
-    kappa: Annotated[
-        str, typer.Option(help="By how much the wrong logit must lead; 'inf' for as much as it gets.")
-    ] = "0.01,1,inf",
-    d: Annotated[
-        str, typer.Option(help="Weights of fooling the detection as well; 0 is the decision alone.")
-    ] = "0,66,1000",
-    method: Annotated[
-        Literal["carlini-wagner", "projected-gradient"], typer.Option(help="The attack.")
-    ] = "carlini-wagner",
-    radius: Annotated[float, typer.Option(help="L2, of projected gradients.")] = 0.5,
-    untargeted: Annotated[
-        bool, typer.Option("--untargeted", help="To any wrong class, not to a random one.")
-    ] = False,
-    as_published: Annotated[
-        bool, typer.Option("--as-published", help="Stop where Adam does: larger perturbations.")
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="At most, of each phase.", show_default="300; of projected gradients, 40"),
-    ] = None,
-    c: Annotated[float, typer.Option(help="Weight of the decision.")] = 10.0,
-    trajectories: Annotated[
-        int, typer.Option(help="Draw the ways of so many images (up to 6) to one class, in latent space.")
-    ] = 0,
-    towards: Annotated[
-        str | None,
-        typer.Option(metavar="CLASS", help="That class: its name or number.", show_default="the last one"),
-    ] = None,
-    part: PartOption = None,
-    seed: Annotated[int, typer.Option(help="For the choice of wrong classes.")] = 0,
-    skip_bad: SkipBad = False,
-    devices: Devices = None,
-    workers: Workers = 2,
+    /,
+    options: AttackOptions,
+    paths: TrajectoryOptions,
     as_json: JsonFlag = False,
 ) -> None:
-    """The smallest changes that make models wrong, and whether the changed images can be detected.
+    """Find the smallest changes that make models wrong, and whether the changed images can be detected.
 
     Targeted Carlini-Wagner attacks, with and without fooling the detection: no detection is shown without the
-    attack on it. Attacks are kept in OUT: what was stopped goes on where it was.
+    attack on it. Attacks are cached in OUT: a benchmark that was stopped continues where it was.
     """
     if len(targets) < 2:
         raise CandidError("Name one or more models, then the data.")
-    if not 0 <= trajectories <= 6:
-        raise CandidError(f"--trajectories draws up to 6 ways in a figure, not {trajectories}.")
 
-    from candid._support.progress import TerminalProgress
-    from candid.reports.plots import attacks as attacks_plots
-    from candid.reports.plots import style
-    from candid.robustness.attacks.benchmark import Request, campaign, setting_name
-    from candid.robustness.attacks.tables import record, write_attack_tables
+    from candid.inference.study import named_models
+    from candid.reports.plots.attacks import attack_bars, attack_examples
+    from candid.reports.plots.style import save
+    from candid.robustness.attacks.benchmark import attack as run
+    from candid.robustness.attacks.tables import write_attack_tables
 
     progress = TerminalProgress()
-    request = Request(
-        models=tuple(map(Path, targets[:-1])),
-        data=targets[-1],
-        out=out,
-        part=part,
-        images=images,
-        method=method,
-        kappas=_numbers("kappa", kappa),
-        ds=_numbers("d", d),
-        targeted=not untargeted,
-        tighten=not as_published,
-        c=c,
-        steps=steps,
-        radius=radius,
-        seed=seed,
-        skip_bad=skip_bad,
-        devices=devices,
-        workers=workers,
-    )
-    ends = [_class_number(path, towards) for path in dict.fromkeys(request.models)] if trajectories else []
-    found = campaign(request, progress)
+    models = list(dict.fromkeys(targets[:-1]))
+    if paths.trajectories:
+        for model in named_models(models).values():
+            _class_number(model.class_names, paths.towards)
+    found = run(models, targets[-1], progress, **vars(options))
     if found is None:
         return
-    files = write_attack_tables(found, request, out)
-    files.append(style.save(attacks_plots.attack_bars(found), out / "attacks.png", svg=True))
-    files.append(style.save(attacks_plots.attack_examples(found), out / "examples.png"))
-    for path, end, each in zip(dict.fromkeys(request.models), ends, found, strict=False):
-        files += _draw_trajectories(path, each, request, trajectories, end, progress)
+    files = write_attack_tables(found, options.out)
+    files.append(save(attack_bars(found.models), options.out / "attacks.png", svg=True))
+    files.append(save(attack_examples(found.models), options.out / "examples.png"))
+    for each in found:
+        files += _draw_trajectories(each, options, paths, progress)
+    for note in found.notes:
+        progress.log(note.text)
     if as_json:
-        print(json.dumps(record(found, request)))
+        print(json.dumps(found.to_dict()))
         return
-    for lead in dict.fromkeys(lead for lead, _ in request.settings):
-        own = [figures for each in found for figures in each.figures if figures.kappa == lead]
-        _print_table(setting_name(request, lead), own)
+    for kappa in dict.fromkeys(kappa for kappa, _ in options.settings):
+        rows = [_row(each) for model in found for each in model.metrics if each.kappa == kappa]
+        title = (
+            f"Attacks, {options.setting_name(kappa)} (median L2; shares and areas under the ROC curve in %)"
+        )
+        show_table(title, COLUMNS, rows, tight=True)
     progress.log(f"Written: {', '.join(map(str, files))}")
 
 
-def _class_number(path: Path, towards: str | None) -> int:
-    """The class that the ways in a figure lead to."""
+def _class_number(names: tuple[str, ...], towards: str | None) -> int:
+    """Return the class that the paths in a figure lead to."""
     from candid.explanations.classes import chosen_classes
-    from candid.models import checkpoint
 
-    names = checkpoint.load_any(path).class_names
     number, *others = [len(names) - 1] if towards is None else chosen_classes(names, towards)
     if others:
-        raise CandidError(f"All ways of a figure lead to one class: '{towards}' means several.")
+        raise CandidError(f"All paths of a figure lead to one class: '{towards}' stands for several.")
     return number
 
 
 def _draw_trajectories(
-    path: Path, found: Any, request: Any, number: int, target: int, progress: Any
+    found: "AttackedModel", options: AttackOptions, chosen: TrajectoryOptions, progress: Progress
 ) -> list[Path]:
-    """Of images that the model classifies rightly, at each kappa; of a ResNet, which has no latents, none."""
+    """Draw paths of correctly classified images at each kappa; a ResNet, which has no latents, has none."""
     from candid._support.distributed import best_device
-    from candid.models import checkpoint
-    from candid.reports.plots import style
-    from candid.reports.plots import trajectories as trajectories_plots
-    from candid.robustness.attacks.benchmark import setting_name
+    from candid.reports.plots.style import save
+    from candid.reports.plots.trajectories import trajectories as draw
     from candid.robustness.attacks.trajectories import trajectories
 
-    if found.clean.log_density is None:
+    if not chosen.trajectories or found.clean.log_density is None:
         return []
-    scene = found.scene
-    right = (found.clean.logits.argmax(1) == scene.labels) & (scene.labels != target)
-    chosen = right.nonzero()[:number, 0]
-    if not len(chosen):
-        progress.log(f"no ways of {found.name}: it classifies no image rightly that could be led astray")
+    inputs = found.inputs
+    target = _class_number(inputs.class_names, chosen.towards)
+    right = (found.clean.logits.argmax(1) == inputs.labels) & (inputs.labels != target)
+    rows = right.nonzero()[: chosen.trajectories, 0]
+    if not len(rows):
+        progress.log(f"No trajectories for {found.name}: it already misclassifies every chosen image.")
         return []
-    model = checkpoint.load(path).to(best_device())
     files = []
-    for kappa in dict.fromkeys(request.kappas):
+    for kappa in dict.fromkeys(options.kappa):
         drawn = trajectories(
-            model,
-            scene.images[chosen],
+            found.model.to(best_device()),
+            inputs.images[rows],
             target,
-            labels=scene.labels[chosen],
+            labels=inputs.labels[rows],
             kappa=kappa,
-            steps=200 if math.isinf(kappa) else 400,
             progress=progress,
+            steps=200 if math.isinf(kappa) else 400,
         )
         title = (
-            f"Attacks on {found.name}, {setting_name(request, kappa)}, target: {scene.class_names[target]}"
+            f"Attacks on {found.name}, {options.setting_name(kappa)}, target: {inputs.class_names[target]}"
         )
-        file = request.out / f"trajectories-{safe_name(found.name)}-{kappa:g}.png"
-        files.append(style.save(trajectories_plots.trajectories(drawn, title), file))
+        file = options.out / f"trajectories-{safe_name(found.name)}-{kappa:g}.png"
+        files.append(save(draw(drawn, title), file))
     return files
 
 
-def _numbers(name: str, spec: str) -> tuple[float, ...]:
-    try:
-        return tuple(math.inf if each.strip() in ("inf", "∞") else float(each) for each in spec.split(","))
-    except ValueError as error:
-        raise CandidError(f"--{name} takes numbers with commas between them, not '{spec}'.") from error
-
-
-def _print_table(caption: str, figures: Any) -> None:
-    """What fits in a terminal; the files have more."""
-    title = f"Attacks, {caption} (median L2; shares and areas under the ROC curve in %)"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name else "left")
-    for each in figures:
-        areas: tuple[float | None, ...] = (None,) * 3
-        if each.detection is not None:
-            areas = (each.detection.two_tailed, each.adaptive_two_tailed, each.adaptive_success)
-        distance = "–" if each.l2_median is None else f"{each.l2_median:.3f}"
-        counted = f"{each.d:g}", f"{each.misclassified}/{each.images}"
-        shares = hundredths(each.success), hundredths(each.rounded_success)
-        table.add_row(
-            escape(each.model),
-            *counted,
-            *shares,
-            distance,
-            hundredths(each.confidence),
-            *(hundredths(area) for area in areas),
-        )
-    Console().print(table)
+def _row(found: "AttackMetrics") -> tuple[str, ...]:
+    """Return what fits in a terminal; the files have more."""
+    areas: tuple[float | None, ...] = (None,) * 3
+    if found.detection is not None:
+        areas = (found.detection.two_tailed, found.adaptive_two_tailed, found.adaptive_success)
+    return (
+        found.model,
+        f"{found.d:g}",
+        f"{found.misclassified}/{found.images}",
+        *map(hundredths, (found.success, found.rounded_success)),
+        "–" if found.l2_median is None else f"{found.l2_median:.3f}",
+        *map(hundredths, (found.confidence, *areas)),
+    )

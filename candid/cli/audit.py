@@ -9,8 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from candid.cli.corrupt import whole_numbers
-from candid.cli.evaluate import JsonFlag, OtherImages, PartOption, SkipBad, Workers, named
+from candid.cli.legacy_options import (
+    JsonFlag,
+    OtherImages,
+    PartOption,
+    SkipBad,
+    Workers,
+    named,
+    whole_numbers,
+)
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
 

@@ -1,311 +1,174 @@
-"""The commands that measure trained models: evaluate, calibrate, compare."""
+"""The commands that measure models: evaluate, calibrate, compare."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from candid._support.config import Option
+from candid._support.progress import TerminalProgress
+from candid._support.text import METRICS, number, short_name
+from candid.cli.options import JsonFlag, ModelName, command
+from candid.cli.show import show_table
+from candid.evaluation.options import CompareOptions, EvaluateOptions
+from candid.trust.options import CalibrateOptions
 
-from candid._support.errors import CandidError
-from candid._support.text import METRICS, short_name
+if TYPE_CHECKING:
+    from candid.evaluation.evaluate import Evaluation
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a saved model.")]
-Devices = Annotated[
-    int | None, typer.Option(help="Processes on this machine.", show_default="all GPUs, or 1")
-]
-Workers = Annotated[int, typer.Option(help="Loading processes for each process.")]
-Images = Annotated[int | None, typer.Option(help="Only so many images of each set, evenly spread.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that can't be read.")]
-PartOption = Annotated[
-    Literal["train", "val", "test", "all"] | None,
-    typer.Option(help="Which images of DATA.", show_default="as it has: test, val, all"),
-]
-OtherImages = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=PATH",
-        help="Other images to tell apart: a folder, a data set, 'uniform-noise' or 'constant'. Repeats.",
-    ),
-]
-TestName = Annotated[
-    str | None,
-    typer.Option(help="The test that verdicts rest on.", show_default="joint; of a ResNet, mahalanobis"),
-]
-Novelty = Annotated[
-    float | None,
-    typer.Option(help="Share of usual images that may be called novel.", show_default="0.01"),
-]
-ErrorLevel = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of usual images whose class may be missing among those named.", show_default="0.05"
-    ),
-]
+DataName = Annotated[str, Option("A data set with labels, as for 'candid train'.", metavar="DATA")]
+KINDS = ("accept", "ambiguous", "novel")
 
 
+@command
 def evaluate(
-    model: ModelFolder,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="As for 'candid train': a data set, with labels.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for results.", show_default="evaluation/MODEL")
-    ] = None,
-    part: PartOption = None,
-    ood: OtherImages = None,
-    ensemble: Annotated[
-        list[Path] | None, typer.Option(metavar="MODEL", help="One more model, for WAIC. Repeats.")
-    ] = None,
-    ten_crop: Annotated[
-        bool, typer.Option("--ten-crop", help="Accuracy of posteriors averaged over ten crops, too.")
-    ] = False,
-    temperature: Annotated[
-        bool, typer.Option("--temperature", help="Figures with temperature scaling beside the others.")
-    ] = False,
-    test: TestName = None,
-    novelty: Novelty = None,
-    error: ErrorLevel = None,
-    images: Images = None,
-    skip_bad: SkipBad = False,
-    devices: Devices = None,
-    workers: Workers = 2,
-    as_json: JsonFlag = False,
+    model: ModelName, data: DataName, /, options: EvaluateOptions, as_json: JsonFlag = False
 ) -> None:
-    """Accuracy, likelihood, calibration, out-of-distribution tests and verdicts of a model."""
-    others = named(ood, "--ood", "NAME=PATH")
-    out = out or Path("evaluation") / short_name(model)
-
-    from candid._support.progress import TerminalProgress
-    from candid.evaluation.evaluate import Request
-    from candid.evaluation.evaluate import evaluate as run_evaluation
+    """Measure accuracy, likelihood, calibration error, detection and verdicts of a model."""
+    from candid.evaluation.evaluate import evaluate as run
     from candid.evaluation.output import remove_older, write
 
+    out = options.out or Path("evaluation") / short_name(Path(model))
     progress = TerminalProgress()
-    request = Request(
-        model=model,
-        data=data,
-        out=out,
-        part=part,
-        ood=others,
-        ensemble=tuple(ensemble or ()),
-        ten_crop=ten_crop,
-        temperature=temperature,
-        test=test,
-        novelty=novelty,
-        error=error,
-        images=images,
-        skip_bad=skip_bad,
-        devices=devices,
-        workers=workers,
-    )
-    evaluation = run_evaluation(request, progress)
-    if evaluation is None:
+    found = run(model, data, progress, **vars(replace(options, out=out)))
+    if found is None:
         return
-    files = write(evaluation, out)
+    files = write(found, out)
     with progress.console.status("drawing figures"):
-        files += _figures(evaluation, out)
+        files += _figures(found, out)
     remove_older(out, files)
+    for note in found.notes:
+        progress.log(note.text)
     if as_json:
-        print(json.dumps(evaluation.metrics))
-    else:
-        _print_metrics(evaluation.metrics)
-        names = ", ".join(file.name for file in files)
-        progress.log(f"Written to {out}: {names}; figures as SVG, too.")
+        print(json.dumps(found.metrics))
+        return
+    _show(found.metrics)
+    progress.log(f"Written to {out}: {', '.join(file.name for file in files)}; figures also as SVG.")
 
 
-def named(values: list[str] | None, option: str, form: str) -> dict[str, str]:
-    """``{"mnist": "data/mnist"}`` of ``["mnist=data/mnist"]``."""
-    found: dict[str, str] = {}
-    for value in values or ():
-        name, equals, what = value.partition("=")
-        if not name or not equals or not what:
-            raise CandidError(f"{option} takes {form}, not '{value}'.")
-        if name in found:
-            raise CandidError(f"Two {option} have the name '{name}': give each a name of its own.")
-        found[name] = what
-    return found
-
-
-def _figures(evaluation: Any, out: Path) -> list[Path]:
+def _figures(found: "Evaluation", out: Path) -> list[Path]:
     from candid.evaluation.calibration_error import all_bins, top_bins
-    from candid.reports.plots import evaluation as evaluation_plots
-    from candid.reports.plots import style
+    from candid.reports.plots import evaluation as plots
+    from candid.reports.plots.style import save
     from candid.trust.scores import SCORES
 
-    found, scaled = evaluation.predictions, evaluation.scaled
+    own, scaled, detection = found.predictions, found.scaled, found.detection
     drawn = {
-        "calibration": evaluation_plots.calibration(
-            all_bins(found.posterior, found.labels),
-            top_bins(found.posterior, found.labels),
+        "calibration": plots.calibration(
+            all_bins(own.posterior, own.labels),
+            top_bins(own.posterior, own.labels),
             scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
         )
     }
-    detection = evaluation.detection
     if detection is not None and "log_density" in detection.inside:
-        dimensions = evaluation.model.dimensions
+        dimensions = found.model.dimensions
+        known = detection.held_out.statistics["log_density"] / dimensions
         paper = {
-            test.name: test.new_detector().fit(detection.held_out.statistics["log_density"] / dimensions)
-            for test in detection.tests
-            if test.family == "paper"
+            each.name: each.new_detector().fit(known) for each in detection.scores if each.family == "paper"
         }
-        drawn["ood_zones"] = evaluation_plots.ood_zones(
-            detection.held_out.statistics["log_density"] / dimensions,
-            paper,
-            0.1,
-            {name: each["log_density"] / dimensions for name, each in detection.outside.items()},
-            "log p(x) per dimension (nats)",
-        )
+        others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
+        drawn["ood_zones"] = plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
     if detection is not None and detection.outside:
-        aucs = {
-            test: {name: tests[test]["auc"] for name, tests in evaluation.metrics["ood"].items()}
-            for test in detection.scores_inside
+        by_set = {
+            name: {score: each["auc"] for score, each in scores.items()}
+            for name, scores in found.metrics["ood"].items()
         }
-        by_set = {name: {test: aucs[test][name] for test in aucs} for name in detection.outside}
-        kinds = {score.name: score.family for score in SCORES.values()}
-        drawn["roc"] = evaluation_plots.roc_curves(detection.curves(), by_set, kinds)
-        drawn["auc"] = evaluation_plots.auc_table(aucs, kinds)
-    return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
+        aucs = {score: {name: by_set[name][score] for name in by_set} for score in detection.values_inside}
+        families = {score.name: score.family for score in SCORES.values()}
+        drawn["roc"] = plots.roc_curves(detection.curves(), by_set, families)
+        drawn["auc"] = plots.auc_table(aucs, families)
+    return [save(figure, out / f"{name}.png", svg=True) for name, figure in drawn.items()]
 
 
-def _print_metrics(metrics: dict[str, Any]) -> None:
-    console = Console()
+def _show(metrics: dict[str, Any]) -> None:
     title = f"{metrics['model']} on {metrics['images']:,} images of {metrics['data']} ({metrics['part']})"
-    columns = {"": metrics}
-    for key, name in (("ten_crop", "ten crops"), ("temperature_scaled", "with temperature")):
+    more = {"ten_crop": "ten crops", "temperature_scaled": "with temperature"}
+    present = {key: name for key, name in more.items() if key in metrics}
+    rows = []
+    for key in METRICS:
         if key in metrics:
-            columns[name] = metrics[key]
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        caption="in brackets: 95 % intervals, bootstrapped; of accuracies and OCE exact",
-    )
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=not name)
-    for key, metric in METRICS.items():
-        if key in metrics:
-            own, *others = (_shown(each, key) for each in columns.values())
-            table.add_row(metric.label, own + _interval(metrics, key), *others)
-    console.print(table)
+            own = _value(metrics, key) + _interval(metrics, key)
+            rows.append((METRICS[key].label, own, *(_value(metrics[other], key) for other in present)))
+    show_table(title, ("", "(95 % interval)", *present.values()), rows)
     if metrics.get("ood"):
-        _print_ood(console, metrics)
+        sets, rates = metrics["ood"], metrics["false_positives"]
+        rows = [
+            (
+                score,
+                *(f"{100 * scores[score]['auc']:.1f}" for scores in sets.values()),
+                f"{100 * rate['0.05']:.1f} %",
+            )
+            for score, rate in rates.items()
+        ]
+        title = "Area under the ROC curve (%); share of the data's images with p ≤ 0.05"
+        show_table(title, ("score", *sets, "false positives"), rows)
     if "verdicts" in metrics:
-        _print_verdicts(console, metrics)
+        found = metrics["verdicts"]
+        levels = f"novelty {found['novelty']:.2g}, error {found['error']:.2g}"
+        title = f"Verdicts by the score '{found['score']}', {levels}"
+        rows = [
+            (name, *(f"{100 * shares[kind]:.1f} %" for kind in KINDS))
+            for name, shares in found["sets"].items()
+        ]
+        show_table(title, ("images", *KINDS), rows)
 
 
-def _shown(figures: dict[str, Any], key: str) -> str:
-    value = figures.get(key)
-    if value is None:
-        return "none so sure" if key == "oce" and key in figures else ""
-    return METRICS[key].shown(value)
+def _value(metrics: dict[str, Any], key: str) -> str:
+    if metrics.get(key) is None:
+        return "none above 99.7 %" if key == "oce" and key in metrics else ""
+    return METRICS[key].shown(metrics[key])
 
 
-def _interval(figures: dict[str, Any], key: str) -> str:
-    ends = figures["intervals"].get(key)
-    return "" if ends is None else f" [dim]({METRICS[key].interval(ends)})[/]"
+def _interval(metrics: dict[str, Any], key: str) -> str:
+    ends = metrics["intervals"].get(key)
+    return "" if ends is None else f" ({' to '.join(METRICS[key].shown(e).removesuffix(' %') for e in ends)})"
 
 
-def _print_ood(console: Console, metrics: dict[str, Any]) -> None:
-    sets = metrics["ood"]
-    table = Table(
-        title="Area under the ROC curve (%) for telling other images from the data's",
-        title_justify="left",
-        caption=f"last column: share of the data's images with p ≤ 0.05, "
-        f"from {metrics['held_out_images']:,} held-out ones",
-    )
-    table.add_column("test", no_wrap=True)
-    for name in (*sets, "false positives"):
-        table.add_column(escape(name), justify="right", overflow="fold")
-    best = {name: f"{100 * max(each['auc'] for each in tests.values()):.1f}" for name, tests in sets.items()}
-    for test, rates in metrics["false_positives"].items():
-        aucs = {name: tests[test]["auc"] for name, tests in sets.items()}
-        texts = {name: f"{100 * auc:.1f}" for name, auc in aucs.items()}
-        cells = (f"[bold]{text}[/]" if text == best[name] else text for name, text in texts.items())
-        table.add_row(test, *cells, f"{100 * rates['0.05']:.1f} %")
-    console.print(table)
+@command
+def calibrate(model: ModelName, data: DataName, /, options: CalibrateOptions) -> None:
+    """Calibrate a model: measure held-out images and store their scores with it.
 
-
-def _print_verdicts(console: Console, metrics: dict[str, Any]) -> None:
-    found = metrics["verdicts"]
-    table = Table(
-        title=f"Verdicts by the test '{found['test']}', novelty {found['novelty']:.2g}, "
-        f"error {found['error']:.2g}",
-        title_justify="left",
-    )
-    for column in ("images", "accept", "ambiguous", "novel"):
-        table.add_column(column, justify="left" if column == "images" else "right")
-    for name, shares in found["sets"].items():
-        table.add_row(
-            escape(name), *(f"{100 * shares[kind]:.1f} %" for kind in ("accept", "ambiguous", "novel"))
-        )
-    console.print(table)
-
-
-def calibrate(
-    model: ModelFolder,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What the model was trained on, or other labelled images.")
-    ],
-    part: PartOption = None,
-    images: Images = None,
-    skip_bad: SkipBad = False,
-    devices: Devices = None,
-    workers: Workers = 2,
-) -> None:
-    """Let a model carry what held-out images look like to it: p-values and verdicts come from that.
-
-    'candid train' does it at its end. By default the images are those of DATA that were kept out of
-    training; of data that the model was not trained on, its test images, else val, else all. Evaluate the
-    model on others: with --images, only so many of them are used, and p-values are checked on the rest.
+    P-values and verdicts need these scores. 'candid train' does it at its end. By default the images are
+    those of DATA that were kept out of training; of data that the model was not trained on, its test images,
+    else val, else all. Evaluate the model on other images: with --images, only this number of them is used,
+    and p-values are checked on the rest.
     """
-    from candid._support.progress import TerminalProgress
-    from candid.trust.calibrate import calibrate as calibrated
+    from candid.trust.calibrate import calibrate as run
 
     progress = TerminalProgress()
-    options = {"part": part, "images": images, "skip_bad": skip_bad, "devices": devices, "workers": workers}
-    found = calibrated(model, data, progress, **options)
+    found = run(model, data, progress, **vars(options))
     if found is not None:
         progress.log(f"{model} now carries the scores of {len(found):,} held-out images.")
 
 
+@command
 def compare(
-    evaluations: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders that 'candid evaluate' wrote.")
-    ],
-    out: Annotated[Path, typer.Option(help="The folder for the table and the figure.")] = Path("comparison"),
+    evaluations: Annotated[list[str], Option("Folders that 'candid evaluate' wrote.", metavar="FOLDER...")],
+    /,
+    options: CompareOptions,
     as_json: JsonFlag = False,
 ) -> None:
-    """The trade-off between likelihood and classification over several evaluated models."""
-    from candid.evaluation.compare import read_rows, write_table
+    """Compare evaluated models: the trade-off between likelihood and classification."""
+    from candid.evaluation.compare import compare as run
+    from candid.reports.plots.comparison import trade_off
+    from candid.reports.plots.style import save
 
-    rows = read_rows(evaluations)
-
-    from candid.reports.plots import comparison as comparison_plots
-    from candid.reports.plots import style
-
-    files = [
-        write_table(rows, out),
-        style.save(comparison_plots.trade_off(rows), out / "trade_off.png", svg=True),
-    ]
+    rows = run(evaluations, **vars(options))
+    figure = save(trade_off(rows), options.out / "trade_off.png", svg=True)
     if as_json:
         print(json.dumps([row | {"beta": None if row["beta"] is None else str(row["beta"])} for row in rows]))
         return
-    table = Table(title="Trade-off between likelihood and classification", title_justify="left")
     accuracy = "accuracy, ten crops" if rows[0]["crops"] == 10 else "accuracy"
-    for column in ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for row in rows:
-        numbers = (
-            "–" if row[key] is None else form.format(row[key])
-            for key, form in (("L_X", "{:.3f}"), ("L_Y", "{:.3f}"), ("bits_per_dim", "{:.3f}"))
+    shown = [
+        (
+            row["name"],
+            "ResNet" if row["beta"] is None else number(row["beta"]),
+            *("–" if row[key] is None else f"{row[key]:.3f}" for key in ("L_X", "L_Y", "bits_per_dim")),
+            f"{100 * row['accuracy']:.2f} %",
+            "–" if row["oce"] is None else f"{row['oce']:.2f}",
         )
-        oce = "–" if row["oce"] is None else f"{row['oce']:.2f}"
-        beta = "ResNet" if row["beta"] is None else f"{row['beta']:g}".replace("inf", "∞")
-        table.add_row(escape(row["name"]), beta, *numbers, f"{100 * row['accuracy']:.2f} %", oce)
-    console = Console()
-    console.print(table)
-    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False, markup=False)
+        for row in rows
+    ]
+    columns = ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE")
+    show_table("Trade-off between likelihood and classification", columns, shown)
+    print(f"Written: {options.out / 'comparison.csv'}, {figure}")

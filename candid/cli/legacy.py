@@ -8,19 +8,10 @@ from typer.exceptions import TyperException
 
 from candid._support.errors import CandidError
 from candid.cli import (
-    attack as cli_attack,
-)
-from candid.cli import (
     audit as cli_audit,
 )
 from candid.cli import (
-    corrupt as cli_corrupt,
-)
-from candid.cli import (
     demo as cli_demo,
-)
-from candid.cli import (
-    evaluate as cli_evaluation,
 )
 
 app = typer.Typer(
@@ -46,11 +37,6 @@ def _options() -> None:
 
 
 for command in (
-    cli_evaluation.evaluate,
-    cli_evaluation.calibrate,
-    cli_evaluation.compare,
-    cli_corrupt.corrupt,
-    cli_attack.attack,
     cli_audit.audit,
     cli_demo.demo,
 ):

@@ -28,7 +28,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Parameter, Token
 
 from candid._support import config
-from candid._support.config import MISSING, Field, Option
+from candid._support.config import MISSING, Field, MaybeInfinite, Option
 from candid._support.errors import CandidError
 
 ModelName = Annotated[
@@ -118,7 +118,8 @@ def _entries(field: Field, _: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     texts = [token.value for token in tokens]
     if field.by_commas:
         texts = [text.strip() for line in texts for text in line.split(",") if text.strip()]
-    kind = field.entry if field.entry in (int, float, Path) else str
+    kind = float if field.entry == MaybeInfinite else field.entry
+    kind = kind if kind in (int, float, Path) else str
     try:
         return tuple(kind(text) for text in texts)
     except ValueError:

@@ -1,21 +1,47 @@
-"""Several evaluated models side by side: the rows of the paper's Table 2 and Figure 3."""
+"""Compare several evaluated models: the rows of the paper's Table 2 and Figure 3."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from candid._support.config import build
 from candid._support.errors import CandidError
-from candid._support.files import replacing
+from candid._support.files import write_texts
+from candid.evaluation.options import CompareOptions
 
 Row = dict[str, Any]
-FIGURES = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
-COLUMNS = ("name", "beta", "crops", *FIGURES)
+METRICS = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
+COLUMNS = ("name", "beta", "crops", *METRICS)
+
+
+def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
+    """Compare evaluated models and write ``comparison.csv``.
+
+    Args:
+        folders: folders that :func:`candid.evaluate` and 'candid evaluate' wrote, or their metrics.json.
+        options: the fields of :class:`~candid.evaluation.options.CompareOptions`.
+
+    Returns:
+        One row of metrics per model, by rising beta, ResNets last.
+
+    Example:
+        >>> import candid
+        >>> candid.compare(["nowhere"])
+        Traceback (most recent call last):
+        ...
+        candid._support.errors.CandidError: 'nowhere/metrics.json' is not what 'candid evaluate' writes ...
+    """
+    chosen = build(CompareOptions, options)
+    rows = read_rows([Path(folder) for folder in folders])
+    write_table(rows, chosen.out)
+    return rows
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
-    """One for each evaluation, by rising beta, baselines last.
+    """Return one row per evaluation, by rising beta, ResNets last.
 
     Accuracies are of ten crops if all evaluations have them.
     """
@@ -25,7 +51,7 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
     crops = all("ten_crop" in each for each in found)
     rows = [
         {"name": _name(folder), "beta": _beta(each), "crops": 10 if crops else 1}
-        | {key: each.get(key) for key in FIGURES}
+        | {key: each.get(key) for key in METRICS}
         | ({"accuracy": each["ten_crop"]["accuracy"]} if crops else {})
         for folder, each in zip(folders, found, strict=True)
     ]
@@ -49,7 +75,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         if not {"model", "kind", "beta", "data", "part", "images", "accuracy"} <= metrics.keys():
-            raise ValueError("it lacks some figures")
+            raise ValueError("it lacks some metrics")
     except (OSError, ValueError, AttributeError) as error:
         raise CandidError(
             f"'{path}' is not what 'candid evaluate' writes ({error}): evaluate the model first."
@@ -58,10 +84,8 @@ def _metrics(folder: Path) -> dict[str, Any]:
 
 
 def write_table(rows: Sequence[Row], out: Path) -> Path:
-    """As ``comparison.csv`` in the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / "comparison.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return out / "comparison.csv"
+    """Write ``comparison.csv`` into the folder ``out``."""
+    lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in rows)]
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(lines)
+    return write_texts({"comparison.csv": table.getvalue()}, out)[0]

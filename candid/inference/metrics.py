@@ -20,6 +20,11 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits.argmax(1) == labels).double().mean().item()
 
 
+def error_rate(logits: Tensor, labels: Tensor) -> float:
+    """Share of images whose most probable class is wrong."""
+    return (logits.argmax(1) != labels).double().mean().item()
+
+
 def top_k_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
     """Share of images whose label is among the k highest scores; of equal scores, the first class wins.
 

@@ -17,15 +17,15 @@ import candid
 from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
-from candid.evaluation.compare import read_rows
-from candid.evaluation.evaluate import Evaluation, Request, evaluate
+from candid.evaluation.compare import compare, read_rows
+from candid.evaluation.evaluate import Evaluation, evaluate
 from candid.evaluation.output import remove_older, write
 from candid.inference.predictions import Predictions
 from candid.models.checkpoint import load_any
 from candid.trust.calibrate import calibrate
 from candid.trust.judge import HeldOut
 from candid.trust.scores import statistics_of
-from tests.helpers import RecordedProgress, small_classifier
+from tests.helpers import RecordedProgress, candid_command, small_classifier
 from tests.training.runs import run, small_config, train
 
 COMMAND = [sys.executable, "-m", "candid", "evaluate"]
@@ -73,20 +73,21 @@ def photos(tmp_path: Path) -> Path:
 
 
 def evaluated(model: Path, **options: Any) -> Evaluation:
-    found = evaluate(Request(model, "digits", workers=0, **options))
+    found = evaluate(model, "digits", workers=0, **options)
     assert found is not None
     return found
 
 
-def notes(model: Path, **options: Any) -> str:
+def messages(model: Path, **options: Any) -> str:
     progress = RecordedProgress()
-    evaluate(Request(model, "digits", workers=0, **options), progress)
+    evaluate(model, "digits", progress, workers=0, **options)
     return "\n".join(progress.messages)
 
 
 def test_images_that_were_held_out_check_no_p_values(model: Path) -> None:
-    assert "434 of 434 images are this model's held-out ones" in notes(model, part="val")
     found = evaluated(model, part="val")
+    (note,) = (each for each in found.notes if each.topic == "overlap")
+    assert "434 of 434 images are this model's held-out images" in note.text
     assert found.metrics["held_out_overlap"] == 434 and found.detection is not None
     assert len(found.detection.inside["keys"]) == 217  # those that shaped no density
     assert evaluated(model).metrics["held_out_overlap"] == 0
@@ -101,7 +102,7 @@ def test_areas_are_not_flattered_by_images_that_shaped_the_density(model: Path) 
     found = evaluated(model, part="val")
     new = evaluated(model).predictions
     assert found.detection is not None
-    areas = replace(found.detection, outside={"new": statistics_of(new)}).figures()["new"]
+    areas = replace(found.detection, outside={"new": statistics_of(new)}).metrics()["new"]
     assert all(0.35 < figures["auc"] < 0.62 for figures in areas.values()), areas
 
 
@@ -116,7 +117,7 @@ def test_other_weights_have_no_held_out_scores(model: Path) -> None:
     torch.nn.init.zeros_(changed.mixture.mean)
     candid.save(changed, model)
     with pytest.raises(CandidError, match="candid calibrate"):
-        evaluated(model, test="two-tailed")
+        evaluated(model, score="two-tailed")
 
 
 def test_a_run_with_few_held_out_images_ends_without_scores(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_every_test_is_made_on_every_set(model: Path, photos: Path) -> None:
         assert tests.keys() == ALL_TESTS | OF_ANY_CLASSIFIER
         assert all(0 <= value <= 1 for figures in tests.values() for value in figures.values())
     assert found.metrics["ood"]["noise"]["joint"]["auc"] > 0.9
-    assert len(found.opinions["photos"].verdicts) == 12
+    assert len(found.judged["photos"].verdicts) == 12
     for shares in found.metrics["verdicts"]["sets"].values():
         assert sum(shares.values()) == pytest.approx(1)
 
@@ -194,10 +195,10 @@ def test_a_baseline_has_all_but_likelihoods(baseline: Path, tmp_path: Path) -> N
     found = evaluated(baseline, ood={"noise": "uniform-noise"}, images=50)
     assert not found.metrics.keys() & {"bits_per_dim", "L_X"}
     assert found.metrics["ood"]["noise"].keys() == OF_ANY_CLASSIFIER
-    assert found.metrics["verdicts"]["test"] == "mahalanobis"
+    assert found.metrics["verdicts"]["score"] == "mahalanobis"
     write(found, tmp_path)
-    header = (tmp_path / "images.csv").read_text().splitlines()[0]
-    assert "log_density" not in header and "verdict" in header
+    rows = list(csv.DictReader((tmp_path / "images.csv").read_text().splitlines()))
+    assert all(row["log_density_nats"] == "" and row["verdict"] for row in rows)
 
 
 def test_files_hold_a_line_for_each_image_and_test(model: Path, tmp_path: Path) -> None:
@@ -206,13 +207,14 @@ def test_files_hold_a_line_for_each_image_and_test(model: Path, tmp_path: Path) 
     assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == found.metrics
     rows = list(csv.DictReader((tmp_path / "out" / "images.csv").read_text().splitlines()))
     assert [row["set"] for row in rows] == ["test"] * 40 + ["noise"] * 40
-    assert all(row["label"] == "" for row in rows[40:])
-    right = sum(row["label"] == row["predicted"] for row in rows[:40]) / 40
+    assert list(rows[0]) == ["set", "true_label", *next(found.examinations())[2].to_dict()]
+    assert all(row["true_label"] == "" for row in rows[40:])
+    right = sum(row["true_label"] == row["label"] for row in rows[:40]) / 40
     assert right == found.metrics["accuracy"]
     assert {row["verdict"] for row in rows} <= {"accept", "ambiguous", "novel"}
     assert all((row["verdict"] == "novel") == (row["classes"] == "") for row in rows)
     tests = list(csv.DictReader((tmp_path / "out" / "ood.csv").read_text().splitlines()))
-    assert {row["test"] for row in tests} == ALL_TESTS | OF_ANY_CLASSIFIER
+    assert {row["score"] for row in tests} == ALL_TESTS | OF_ANY_CLASSIFIER
 
 
 def test_an_ensemble_adds_waic(model: Path, run_folder: Path, tmp_path: Path) -> None:
@@ -221,11 +223,11 @@ def test_an_ensemble_adds_waic(model: Path, run_folder: Path, tmp_path: Path) ->
     torch.nn.init.zeros_(noisy.mixture.mean)
     candid.save(noisy, other)
     calibrate(other, "digits", workers=0)
-    found = evaluated(model, ensemble=(other,), ood={"noise": "uniform-noise"}, images=50)
+    found = evaluated(model, ensemble=(str(other),), ood={"noise": "uniform-noise"}, images=50)
     assert "waic" in found.metrics["ood"]["noise"]
     calibrate(other, "digits", workers=0, images=60)
-    with pytest.raises(CandidError, match="was calibrated on other images"):
-        evaluated(model, ensemble=(other,))
+    with pytest.raises(CandidError, match="was calibrated on different images"):
+        evaluated(model, ensemble=(str(other),))
 
 
 def kept(folder: Path) -> dict[str, bytes]:
@@ -246,14 +248,14 @@ def test_two_processes_give_the_same_files_as_one(model: Path, tmp_path: Path) -
     assert printed["one"].keys() >= {"accuracy", "bits_per_dim", "ece", "oce", "ood", "verdicts"}
 
 
-def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_anew(model: Path, tmp_path: Path) -> None:
+def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_again(model: Path, tmp_path: Path) -> None:
     first = evaluated(model, out=tmp_path)
     (file,) = (tmp_path / "predictions").iterdir()
     whole, date = file.read_bytes(), file.stat().st_mtime_ns
-    assert notes(model, out=tmp_path, temperature=True) == ""
+    assert messages(model, out=tmp_path, temperature=True) == ""
     assert file.stat().st_mtime_ns == date
     file.write_bytes(whole[:1000])
-    assert "cut or damaged: it is computed again" in notes(model, out=tmp_path)
+    assert "cut or damaged" in messages(model, out=tmp_path)
     assert file.read_bytes() == whole
     again = Predictions.load(file)
     assert again is not None and torch.equal(again.logits, first.predictions.logits)
@@ -261,17 +263,18 @@ def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_anew(model: Path, t
 
 def test_the_command_prints_tables_and_draws(model: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(model, "digits", "--ood", f"photos={photos}", "--out", out, command=COMMAND)
-    assert done.returncode == 0, done.stderr
+    options = ("--ood", f"photos={photos}", "--out", str(out), "--workers", "0")
+    done = candid_command("evaluate", str(model), "digits", *options)
+    assert done.exit_code == 0, done.output
     assert "top-1 accuracy" in done.stdout and "joint" in done.stdout and "ambiguous" in done.stdout
-    assert "photos: images of 20 x 30 pixels are fitted to 8 x 8" in done.stderr
+    assert "photos: images of 20 x 30 pixels are fitted to 8 x 8" in done.output
     for name in ("calibration", "ood_zones", "roc", "auc"):
         with Image.open(out / f"{name}.png") as image:
             image.verify()
         assert (out / f"{name}.svg").read_text().startswith("<?xml")
 
 
-def test_results_that_were_not_made_anew_are_removed(tmp_path: Path) -> None:
+def test_results_that_were_not_made_again_are_removed(tmp_path: Path) -> None:
     names = (
         "metrics.json",
         "images.csv",
@@ -293,8 +296,8 @@ def test_results_that_were_not_made_anew_are_removed(tmp_path: Path) -> None:
     [
         ({"ood": {"empty": "EMPTY"}}, "has no images: name a folder with some"),
         ({"ood": {"missing": "/nowhere"}}, "There is no data set or folder '/nowhere'"),
-        ({"ood": {"test": "constant"}}, "'test' is already what the images of DATA are called"),
-        ({"test": "typicallity"}, "did you mean 'typicality'"),
+        ({"ood": {"test": "constant"}}, "The name 'test' is taken by the test images"),
+        ({"score": "typicallity"}, "did you mean 'typicality'"),
         ({"novelty": 1.5}, "'novelty' must be above 0 and below 1"),
         ({"novelty": 0.0001}, "no image can be called novel at the level 0.0001 by the score 'joint'"),
         ({"error": 0.0001}, "no class can be ruled out"),
@@ -326,8 +329,9 @@ def test_a_model_without_held_out_scores_says_how_to_add_them(tmp_path: Path) ->
     plain = candid.save(candid.GenerativeClassifier.from_preset("digits"), tmp_path / "plain")
     with pytest.raises(CandidError, match=f"candid calibrate {plain} DATA"):
         evaluated(plain, ood={"noise": "uniform-noise"})
-    assert f"candid calibrate {plain} DATA" in notes(plain, images=20)
-    assert evaluated(plain, images=20).opinions == {}
+    (note,) = evaluated(plain, images=20).notes
+    assert note.topic == "no-held-out" and f"candid calibrate {plain} DATA" in note.text
+    assert evaluated(plain, images=20).judged == {}
 
 
 def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
@@ -341,10 +345,10 @@ def test_models_are_compared_by_beta(model: Path, baseline: Path, tmp_path: Path
     for name, path in (("resnet", baseline), ("one", model)):
         write(evaluated(path), tmp_path / name)
         folders.append(tmp_path / name)
-    ours, theirs = read_rows(folders)
+    ours, theirs = compare(folders, out=tmp_path / "both")
     assert ours["beta"] == 1.0 and theirs["beta"] is None and theirs["L_X"] is None
-    done = run(*folders, "--out", tmp_path / "both", command=[*COMMAND[:-1], "compare"])
-    assert done.returncode == 0, done.stderr
+    done = candid_command("compare", *map(str, folders), "--out", str(tmp_path / "both"))
+    assert done.exit_code == 0, done.output
     assert "ResNet" in done.stdout
     assert (tmp_path / "both" / "trade_off.svg").exists()
     assert len((tmp_path / "both" / "comparison.csv").read_text().splitlines()) == 3

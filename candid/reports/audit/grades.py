@@ -13,7 +13,7 @@ from candid._support.randomness import generator
 from candid._support.tables import GOOD, SOME
 from candid._support.text import listed, number, percent, span
 from candid.evaluation.calibration_error import CRITICAL, expected_calibration_error, top_bins
-from candid.robustness.attacks.metrics import VISIBLE, AttackFigures
+from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
 from candid.robustness.corruptions.benchmark import Sweep
 from candid.trust.judge import LEVEL
 
@@ -242,7 +242,7 @@ def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Grad
     return Grade("Corruptions", grade, f"{100 * found.loss:+.1f} points wrong", text)
 
 
-def attacks(figures: Sequence[AttackFigures], reason: str) -> Grade:
+def attacks(figures: Sequence[AttackMetrics], reason: str) -> Grade:
     """Never good: only attacks that were tried can fail."""
     tried = [each for each in figures if each.success is not None]
     if not tried:

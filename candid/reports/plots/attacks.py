@@ -30,20 +30,20 @@ from candid.reports.plots.style import (
     round_down,
     short_path,
 )
-from candid.robustness.attacks.benchmark import Assaulted
-from candid.robustness.attacks.metrics import VISIBLE, AttackFigures
+from candid.robustness.attacks.benchmark import AttackedModel
+from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
 
 COLOURS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY)
 
 
 @rc_context(STYLE)
-def attack_bars(found: Sequence[Assaulted]) -> Figure:
+def attack_bars(found: Sequence[AttackedModel]) -> Figure:
     """The paper's bars: a row for each kappa; perturbation, detection and uncertainty over the models.
 
     A model has a bar for each d. Above the bars of the detection is the attack's success rate; there is no
     detection without attacks that fool it.
     """
-    everything = [figures for model in found for figures in model.figures]
+    everything = [figures for model in found for figures in model.metrics]
     kappas = list(dict.fromkeys(each.kappa for each in everything))
     ds = list(dict.fromkeys(each.d for each in everything))
     detection = any(each.detection for each in everything)
@@ -85,7 +85,7 @@ def _scaled(value: float | None, factor: float, offset: float = 0) -> float | No
     return None if value is None else offset + factor * value
 
 
-def _places(found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequence[float]) -> Any:
+def _places(found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]) -> Any:
     """Yield each attack, where its bar stands, and the colour of its d."""
     width = 0.8 / len(ds)
     for i, model in enumerate(found):
@@ -96,7 +96,7 @@ def _places(found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequen
 
 
 def _bars(
-    axes: Axes, found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequence[float], height: Any
+    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float], height: Any
 ) -> None:
     for each, place, width, colour in _places(found, own, ds):
         value = height(each)
@@ -109,7 +109,7 @@ def _bars(
 
 
 def _success(
-    axes: Axes, found: Sequence[Assaulted], own: Sequence[AttackFigures], ds: Sequence[float]
+    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
 ) -> None:
     for i, model in enumerate(found):
         if not any(each.detection for each in own if each.model == model.name):
@@ -121,7 +121,7 @@ def _success(
             axes.text(place, height, text, ha="center", va="bottom", fontsize=SMALL)
 
 
-def _names(found: Sequence[Assaulted]) -> list[str]:
+def _names(found: Sequence[AttackedModel]) -> list[str]:
     """Return the names of models: their beta, or their name where that is not unique."""
     betas = [model.beta for model in found]
     return [
@@ -133,13 +133,13 @@ def _names(found: Sequence[Assaulted]) -> list[str]:
 
 
 @rc_context(STYLE)
-def attack_examples(found: Sequence[Assaulted]) -> Figure:
+def attack_examples(found: Sequence[AttackedModel]) -> Figure:
     """Draw one image under all attacks, and below each the amplified difference from the original.
 
     It is the first that all models classify rightly.
     """
-    scene = found[0].scene
-    right = torch.stack([model.clean.logits.argmax(1) == model.scene.labels for model in found]).all(0)
+    inputs = found[0].inputs
+    right = torch.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in found]).all(0)
     chosen = int(right.int().argmax())
     settings = list(dict.fromkeys(setting for model in found for setting in model.attacks))
     across, down = 1 + len(settings), 2 * len(found)
@@ -147,10 +147,10 @@ def attack_examples(found: Sequence[Assaulted]) -> Figure:
     grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    names = scene.class_names
+    names = inputs.class_names
     for model, shown, rows in zip(found, _names(found), grid.reshape(len(found), 2, across), strict=True):
-        original = model.scene.images[chosen]
-        picture_of(rows[0, 0], original, f"{shown}\n{label(names[int(scene.labels[chosen])], 12)}")
+        original = model.inputs.images[chosen]
+        picture_of(rows[0, 0], original, f"{shown}\n{label(names[int(inputs.labels[chosen])], 12)}")
         for (kappa, d), column in zip(settings, rows.T[1:], strict=True):
             attack = model.attacks.get((kappa, d))
             if attack is None:

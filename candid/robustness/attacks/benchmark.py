@@ -1,122 +1,52 @@
-"""Attacks on models, measured: how far, how sure, and whether anyone would notice."""
+"""The attack benchmark: how far models are from being fooled, how confident they are then, who notices."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from candid._support.config import build
 from candid._support.distributed import first_error, gathered, launch
 from candid._support.errors import CandidError
 from candid._support.files import cache_file, replacing, write_tensors
 from candid._support.files import digest as content_digest
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid._support.text import number, short_names
-from candid.data.datasets import Part, open_part
-from candid.data.loader import named_batches
 from candid.data.splits import Split
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Runner
-from candid.models import checkpoint
-from candid.robustness.attacks.attack import (
-    LEARNING_RATE,
-    PATIENCE,
-    Attack,
-    C,
-    carlini_wagner,
-    projected_gradient,
+from candid.inference.study import Note, labelled_images, named_models
+from candid.models.protocol import Model
+from candid.robustness.attacks.carlini_wagner import carlini_wagner
+from candid.robustness.attacks.metrics import (
+    AttackMetrics,
+    attack_metrics,
+    median_log_density,
+    without_lone_detection,
 )
-from candid.robustness.attacks.detection import typical_score
-from candid.robustness.attacks.metrics import AttackFigures, figures_of, without_lone_detection
-from candid.robustness.attacks.search import NUMBERS_A_BATCH
+from candid.robustness.attacks.options import AttackOptions
+from candid.robustness.attacks.projected_gradient import projected_gradient
+from candid.robustness.attacks.search import NUMBERS_A_BATCH, AttackResult
 from candid.trust.judge import HeldOut
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Method = Literal["carlini-wagner", "projected-gradient"]
-KAPPAS = (0.01, 1.0, math.inf)
-DS = (0.0, 66.0, 1000.0)
-"""The paper's weights d of fooling the detection."""
 CHUNK = 25
-"""Images that are attacked at once, and then kept; fewer if they are large."""
-STEPS = {"carlini-wagner": 300, "projected-gradient": 40}
+"""Images that are attacked at once, and then cached; fewer if they are large."""
 VERSION = 2
-"""Of what an attack computes: files of another one are not used."""
+"""The version of what an attack computes: cached files of another one are not used."""
+NO_DETECTION = "no-detection"
+"""The topic of the note that detection is not measured."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to attack, and how."""
-
-    models: tuple[Path, ...]
-    data: str
-    out: Path
-    """Attacks are kept in its folder ``attacks``: a campaign that was stopped goes on where it was."""
-    part: Part | None = None
-    images: int = 200
-    method: Method = "carlini-wagner"
-    kappas: tuple[float, ...] = KAPPAS
-    ds: tuple[float, ...] = DS
-    targeted: bool = True
-    tighten: bool = True
-    c: float = C
-    learning_rate: float = LEARNING_RATE
-    patience: int = PATIENCE
-    steps: int | None = None
-    """At most, of each phase; by default 300, of projected gradients 40."""
-    radius: float = 0.5
-    """Of projected gradients."""
-    seed: int = 0
-    skip_bad: bool = False
-    devices: int | None = None
-    workers: int = 2
-
-    def __post_init__(self) -> None:
-        if not self.models or not self.settings:
-            raise CandidError("A campaign needs at least one model, one kappa and one d.")
-        if any(not kappa >= 0 for kappa in self.kappas) or any(not 0 <= d < math.inf for d in self.ds):
-            raise CandidError("'kappa' must be zero, positive or 'inf', and 'd' zero or positive.")
-
-    @property
-    def settings(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (kappa, d); of projected gradients, which have neither, (0, 0)."""
-        if self.method == "projected-gradient":
-            return ((0.0, 0.0),)
-        return tuple(product(dict.fromkeys(self.kappas), dict.fromkeys(self.ds)))
-
-    def options(self, kappa: float, d: float, median: float | None) -> dict[str, Any]:
-        """Of the attack."""
-        steps = STEPS[self.method] if self.steps is None else self.steps
-        if self.method == "projected-gradient":
-            return {"radius": self.radius, "steps": steps}
-        return {
-            "kappa": kappa,
-            "d": d,
-            "median": median if d > 0 else None,
-            "c": self.c,
-            "tighten": self.tighten,
-            "learning_rate": self.learning_rate,
-            "patience": self.patience,
-            "steps": steps,
-        }
-
-    def described(self) -> dict[str, Any]:
-        """What was asked for, as JSON."""
-        common = {"data": self.data, "method": self.method, "targeted": self.targeted, "seed": self.seed}
-        own = self.options(0, 0, None)
-        return common | {key: value for key, value in own.items() if key not in ("kappa", "d", "median")}
-
-
-@dataclass(frozen=True)
-class Scene:
+class AttackInputs:
     """The images under attack, on the CPU."""
 
     images: Tensor
@@ -129,128 +59,152 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Victim:
+class Target:
     """A model and what it is to be attacked with."""
 
     name: str
-    beta: float | None
-    passes: Runner
+    runner: Runner
     split: Split
-    scene: Scene
+    inputs: AttackInputs
     held_out: HeldOut | None
     median: float | None
-    """Of the scores that its detection was fitted to, per dimension."""
+    """The median of the scores that its detection was fitted to, per dimension."""
 
 
 @dataclass(frozen=True)
-class Assaulted:
-    """One model, all settings."""
+class AttackedModel:
+    """One model under all attacks."""
 
     name: str
-    beta: float | None
-    scene: Scene
+    model: Model
+    inputs: AttackInputs
     clean: Predictions
-    attacks: dict[tuple[float, float], Attack]
+    attacks: dict[tuple[float, float], AttackResult]
     """By kappa and d."""
-    figures: tuple[AttackFigures, ...]
+    metrics: tuple[AttackMetrics, ...]
+
+    @property
+    def beta(self) -> float | None:
+        """The beta that the model was trained with."""
+        return self.model.record.beta
 
 
-def campaign(request: Request, progress: Progress = SILENT) -> list[Assaulted] | None:
-    """Every model under every attack; None in all processes but the first."""
-    fabric = launch(request.devices)
+@dataclass(frozen=True)
+class AttackResults:
+    """The result of :func:`candid.attack`: every model under every attack."""
+
+    data: str
+    options: AttackOptions
+    models: tuple[AttackedModel, ...]
+    notes: tuple[Note, ...] = ()
+
+    def __iter__(self) -> Iterator[AttackedModel]:
+        return iter(self.models)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all metrics as JSON."""
+        metrics = [each.to_dict() for model in self.models for each in model.metrics]
+        return {"attack": self.options.described(self.data), "metrics": metrics}
+
+
+def attack(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> AttackResults | None:
+    """Attack models and measure what it took, and whether the attacked images can be detected.
+
+    Args:
+        models: a model, a bundled name, a model folder, a run folder, or a list or dictionary of these.
+        data: a data set with labels, as for :func:`candid.train`.
+        progress: shows what is being done.
+        options: the fields of :class:`~candid.robustness.attacks.options.AttackOptions`.
+
+    Returns:
+        The attacked images and the metrics of each model; None in all processes but the first.
+
+    Example:
+        >>> import candid
+        >>> found = candid.attack("cifar10-beta1", "digits", kapa=1)
+        Traceback (most recent call last):
+        ...
+        candid._support.errors.CandidError: There is no option 'kapa': did you mean 'kappa'?
+    """
+    chosen = build(AttackOptions, options)
+    fabric = launch(chosen.devices)
+    progress = progress if fabric.is_global_zero else SILENT
+    given = named_models(models)
+    targets = [_target(chosen, data, model, name, fabric, progress) for name, model in given.items()]
+    _check_together(chosen, data, targets)
+    found = [_attacked_model(chosen, target) for target in targets]
     if not fabric.is_global_zero:
-        progress = SILENT
-    paths = list(dict.fromkeys(request.models))
-    victims = [
-        _victim(request, path, name, fabric, progress)
-        for path, name in zip(paths, short_names(paths), strict=True)
-    ]
-    _check_together(request, victims)
-    if request.method == "carlini-wagner" and not any(d > 0 for d in request.ds):
-        progress.log("no detection figures: they need the attack that fools the detection (--d 0,66,1000)")
-    found = [_assaulted(request, victim) for victim in victims]
-    return [each for each in found if each is not None] if fabric.is_global_zero else None
+        return None
+    notes = []
+    if chosen.method == "carlini-wagner" and not any(d > 0 for d in chosen.d):
+        text = "Detection is not measured: it means nothing without the attack that fools it (--d 0,66,1000)."
+        notes.append(Note(NO_DETECTION, text))
+    return AttackResults(data, chosen, tuple(each for each in found if each is not None), tuple(notes))
 
 
-def _victim(request: Request, path: Path, name: str, fabric: "Fabric", progress: Progress) -> Victim:
-    model = checkpoint.load_any(path)
-    is_generative = model.density_of is not None
-    held_out = HeldOut.of(model) if is_generative else None
-    if is_generative and held_out is None and any(d > 0 for _, d in request.settings):
+def _target(
+    options: AttackOptions, data: str, model: Model, name: str, fabric: "Fabric", progress: Progress
+) -> Target:
+    held_out = None if model.density_of is None else HeldOut.of(model)
+    if model.density_of is not None and held_out is None and any(d > 0 for _, d in options.settings):
         raise CandidError(
-            f"'{path}' has no held-out scores, whose median fools the detection: add them with "
-            f"'candid calibrate {path} DATA', or attack the decision alone with --d 0."
+            f"'{name}' has no held-out scores, whose median fools the detection: add them with "
+            f"'candid calibrate {name} DATA', or attack the decision alone with --d 0."
         )
-    chosen = open_part(request.data, model.class_names, request.part, model.record.config).split
-    if not chosen.can_index:
+    _, split = labelled_images(model, data, options, progress)
+    if not split.can_index:
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
-    preprocessing = model.preprocessing
-    split = chosen.subsample(request.images).preprocess(
-        preprocessing, request.skip_bad, progress, request.data
-    )
-    batches = list(named_batches(split, preprocessing, CHUNK, workers=request.workers))
+    batches = list(split.named_batches(model.preprocessing, CHUNK, 0, 1, options.workers))
     labels = torch.cat([batch[1] for batch in batches])
-    return Victim(
-        name,
-        model.record.beta,
-        Runner(model, fabric, request.out / "predictions", request.workers, progress),
-        split,
-        Scene(
-            torch.cat([batch[0] for batch in batches]),
-            labels,
-            other_classes(labels, len(model.class_names), request.seed) if request.targeted else None,
-            tuple(each for batch in batches for each in batch[2]),
-            model.class_names,
-        ),
-        held_out,
-        None if held_out is None else typical_score(model),
+    inputs = AttackInputs(
+        torch.cat([batch[0] for batch in batches]),
+        labels,
+        None if options.untargeted else other_classes(labels, len(model.class_names), options.seed),
+        tuple(each for batch in batches for each in batch[2]),
+        model.class_names,
+    )
+    runner = Runner(model, fabric, options.out / "predictions", options.workers, progress)
+    return Target(
+        name, runner, split, inputs, held_out, None if held_out is None else median_log_density(model)
     )
 
 
-def _check_together(request: Request, victims: Sequence[Victim]) -> None:
-    """Models side by side must see the same images, and at least one of them must be attacked."""
-    first = victims[0]
-    for other in victims[1:]:
-        one, two = first.scene, other.scene
+def _check_together(options: AttackOptions, data: str, targets: Sequence[Target]) -> None:
+    """Check that all models see the same images, and that at least one of them can be attacked."""
+    first = targets[0]
+    for other in targets[1:]:
+        one, two = first.inputs, other.inputs
         if (one.names, one.class_names) != (two.names, two.class_names) or not one.labels.equal(two.labels):
             raise CandidError(
-                f"'{first.name}' and '{other.name}' have other classes, or other test images of "
-                f"'{request.data}': attack them one by one."
+                f"'{first.name}' and '{other.name}' have different classes, or different test images of "
+                f"'{data}': attack them separately."
             )
-    if all(d > 0 for _, d in request.settings) and all(victim.median is None for victim in victims):
+    if all(d > 0 for _, d in options.settings) and all(target.median is None for target in targets):
         raise CandidError("A ResNet has no likelihood to fool: add 0 to --d, or attack a generative model.")
 
 
-def _assaulted(request: Request, victim: Victim) -> Assaulted | None:
-    passes, scene = victim.passes, victim.scene
-    clean = passes.predictions(victim.split, passes.model.preprocessing, f"{victim.name}, clean")
-    attacks: dict[tuple[float, float], Attack] = {}
-    for kappa, d in request.settings:
-        if d > 0 and victim.median is None:
+def _attacked_model(options: AttackOptions, target: Target) -> AttackedModel | None:
+    model, inputs = target.runner.model, target.inputs
+    clean = target.runner.predictions(target.split, model.preprocessing, f"{target.name}, clean")
+    attacks: dict[tuple[float, float], AttackResult] = {}
+    for kappa, d in options.settings:
+        if d > 0 and target.median is None:
             continue  # a ResNet has no likelihood to fool
-        attack = _attacked(request, victim, kappa, d)
-        if attack is not None:
-            attacks[kappa, d] = attack
+        found = _attacked(options, target, kappa, d)
+        if found is not None:
+            attacks[kappa, d] = found
     if clean is None:
         return None
-    figures = [
-        figures_of(
-            victim.name, victim.beta, setting, attack, scene.images, clean, victim.held_out, scene.targets
-        )
-        for setting, attack in attacks.items()
+    name, beta = target.name, model.record.beta
+    metrics = [
+        attack_metrics(name, beta, setting, found, inputs.images, clean, target.held_out, inputs.targets)
+        for setting, found in attacks.items()
     ]
-    return Assaulted(victim.name, victim.beta, scene, clean, attacks, tuple(without_lone_detection(figures)))
-
-
-def setting_name(request: Request, kappa: float) -> str:
-    """For people."""
-    if request.method == "projected-gradient":
-        return f"radius {request.radius:g}"
-    return f"κ = {number(kappa)}"
+    return AttackedModel(name, model, inputs, clean, attacks, tuple(without_lone_detection(metrics)))
 
 
 def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
-    """A random class other than the label for each image, (N,).
+    """Return a random class that differs from the label for each image, (N,).
 
     >>> targets = other_classes(torch.tensor([0, 1, 2, 1]), 3, seed=0)
     >>> bool((targets != torch.tensor([0, 1, 2, 1])).all())
@@ -261,17 +215,17 @@ def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
     return (labels + torch.randint(1, classes, labels.shape, generator=generator(seed, 11))) % classes
 
 
-def _attacked(request: Request, victim: Victim, kappa: float, d: float) -> Attack | None:
-    """All images, in chunks shared by the processes; None in all but the first."""
-    passes, fabric = victim.passes, victim.passes.fabric
-    size = max(1, min(CHUNK, NUMBERS_A_BATCH // victim.scene.images[0].numel()))
-    chunks = torch.arange(len(victim.scene.images)).split(size)
+def _attacked(options: AttackOptions, target: Target, kappa: float, d: float) -> AttackResult | None:
+    """Attack all images, in chunks shared by the processes; None in all but the first."""
+    runner, fabric = target.runner, target.runner.fabric
+    size = max(1, min(CHUNK, NUMBERS_A_BATCH // target.inputs.images[0].numel()))
+    chunks = torch.arange(len(target.inputs.images)).split(size)
     own = chunks[fabric.global_rank :: fabric.world_size]
-    title = f"{victim.name}, {setting_name(request, kappa)}, d = {d:g}"
+    title = f"{target.name}, {options.setting_name(kappa)}, d = {d:g}"
     made, error = [], None
     try:
-        for chunk in passes.progress.track(own, title, len(own), size * fabric.world_size):
-            made.append(_kept_or_made(request, victim, chunk, kappa, d, title))
+        for chunk in runner.progress.track(own, title, len(own), size * fabric.world_size):
+            made.append(_cached_or_made(options, target, chunk, kappa, d, title))
     except CandidError as problem:
         error = problem
     error = first_error(fabric, error)
@@ -283,22 +237,22 @@ def _attacked(request: Request, victim: Victim, kappa: float, d: float) -> Attac
     return joined([by_process[i % len(by_process)][i // len(by_process)] for i in range(len(chunks))])
 
 
-def _kept_or_made(
-    request: Request, victim: Victim, chunk: Tensor, kappa: float, d: float, title: str
-) -> Attack:
-    passes, scene = victim.passes, victim.scene
-    images, labels = scene.images[chunk], scene.labels[chunk]
-    targets = None if scene.targets is None else scene.targets[chunk]
-    options = request.options(kappa, d, victim.median)
-    digest = passes.model_hash.copy()
-    digest.update(repr((VERSION, request.method, passes.model.config, options)).encode())
+def _cached_or_made(
+    options: AttackOptions, target: Target, chunk: Tensor, kappa: float, d: float, title: str
+) -> AttackResult:
+    runner, inputs = target.runner, target.inputs
+    images, labels = inputs.images[chunk], inputs.labels[chunk]
+    targets = None if inputs.targets is None else inputs.targets[chunk]
+    arguments = options.arguments(kappa, d, target.median)
+    digest = runner.model_hash.copy()
+    digest.update(repr((VERSION, options.method, runner.model.config, arguments)).encode())
     digest.update(content_digest(images, labels, *(() if targets is None else (targets,))).digest())
-    file = cache_file(request.out / "attacks", f"{title}, {int(chunk[0])}", digest)
-    kept = _load(file)
-    if kept is not None:
-        return kept
-    attack = carlini_wagner if request.method == "carlini-wagner" else projected_gradient
-    found = attack(passes.frozen, images, targets, labels=labels, **options)
+    file = cache_file(options.out / "attacks", f"{title}, {int(chunk[0])}", digest)
+    cached = _load(file)
+    if cached is not None:
+        return cached
+    function = carlini_wagner if options.method == "carlini-wagner" else projected_gradient
+    found = function(runner.frozen, images, targets, labels=labels, **arguments)
     try:
         _save(found, file)
     except (OSError, SafetensorError) as error:
@@ -308,28 +262,30 @@ def _kept_or_made(
     return found
 
 
-def _columns(attack: Attack) -> dict[str, Tensor]:
+def _columns(attack: AttackResult) -> dict[str, Tensor]:
     values = {each.name: getattr(attack, each.name) for each in fields(attack)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _save(attack: Attack, file: Path) -> None:
+def _save(attack: AttackResult, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         write_tensors(_columns(attack), temporary)
 
 
-def _load(file: Path) -> Attack | None:
-    """What :func:`_save` wrote; None if there is nothing whole."""
+def _load(file: Path) -> AttackResult | None:
+    """Return what :func:`_save` wrote; None if there is no whole file."""
     try:
         tensors: dict[str, Any] = load_file(file)
-        return Attack(**{"log_density": None, "traces": None, **tensors})
+        if "already" in tensors:  # as earlier versions called it
+            tensors["already_misclassified"] = tensors.pop("already")
+        return AttackResult(**{"log_density": None, "traces": None, **tensors})
     except (OSError, SafetensorError, TypeError):
         return None
 
 
-def joined(parts: Sequence[Attack]) -> Attack:
-    """All images of ``parts``, without their ways."""
+def joined(parts: Sequence[AttackResult]) -> AttackResult:
+    """Return all images of ``parts``, without their paths."""
     columns = [_columns(part) for part in parts]
     return replace(
         parts[0], traces=None, **{name: torch.cat([c[name] for c in columns]) for name in columns[0]}

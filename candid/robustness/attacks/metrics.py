@@ -1,4 +1,4 @@
-"""What attacks on a model come to, in numbers."""
+"""Metrics of attacks: success, size of the perturbation, and whether the detection notices."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from candid._support.errors import CandidError
+from candid.inference.metrics import mean_entropy
 from candid.inference.predictions import Predictions
 from candid.inference.roc import area_under_curve
-from candid.robustness.attacks.attack import Attack
+from candid.models.protocol import Model
+from candid.robustness.attacks.search import AttackResult
 from candid.trust.detectors import OneTailed, TwoTailed
 from candid.trust.judge import HeldOut
 
@@ -28,8 +31,8 @@ class Detected:
 
 
 @dataclass(frozen=True)
-class AttackFigures:
-    """One attack on one model. Means are over the images that it fooled; shares, not percentages."""
+class AttackMetrics:
+    """One attack on one model. Means are over the images that it fooled; rates are shares."""
 
     model: str
     beta: float | None
@@ -38,7 +41,7 @@ class AttackFigures:
     images: int
     misclassified: int
     """Before the attack, as whatever class."""
-    already: int
+    already_misclassified: int
     """Before the attack, as the attack wants: not attacked, not in any figure below."""
     success: float | None
     """Share of the attacked images that were fooled; None if there were none."""
@@ -70,32 +73,32 @@ class AttackFigures:
     adaptive_success: float | None = None
     """That of the attack with the lowest two-tailed area."""
 
-    def record(self) -> dict[str, Any]:
-        """As JSON: infinities are strings, and so is beta."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics as JSON: infinities are strings, and so is beta."""
         values = asdict(self) | {"beta": None if self.beta is None else str(self.beta)}
         return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 
-def figures_of(
+def attack_metrics(
     name: str,
     beta: float | None,
     setting: tuple[float, float],
-    attack: Attack,
+    attack: AttackResult,
     originals: Tensor,
     clean: Predictions,
     held_out: HeldOut | None,
     targets: Tensor | None,
-) -> AttackFigures:
-    """Of an ``attack`` with kappa and d of ``setting`` on the 8-bit ``originals``."""
-    attacked = ~attack.already
+) -> AttackMetrics:
+    """Return the metrics of an ``attack`` with kappa and d of ``setting`` on the 8-bit ``originals``."""
+    attacked = ~attack.already_misclassified
     fooled = attack.success & attacked
-    found = AttackFigures(
+    found = AttackMetrics(
         name,
         beta,
         *setting,
         len(attack),
         int((clean.logits.argmax(1) != clean.labels).sum()),
-        int(attack.already.sum()),
+        int(attack.already_misclassified.sum()),
         _mean(attack.success[attacked]),
         _mean((attack.success & attack.rounded_success)[attacked]),
         float(attack.steps.double().mean()),
@@ -111,8 +114,8 @@ def figures_of(
         l2_median=median(distances),
         per_pixel=_mean(attack.per_pixel[fooled]),
         confidence=_mean(attack.posterior.gather(1, wrong[:, None])[fooled]),
-        entropy_before=_mean(_entropy(clean.posterior[fooled])),
-        entropy_after=_mean(_entropy(attack.posterior[fooled])),
+        entropy_before=mean_entropy(clean.posterior[fooled]),
+        entropy_after=mean_entropy(attack.posterior[fooled]),
         contrast=_contrast(attack.images[fooled]) / max(1e-9, _contrast(originals[fooled] / 255)),
     )
     if attack.log_density is None or clean.log_density is None:
@@ -133,12 +136,12 @@ def figures_of(
     return replace(found, detection=Detected(*areas))
 
 
-def without_lone_detection(figures: Sequence[AttackFigures]) -> Iterable[AttackFigures]:
-    """Each with the attack that fools the detection, too, beside it; without a detection if there is none."""
-    for each in figures:
+def without_lone_detection(found: Sequence[AttackMetrics]) -> Iterable[AttackMetrics]:
+    """Yield each with the attack that also fools the detection; no detection is shown without it."""
+    for each in found:
         adaptive = [
             (other.detection, other.success)
-            for other in figures
+            for other in found
             if other.d > 0 and other.kappa == each.kappa and other.detection is not None
         ]
         if not adaptive:
@@ -153,12 +156,21 @@ def without_lone_detection(figures: Sequence[AttackFigures]) -> Iterable[AttackF
         )
 
 
+def median_log_density(model: Model) -> float:
+    """Return the median of log q(x) / D over the held-out images of ``model``, in nats per dimension.
+
+    There the detection by log q(x) is least suspicious: it is the ``median`` of the attacks.
+    """
+    held_out = HeldOut.of(model)
+    if held_out is None:
+        raise CandidError("The model has no held-out scores to take the median of: calibrate it first.")
+    if "log_density" not in held_out.statistics:
+        raise CandidError("A ResNet has no likelihood to fool: attack a generative model.")
+    return float(held_out.statistics["log_density"].median()) / model.dimensions
+
+
 def _mean(values: Tensor) -> float | None:
     return float(values.double().mean()) if len(values) else None
-
-
-def _entropy(posterior: Tensor) -> Tensor:
-    return torch.special.entr(posterior).sum(1)
 
 
 def _contrast(images: Tensor) -> float:

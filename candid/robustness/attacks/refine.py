@@ -15,10 +15,10 @@ GROWTH = 0.05
 EARLY = (0.01, 0.1)
 """Shares of d that come before it."""
 WORTH = 1e-3
-"""The share by which tightening has to lower the loss to go on."""
+"""The share by which refinement has to lower the loss to go on."""
 
 
-def tightening(
+def refinement(
     search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int
 ) -> Iterator[int]:
     """Lowers the loss of those ``numbers`` that can reach kappa; yields them when they are done.
@@ -32,16 +32,16 @@ def tightening(
     for share in EARLY if objective.d > 0 else ():
         stage = objective._replace(d=share * objective.d)
         search.judge_again(numbers, stage)
-        _tighten(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
+        _refine(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
         start = search.images[numbers]
     if objective.d > 0:
         search.judge_again(numbers, objective)
         search.offer(numbers, known, objective)
-    _tighten(search, own, start[reached], objective, steps, patience)
+    _refine(search, own, start[reached], objective, steps, patience)
     yield from numbers.tolist()
 
 
-def _tighten(
+def _refine(
     search: Search, numbers: Tensor, moved: Tensor, objective: Objective, steps: int, patience: int
 ) -> None:
     """Lowers the loss of the images ``numbers``, from ``moved``.
@@ -56,20 +56,20 @@ def _tighten(
     share, waited = x.new_ones(len(x)), torch.zeros_like(numbers)
     for _ in range(steps if len(numbers) else 0):
         moved.requires_grad_()
-        look = search.look(moved, numbers, density=d > 0)
-        (rise,) = torch.autograd.grad(look.margin.sum(), moved, retain_graph=d > 0)
-        margin, down = look.margin.detach(), moved.detach() - x
-        loss = objective.loss(down, look).detach()
-        if look.log_density is not None:
-            missing = median - look.log_density / x[0].numel()
+        seen = search.evaluate(moved, numbers, density=d > 0)
+        (rise,) = torch.autograd.grad(seen.margin.sum(), moved, retain_graph=d > 0)
+        margin, down = seen.margin.detach(), moved.detach() - x
+        loss = objective.loss(down, seen).detach()
+        if seen.log_density is not None:
+            missing = median - seen.log_density / x[0].numel()
             (slope,) = torch.autograd.grad(missing.sum(), moved)
             down = (down + wide(d * missing.detach().to(x)) * slope) / wide(1 + d * squares(slope))
         moved = moved.detach()
         enough = search.loss[numbers] - WORTH * (search.loss[numbers] + c * kappa)
-        better = search.keep(numbers, moved, look, loss, kappa)
+        better = search.keep(numbers, moved, seen, loss, kappa)
         waited = torch.where(better & (loss < enough), 0, waited + 1)
         share = torch.where(margin >= kappa, (1.5 * share).clamp(max=1), share / 2)
-        rounding = 4 * torch.finfo(x.dtype).eps * look.logits.detach().abs().amax(1)
+        rounding = 4 * torch.finfo(x.dtype).eps * seen.logits.detach().abs().amax(1)
         moved = _projected(moved - wide(share) * down, moved, rise, 1.01 * kappa + rounding - margin)
         again = waited == (patience + 1) // 2
         moved = torch.where(wide(again), search.images[numbers], moved)
@@ -93,10 +93,10 @@ def _approached(search: Search, numbers: Tensor, objective: Objective, steps: in
     radius = shortest = x.new_full((len(x),), math.inf)
     for step in range(steps):
         moved = (x + change).requires_grad_()
-        look = search.look(moved, numbers, density=objective.d > 0)
-        (rise,) = torch.autograd.grad(look.margin.sum(), moved)
-        margin, moved = look.margin.detach(), moved.detach()
-        search.keep(numbers, moved, look, objective.loss(change, look).detach(), kappa)
+        seen = search.evaluate(moved, numbers, density=objective.d > 0)
+        (rise,) = torch.autograd.grad(seen.margin.sum(), moved)
+        margin, moved = seen.margin.detach(), moved.detach()
+        search.keep(numbers, moved, seen, objective.loss(change, seen).detach(), kappa)
         distance = squares(change).sqrt()
         nearer = (margin >= kappa) & (distance < shortest)
         nearest = torch.where(wide(nearer), moved, nearest)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,13 +26,59 @@ class Attackable(Protocol):
         ...
 
 
-class Look(NamedTuple):
+class Evaluation(NamedTuple):
     """What the model says of B images."""
 
     logits: Tensor
     margin: Tensor
     log_density: Tensor | None
     z: Tensor | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The path of one image, from the original to where the attack stopped: n - 1 steps."""
+
+    margins: Tensor
+    """Of the logits, (n,): positive where the model is fooled."""
+    distances: Tensor
+    """L2 norm from the original, (n,)."""
+    latents: Tensor | None = None
+    """(n, D), if they were asked for."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """The attacked versions of N images, on the CPU."""
+
+    images: Tensor
+    """(N, C, H, W), floats in [0, 1]."""
+    success: Tensor
+    """Whether the margin reached kappa, (N,); for an infinite one and within a radius, if it is > 0."""
+    rounded_success: Tensor
+    """Whether the image is still misclassified as wanted when it is rounded to 8 bits, (N,)."""
+    already_misclassified: Tensor
+    """Whether it was before anything was done, (N,)."""
+    distance: Tensor
+    """L2 norm of the perturbation, (N,) in float64; black to white is 1 for each number of a pixel."""
+    margin: Tensor
+    """``l_t - max l_y`` over all y but the target t, (N,); untargeted, ``max l_y - l_t`` from the label t."""
+    posterior: Tensor
+    """Of ``images``, (N, M) in float64."""
+    log_density: Tensor | None
+    """Of ``images``, (N,) in nats, in float64; None without a likelihood."""
+    steps: Tensor
+    """Gradient steps until the attack stopped, (N,)."""
+    traces: tuple[Trace, ...] | None
+    """The path of each image, if it was asked for."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def per_pixel(self) -> Tensor:
+        """Root mean square of the perturbation, (N,): the distance by the square root of C H W."""
+        return self.distance / math.sqrt(self.images[0].numel())
 
 
 class Objective(NamedTuple):
@@ -43,12 +90,12 @@ class Objective(NamedTuple):
     median: float
     """Of log q(x) / D over training images, in nats per dimension."""
 
-    def loss(self, change: Tensor, look: Look) -> Tensor:
+    def loss(self, change: Tensor, seen: Evaluation) -> Tensor:
         """``|change|^2 + c max(-margin, -kappa) + d (median - log q / D)^2``, (B,) in float64."""
-        loss = squares(change).double() + self.c * (-look.margin).clamp(min=-self.kappa).double()
-        if look.log_density is None:
+        loss = squares(change).double() + self.c * (-seen.margin).clamp(min=-self.kappa).double()
+        if seen.log_density is None:
             return loss
-        return loss + self.d * (self.median - look.log_density / change[0].numel()).square()
+        return loss + self.d * (self.median - seen.log_density / change[0].numel()).square()
 
 
 class Search:
@@ -85,7 +132,7 @@ class Search:
         self.images = self.x.clone()
         self.logits = self.x.new_zeros(n, classes)
         self.margin, self.loss = self.x.new_zeros(n), torch.full((n,), math.inf, device=device).double()
-        self.reached, self.already = torch.zeros(2, n, device=device, dtype=torch.bool)
+        self.reached, self.already_misclassified = torch.zeros(2, n, device=device, dtype=torch.bool)
         self.steps = torch.full((n,), -1, device=device)
         self.keep_path, self.keep_latents = keep_path, keep_latents
         self.path: list[tuple[Tensor, ...]] = []
@@ -119,7 +166,7 @@ class Search:
         size = batch or max(1, NUMBERS_A_BATCH // self.x[0].numel())
         return iter(torch.arange(len(self.x), device=self.x.device).split(size))
 
-    def look(self, x: Tensor, numbers: Tensor, density: bool = False) -> Look:
+    def evaluate(self, x: Tensor, numbers: Tensor, density: bool = False) -> Evaluation:
         """At ``x``, versions of the images ``numbers``."""
         log_density = z = None
         if self.latent is not None:
@@ -131,39 +178,39 @@ class Search:
         own = self.classes[numbers][:, None]
         others = logits.scatter(1, own, -math.inf).amax(1)
         margin = logits.gather(1, own).squeeze(1) - others
-        return Look(logits, margin if self.targeted else -margin, log_density, z)
+        return Evaluation(logits, margin if self.targeted else -margin, log_density, z)
 
     @torch.no_grad()
-    def keep(self, numbers: Tensor, x: Tensor, look: Look, loss: Tensor, kappa: float) -> Tensor:
+    def keep(self, numbers: Tensor, x: Tensor, seen: Evaluation, loss: Tensor, kappa: float) -> Tensor:
         """Keeps what is better than before; returns where it is, (B,)."""
         if not torch.isfinite(loss).all():
-            raise NonFiniteError("The model's logits are not finite: look at its weights.")
-        reached = look.margin > 0 if math.isinf(kappa) else look.margin >= kappa
+            raise NonFiniteError("The model's logits are not finite: check its weights.")
+        reached = seen.margin > 0 if math.isinf(kappa) else seen.margin >= kappa
         known = self.reached[numbers]
         better = (reached & ~known) | ((reached == known) & (loss < self.loss[numbers]))
         where = numbers[better]
-        self.images[where], self.logits[where] = x[better], look.logits[better]
-        self.margin[where], self.loss[where] = look.margin[better], loss[better]
+        self.images[where], self.logits[where] = x[better], seen.logits[better]
+        self.margin[where], self.loss[where] = seen.margin[better], loss[better]
         self.reached[where] = reached[better]
         self.steps[numbers] += 1
         if self.keep_path:
             distances = (x - self.x[numbers]).double().flatten(1).norm(dim=1)
-            seen = (numbers, look.margin, distances, look.z if self.keep_latents else None)
-            self.path.append(tuple(each.detach().cpu() for each in seen if each is not None))
+            step = (numbers, seen.margin, distances, seen.z if self.keep_latents else None)
+            self.path.append(tuple(each.detach().cpu() for each in step if each is not None))
         return better
 
     @torch.no_grad()
     def judge_again(self, numbers: Tensor, objective: Objective) -> None:
         """Give what is kept of the images ``numbers`` its loss under another ``objective``."""
         kept = self.images[numbers]
-        look = self.look(kept, numbers, density=objective.d > 0)
-        self.loss[numbers] = objective.loss(kept - self.x[numbers], look)
+        seen = self.evaluate(kept, numbers, density=objective.d > 0)
+        self.loss[numbers] = objective.loss(kept - self.x[numbers], seen)
 
     @torch.no_grad()
     def offer(self, numbers: Tensor, x: Tensor, objective: Objective) -> None:
         """Keep ``x`` of the images ``numbers`` where it is better."""
-        look = self.look(x, numbers, density=objective.d > 0)
-        self.keep(numbers, x, look, objective.loss(x - self.x[numbers], look), objective.kappa)
+        seen = self.evaluate(x, numbers, density=objective.d > 0)
+        self.keep(numbers, x, seen, objective.loss(x - self.x[numbers], seen), objective.kappa)
 
 
 def wide(per_image: Tensor) -> Tensor:
@@ -234,3 +281,38 @@ def _checked_numbers(given: Tensor | Sequence[int], name: str, n: int, classes: 
     if len(unknown):
         raise CandidError(f"Classes go from 0 to {classes - 1}: {int(unknown[0])} in {name} is none of them.")
     return numbers.long()
+
+
+@torch.no_grad()
+def result_of(search: Search, batch: int | None) -> AttackResult:
+    """What was found."""
+    rounded, densities = [], []
+    for numbers in search.batches(batch):
+        images = search.images[numbers]
+        rounded.append(search.evaluate((255 * images).round() / 255, numbers).margin > 0)
+        densities.append(search.evaluate(images, numbers, density=True).log_density)
+    known = [each for each in densities if each is not None]
+    return AttackResult(
+        search.images.cpu(),
+        search.reached.cpu(),
+        torch.cat(rounded).cpu(),
+        search.already_misclassified.cpu(),
+        (search.images.double() - search.x.double()).flatten(1).norm(dim=1).cpu(),
+        search.margin.cpu(),
+        search.logits.double().softmax(1).cpu(),
+        torch.cat(known).cpu() if known else None,
+        search.steps.cpu(),
+        _traces(search) if search.keep_path else None,
+    )
+
+
+def _traces(search: Search) -> tuple[Trace, ...]:
+    numbers, *seen = (torch.cat(each) for each in zip(*search.path, strict=True))
+    of_each = ([each[numbers == i] for each in seen] for i in range(len(search.x)))
+    return tuple(Trace(*own) for own in of_each)
+
+
+def check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise CandidError(f"'{name}' of an attack must be a positive number, not {number}.")

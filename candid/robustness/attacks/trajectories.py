@@ -1,9 +1,10 @@
-"""The way of an attack through latent space, seen in a plane."""
+"""The path of an attack through latent space, seen in a plane."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,21 +13,21 @@ from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid.models.flow.plane import DecisionPlane, decision_plane, oriented
 from candid.models.protocol import LatentModel, require_latent
-from candid.robustness.attacks.attack import Attack, carlini_wagner
-from candid.robustness.attacks.search import Attackable
+from candid.robustness.attacks.carlini_wagner import carlini_wagner
+from candid.robustness.attacks.search import Attackable, AttackResult
 
 NEAREST = 5
 """Classes that the plane is fitted through, as in the paper."""
 WEIGHTS = (0.1, 1.0, 10.0)
-LEARNING_RATE, PATIENCE, STEPS = 0.003, 100, 400
-"""So that both stages are seen. With the paper's (10, 0.01, 20) small images are fooled in a few steps, and
+DEFAULTS: dict[str, Any] = {"learning_rate": 0.003, "patience": 100, "steps": 400}
+"""They show both stages. With the paper's (0.01, 20) small images are fooled in a few steps, and
 Adam, used to the gradients of these, doesn't lower the perturbation before the patience ends."""
 AT_ONCE = 64
 """Latents that are projected together."""
 
 
 @dataclass(frozen=True)
-class Path:
+class AttackPath:
     """One attack, from the original to the best version of it, n - 1 steps later.
 
     Later steps, which found nothing better, are left out.
@@ -80,7 +81,7 @@ class Trajectories:
     """Of all classes of the model."""
     target: int
     kappa: float
-    paths: tuple[Path, ...]
+    paths: tuple[AttackPath, ...]
 
 
 def trajectories(
@@ -91,19 +92,25 @@ def trajectories(
     labels: Tensor | Sequence[int] | None = None,
     kappa: float = 1.0,
     c: float | None = None,
-    d: float = 0.0,
-    median: float | None = None,
-    steps: int = STEPS,
-    learning_rate: float = LEARNING_RATE,
-    patience: int = PATIENCE,
     progress: Progress = SILENT,
+    **arguments: Any,
 ) -> Trajectories:
-    """The paths of :func:`carlini_wagner`, without tightening, from N images.
+    """Return the paths of :func:`carlini_wagner`, without refinement, from N images to one class.
 
-    All are led to the same class. The other arguments are those of the attack, but that ``c`` is by default
-    the first of 0.1, 1 and 10 that fools the model with all images, and the last if none does. The latents of
-    all steps are kept in memory.
+    The latents of all steps are held in memory.
 
+    Args:
+        model: a model with a latent space.
+        images: (N, C, H, W), 8-bit or floats in [0, 1].
+        target: the class that all images are led to.
+        labels: the true classes, (N,).
+        kappa: the required lead of the target's logit.
+        c: weight of the decision; by default the first of 0.1, 1 and 10 that fools the model with all
+            images, and the last if none does.
+        progress: shows the progress, by images.
+        arguments: of the attack: ``d``, ``median``, ``steps``, ``learning_rate``, ``patience``.
+
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits", seed=0).eval()
     >>> found = trajectories(model, torch.rand(2, 1, 8, 8), 3, c=10, steps=20)
     >>> len(found.paths), found.paths[0].points.shape[1], 3 in found.classes, found.exact
@@ -112,23 +119,19 @@ def trajectories(
     model = require_latent(model, "Trajectories")
     if not isinstance(target, int):
         raise CandidError(f"All paths of a figure lead to one class: give its number, not {target}.")
-    fast = model.frozen()
+    frozen = model.frozen()
     for weight in WEIGHTS if c is None else (c,):
         attack = carlini_wagner(
-            fast,
+            frozen,
             images,
             torch.tensor(target).expand(images.shape[:1]),
             labels=labels,
             kappa=kappa,
             c=weight,
-            d=d,
-            median=median,
-            steps=steps,
-            learning_rate=learning_rate,
-            patience=patience,
             tighten=False,
             keep_latents=True,
             progress=progress,
+            **(DEFAULTS | arguments),
         )
         if attack.success.all():
             break
@@ -141,8 +144,8 @@ def trajectories(
     originals = images.to(attack.images) / (255 if images.dtype == torch.uint8 else 1)
     paths = []
     for i, (z, margins) in enumerate(traces):
-        predicted = int(fast.mixture.logits(z[:1].to(fast.mixture.prototypes)).argmax())
-        path = Path(
+        predicted = int(frozen.mixture.logits(z[:1].to(frozen.mixture.prototypes)).argmax())
+        path = AttackPath(
             torch.cat([plane.project(part) for part in z.split(AT_ONCE)]),
             margins,
             margins > 0 if math.isinf(kappa) else margins >= kappa,
@@ -157,7 +160,7 @@ def trajectories(
     return Trajectories(plane, model.mixture.planar, classes, model.class_names, target, kappa, tuple(paths))
 
 
-def _until_best(attack: Attack) -> list[tuple[Tensor, Tensor]]:
+def _until_best(attack: AttackResult) -> list[tuple[Tensor, Tensor]]:
     """Latents (n, D) and margins (n,) of each image up to the step that was kept."""
     found = []
     for trace, distance, margin in zip(attack.traces or (), attack.distance, attack.margin, strict=True):
@@ -197,6 +200,7 @@ def nearest_classes(
 def fitted_plane(model: LatentModel, classes: tuple[int, ...]) -> DecisionPlane:
     """The plane nearest to the means of ``classes`` in least squares, with these means projected to it.
 
+    >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits")
     >>> fitted_plane(model, (4, 0, 7, 1)).means.shape
     torch.Size([4, 2])

@@ -8,7 +8,7 @@ from candid.robustness.corruptions import blur, digital, noise, weather  # noqa:
 from candid.robustness.corruptions.filters import truncated
 from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, check_names, check_severities
 
-__all__ = ["CORRUPTIONS", "SEVERITIES", "corrupted"]
+__all__ = ["CORRUPTIONS", "SEVERITIES", "check_names", "corrupted"]
 
 SMALLEST = 8
 VALUES = 1 << 20

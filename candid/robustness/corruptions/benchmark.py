@@ -1,33 +1,37 @@
-"""How models take corrupted images: errors, entropies and detection over all corruptions and severities."""
+"""The corruption benchmark: errors, entropies and detection of models on corrupted images."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from candid._support.config import build
 from candid._support.distributed import launch
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, did_you_mean
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid._support.text import short_names
-from candid.data.datasets import Part, open_part
-from candid.data.images import Preprocessing, image_keys
-from candid.data.splits import Split
-from candid.evaluation.study import Detection, unseen
-from candid.inference.predictions import Predictions
+from candid.data.splits import image_keys
+from candid.inference.metrics import error_rate, mean_entropy
 from candid.inference.roc import area_under_curve
 from candid.inference.runner import Runner, Transform
-from candid.models import checkpoint
+from candid.inference.study import Note, labelled_images, named_models
 from candid.models.protocol import Model
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
-from candid.robustness.corruptions.registry import check_names, check_severities
+from candid.robustness.corruptions.options import CorruptOptions
+from candid.robustness.corruptions.registry import check_names
+from candid.trust.detection import Detection, unseen
 from candid.trust.judge import HeldOut, measures_of
-from candid.trust.scores import Statistics, chosen_score, statistics_of
+from candid.trust.scores import SCORES, Statistics, statistics_of
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+NO_MCE = "no-mce"
+"""The topic of the note that there is no mean corruption error."""
 
 
 @dataclass(frozen=True)
@@ -46,76 +50,49 @@ def alexnet() -> Reference:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to corrupt, and how."""
-
-    models: tuple[Path, ...]
-    data: str
-    out: Path
-    """Passes are kept in its folder ``predictions``: a sweep that was stopped goes on where it was."""
-    part: Part | None = None
-    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
-    severities: tuple[int, ...] = SEVERITIES
-    corrupted: Path | None = None
-    """A folder with corrupted images, <corruption>/<severity>/<class>/..., instead of making them."""
-    baseline: Path | None = None
-    """The model whose errors corruption errors are relative to; of 1000 classes AlexNet's, if None."""
-    images: int | None = None
-    seed: int = 0
-    skip_bad: bool = False
-    devices: int | None = None
-    workers: int = 2
-
-    def __post_init__(self) -> None:
-        check_names(self.corruptions)
-        check_severities(self.severities)
-        if not self.models or not self.corruptions or not self.severities:
-            raise CandidError("A sweep needs at least one model, one corruption and one severity.")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What became of one model."""
+class CorruptedModel:
+    """One model on all corruptions and severities."""
 
     name: str
     beta: float | None
     clean_error: float
     clean_entropy: float
-    """Mean of the posterior's, in nats."""
+    """Mean entropy of the posterior, in nats."""
     errors: dict[str, list[float]]
-    """By corruption, one for each severity, as shares."""
+    """Errors by corruption, one for each severity, as shares."""
     entropies: dict[str, list[float]]
-    """In nats."""
+    """Mean entropies, in nats."""
     auc: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of telling corrupted images from clean ones, by test and corruption; of a calibrated model only."""
-    test: str | None = None
-    """The one that verdicts rest on."""
+    """Areas under the ROC curve of corrupted against clean images, by score and corruption; of a model with
+    held-out scores only."""
+    score: str = "two-tailed"
+    """The score in the table."""
     images: int = 0
-    """Of each corruption and severity."""
+    """Number of images of each corruption and severity."""
     severities: tuple[int, ...] = SEVERITIES
 
     @property
     def mean_errors(self) -> dict[str, float]:
-        """By corruption, over the severities."""
+        """Mean errors over the severities, by corruption."""
         return {name: _mean(each) for name, each in self.errors.items()}
 
     @property
     def mean_error(self) -> float:
-        """Over all corruptions and severities."""
+        """Mean error over all corruptions and severities."""
         return _mean(self.mean_errors.values())
 
     @property
     def loss(self) -> float:
-        """What corruptions make wrong in addition, as a share."""
+        """Share of images that only corruptions make wrong."""
         return self.mean_error - self.clean_error
 
     @property
     def entropy_increase(self) -> float:
-        """Mean over all corruptions and severities, in nats."""
+        """Mean increase of the entropy over all corruptions and severities, in nats."""
         return _mean(_mean(each) for each in self.entropies.values()) - self.clean_entropy
 
     def as_reference(self) -> Reference:
-        """For the corruption errors of other models."""
+        """Return the errors as a reference for other models."""
         return Reference(self.name, self.clean_error, self.mean_errors)
 
     def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
@@ -127,15 +104,15 @@ class Sweep:
         return {name: _ratio(own, reference.errors[name]) for name, own in known.items()}
 
     def relative_errors(self, reference: Reference) -> dict[str, float | None]:
-        """``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
+        """Return ``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
         return {
             name: _ratio(own - self.clean_error, reference.errors[name] - reference.clean)
             for name, own in self.mean_errors.items()
             if name in reference.errors
         }
 
-    def record(self, reference: Reference | None) -> dict[str, Any]:
-        """As JSON; percentages are shares here."""
+    def to_dict(self, reference: Reference | None) -> dict[str, Any]:
+        """Return the metrics as JSON; rates are shares."""
         found: dict[str, Any] = {
             "model": self.name,
             "beta": None if self.beta is None else str(self.beta),
@@ -145,7 +122,8 @@ class Sweep:
             "entropy_increase_nats": self.entropy_increase,
             "errors": self.errors,
             "auc": self.auc,
-            "mean_auc": {test: _mean(values.values()) for test, values in self.auc.items()},
+            "mean_auc": {score: _mean(values.values()) for score, values in self.auc.items()},
+            "score": self.score,
         }
         if reference is not None:
             own, relative = self.corruption_errors(reference), self.relative_errors(reference)
@@ -158,40 +136,79 @@ class Sweep:
         return found
 
 
-def sweep(request: Request, progress: Progress = SILENT) -> tuple[list[Sweep], Reference | None] | None:
-    """Every model on every corruption; None in all processes but the first."""
-    fabric = launch(request.devices)
-    if not fabric.is_global_zero:
-        progress = SILENT
-    paths = list(dict.fromkeys((*request.models, *([request.baseline] if request.baseline else []))))
-    found: dict[Path, Sweep] = {}
-    classes = 0
-    for path, name in zip(paths, short_names(paths), strict=True):
-        model = checkpoint.load_any(path)
-        classes = model.config.classes
-        passes = Runner(model, fabric, request.out / "predictions", request.workers, progress)
-        swept = _swept(request, passes, name, progress)
-        if swept is not None:
-            found[path] = swept
+@dataclass(frozen=True)
+class CorruptionResults:
+    """The result of :func:`candid.corrupt`: every model on every corruption."""
+
+    models: tuple[CorruptedModel, ...]
+    reference: Reference | None
+    """The errors that corruption errors are relative to."""
+    options: CorruptOptions
+    notes: tuple[Note, ...] = ()
+
+    def __iter__(self) -> Iterator[CorruptedModel]:
+        return iter(self.models)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return the metrics of each model as JSON."""
+        return [each.to_dict(self.reference) for each in self.models]
+
+
+def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> CorruptionResults | None:
+    """Measure models on corrupted images: errors, entropies and whether corruptions are detected.
+
+    Args:
+        models: a model, a bundled name, a model folder, a run folder, or a list or dictionary of these.
+        data: a data set with labels, as for :func:`candid.train`.
+        progress: shows what is being done.
+        options: the fields of :class:`~candid.robustness.corruptions.options.CorruptOptions`.
+
+    Returns:
+        The metrics of each model; None in all processes but the first.
+
+    Example:
+        >>> import candid
+        >>> found = candid.corrupt("cifar10-beta1", "digits", corruptions=["frog"])
+        Traceback (most recent call last):
+        ...
+        candid._support.errors.CandidError: Unknown corruption 'frog': did you mean 'frost'?
+    """
+    chosen = build(CorruptOptions, options)
+    check_names(chosen.corruptions)
+    if chosen.score not in SCORES:
+        raise CandidError(f"There is no score '{chosen.score}': {did_you_mean(chosen.score, SCORES)}")
+    fabric = launch(chosen.devices)
+    progress = progress if fabric.is_global_zero else SILENT
+    given = named_models(models)
+    found = [_measured(chosen, data, name, model, fabric, progress) for name, model in given.items()]
+    reference = None
+    if chosen.baseline is not None:
+        listed = models if isinstance(models, list | tuple | Mapping) else [models]
+        sources = list(dict.fromkeys(map(str, listed)))
+        if chosen.baseline in sources:
+            base = found[sources.index(chosen.baseline)]
+        else:
+            ((name, model),) = named_models(chosen.baseline).items()
+            base = _measured(chosen, data, name, model, fabric, progress)
+        reference = None if base is None else base.as_reference()
+    elif {len(model.class_names) for model in given.values()} == {1000} and chosen.severities == SEVERITIES:
+        reference = alexnet()
     if not fabric.is_global_zero:
         return None
-    if request.baseline is not None:
-        reference: Reference | None = found[request.baseline].as_reference()
-    elif classes == 1000 and request.severities == SEVERITIES:
-        reference = alexnet()
-    else:
-        reference = None
-        progress.log("no mCE: name the model that it is relative to with --baseline")
-    return [found[path] for path in dict.fromkeys(request.models)], reference
+    notes = (Note(NO_MCE, "There is no mCE: name the model that it is relative to with --baseline."),)
+    present = tuple(each for each in found if each is not None)
+    return CorruptionResults(present, reference, chosen, () if reference else notes)
 
 
-def _swept(request: Request, passes: Runner, name: str, progress: Progress) -> Sweep | None:
-    model = passes.model
-    held_out = HeldOut.of(model)
-    preprocessing = model.preprocessing
-    measures = measures_of(model)
-    clean_split = _split(request.data, request.part, request, model, preprocessing, progress)
-    clean = passes.predictions(clean_split, preprocessing, f"{name}, clean", measures)
+def _measured(
+    options: CorruptOptions, data: str, name: str, model: Model, fabric: "Fabric", progress: Progress
+) -> CorruptedModel | None:
+    """Return the metrics of one model; None in all processes but the first."""
+    runner = Runner(model, fabric, options.out / "predictions", options.workers, progress)
+    held_out, measures = HeldOut.of(model), measures_of(model)
+    view = model.preprocessing
+    _, split = labelled_images(model, data, options, progress)
+    clean = runner.predictions(split, view, f"{name}, clean", measures)
     detection = None
     if clean is not None and held_out is not None:
         detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
@@ -199,71 +216,51 @@ def _swept(request: Request, passes: Runner, name: str, progress: Progress) -> S
     entropies: dict[str, list[float]] = {}
     auc: dict[str, dict[str, float]] = {}
     images: list[int] = []
-    for corruption in request.corruptions:
+    for corruption in options.corruptions or CORRUPTIONS:
         statistics: list[Statistics] = []
-        for severity in request.severities:
-            split = clean_split
-            change: Transform | None = _change(corruption, severity, request.seed)
-            if request.corrupted is not None:
-                folder = request.corrupted / corruption / str(severity)
-                split, change = _split(str(folder), "all", request, model, preprocessing, progress), None
+        for severity in options.severities:
+            changed, transform = split, _transform(corruption, severity, options.seed)
+            if options.corrupted is not None:
+                folder = str(options.corrupted / corruption / str(severity))
+                (_, changed), transform = labelled_images(model, folder, options, progress, "all"), None
             title = f"{name}, {corruption} {severity}"
-            predictions = passes.predictions(split, preprocessing, title, measures, change)
-            if predictions is not None:
-                errors.setdefault(corruption, []).append(_error(predictions))
-                entropies.setdefault(corruption, []).append(_entropy(predictions))
-                statistics.append(statistics_of(predictions))
-                images.append(len(predictions))
+            found = runner.predictions(changed, view, title, measures, transform)
+            if found is not None:
+                errors.setdefault(corruption, []).append(error_rate(found.logits, found.labels))
+                entropies.setdefault(corruption, []).append(mean_entropy(found.posterior))
+                statistics.append(statistics_of(found))
+                images.append(len(found))
         if detection is not None:
             together = {key: torch.cat([each[key] for each in statistics]) for key in statistics[0]}
-            for test, scores in detection.scores(together).items():
-                area = area_under_curve(detection.scores_inside[test], scores)
-                auc.setdefault(test, {})[corruption] = area
+            for score, values in detection.values(together).items():
+                area = area_under_curve(detection.values_inside[score], values)
+                auc.setdefault(score, {})[corruption] = area
     if clean is None:
         return None
-    return Sweep(
+    error, entropy = error_rate(clean.logits, clean.labels), mean_entropy(clean.posterior)
+    return CorruptedModel(
         name,
         model.record.beta,
-        _error(clean),
-        _entropy(clean),
+        error,
+        entropy,
         errors,
         entropies,
         auc,
-        None if held_out is None else chosen_score(held_out.statistics).name,
+        options.score,
         min(images),
-        request.severities,
+        options.severities,
     )
 
 
-def _split(
-    spec: str,
-    part: Part | None,
-    request: Request,
-    model: Model,
-    preprocessing: Preprocessing,
-    progress: Progress,
-) -> Split:
-    chosen = open_part(spec, model.class_names, part, model.record.config)
-    return chosen.split.subsample(request.images).preprocess(preprocessing, request.skip_bad, progress, spec)
-
-
-def _change(corruption: str, severity: int, seed: int) -> Transform:
-    """The corruption; its randomness is a function of the seed and of the batch's pixels."""
+def _transform(corruption: str, severity: int, seed: int) -> Transform | None:
+    """Return the corruption; its random numbers are a function of the seed and of the batch's pixels."""
     return Transform(f"{corruption} {severity} {seed}", partial(_apply, corruption, severity, seed))
 
 
 def _apply(corruption: str, severity: int, seed: int, images: Tensor) -> Tensor:
-    number = CORRUPTIONS[corruption].number
     pixels = int(image_keys(images).sum()) % 2**63
-    return corrupted(images, corruption, severity, generator(seed, number, severity, pixels))
-
-
-def _error(predictions: Predictions) -> float:
-    return float((predictions.logits.argmax(1) != predictions.labels).double().mean())
-
-
-def _entropy(predictions: Predictions) -> float:
-    return float(torch.special.entr(predictions.posterior).sum(1).mean())
+    key = generator(seed, CORRUPTIONS[corruption].number, severity, pixels)
+    return corrupted(images, corruption, severity, key)
 
 
 def _mean(values: Iterable[float]) -> float:

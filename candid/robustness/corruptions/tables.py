@@ -8,19 +8,16 @@ from candid._support.files import write_texts
 from candid._support.tables import Cell, area_cell, as_csv, html_page, latex, markdown
 from candid._support.text import hundredths
 from candid.robustness.corruptions.apply import CORRUPTIONS
-from candid.robustness.corruptions.benchmark import Reference, Sweep
+from candid.robustness.corruptions.benchmark import CorruptionResults
 
 
-def write_tables(sweeps: Sequence[Sweep], reference: Reference | None, out: Path) -> list[Path]:
-    """``corruptions`` as .json (everything), .csv (a line a model and corruption), .md, .tex and .html."""
-    tables = {"": table(sweeps, reference)}
+def write_tables(results: CorruptionResults, out: Path) -> list[Path]:
+    """Write ``corruptions`` as .json (all), .csv (a row per model and corruption), .md, .tex and .html."""
+    tables = {"": table(results)}
     return write_texts(
         {
-            "corruptions.json": json.dumps(
-                [each.record(reference) for each in sweeps], indent=1, allow_nan=False
-            )
-            + "\n",
-            "corruptions.csv": as_csv(_lines(sweeps, reference)),
+            "corruptions.json": json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n",
+            "corruptions.csv": as_csv(_lines(results)),
             "corruptions.md": markdown(tables),
             "corruptions.tex": latex(tables),
             "corruptions.html": html_page("Corruptions", tables),
@@ -29,14 +26,15 @@ def write_tables(sweeps: Sequence[Sweep], reference: Reference | None, out: Path
     )
 
 
-def table(sweeps: Sequence[Sweep], reference: Reference | None) -> tuple[list[str], list[list[Cell]]]:
-    """Head and rows as in the paper's table; areas under the ROC curve are those of each model's own test."""
-    corruptions = list(sweeps[0].errors)
-    head = ["model", "clean error (%)", "mCE (%)", "rel. mCE (%)", "Δ entropy (nats)", "mean AUC (%)"]
+def table(results: CorruptionResults) -> tuple[list[str], list[list[Cell]]]:
+    """Return head and rows as in the paper's table; areas under the ROC curve are those of one score."""
+    score, corruptions = results.options.score, list(results.models[0].errors)
+    head = ["model", "clean error (%)", "mCE (%)", "rel. mCE (%)", "Δ entropy (nats)"]
+    head += [f"mean AUC, {score} (%)", *(CORRUPTIONS[name].short for name in corruptions)]
     rows = []
-    for each in sweeps:
-        record = each.record(reference)
-        areas = each.auc.get(each.test or "", {})
+    for each in results:
+        record = each.to_dict(results.reference)
+        areas = each.auc.get(score, {})
         rows.append(
             [
                 (each.name, ""),
@@ -44,25 +42,25 @@ def table(sweeps: Sequence[Sweep], reference: Reference | None) -> tuple[list[st
                 (hundredths(record.get("mce")), ""),
                 (hundredths(record.get("relative_mce")), ""),
                 (f"{each.entropy_increase:+.2f}", ""),
-                area_cell(record["mean_auc"].get(each.test or "")),
+                area_cell(record["mean_auc"].get(score)),
                 *(area_cell(areas.get(name)) for name in corruptions),
             ]
         )
-    return head + [CORRUPTIONS[name].short for name in corruptions], rows
+    return head, rows
 
 
-def _lines(sweeps: Sequence[Sweep], reference: Reference | None) -> Iterator[Sequence[object]]:
-    """A line a model and corruption."""
-    tests = list(dict.fromkeys(test for each in sweeps for test in each.auc))
+def _lines(results: CorruptionResults) -> Iterator[Sequence[object]]:
+    """Yield one line per model and corruption."""
+    scores = list(dict.fromkeys(score for each in results for score in each.auc))
     yield [
         "model",
         "corruption",
-        *(f"error_{i}" for i in sweeps[0].severities),
+        *(f"error_{i}" for i in results.options.severities),
         "ce",
-        *(f"auc_{test}" for test in tests),
+        *(f"auc_{score}" for score in scores),
     ]
-    for each in sweeps:
-        ratios = {} if reference is None else each.corruption_errors(reference)
+    for each in results:
+        ratios = {} if results.reference is None else each.corruption_errors(results.reference)
         for name, errors in each.errors.items():
-            areas = (each.auc.get(test, {}).get(name) for test in tests)
+            areas = (each.auc.get(score, {}).get(name) for score in scores)
             yield [each.name, name, *errors, ratios.get(name), *areas]

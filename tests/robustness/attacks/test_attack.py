@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError, NonFiniteError
-from candid.robustness.attacks.attack import carlini_wagner, projected_gradient
+from candid.robustness.attacks.carlini_wagner import carlini_wagner
+from candid.robustness.attacks.projected_gradient import projected_gradient
 from tests.helpers import RecordedProgress, randomise, small_classifier
 
 
@@ -160,7 +161,7 @@ def test_a_generative_classifier_is_fooled(model: GenerativeClassifier) -> None:
     labels = model.predict(x)
     targets = (labels + 1) % 3
     found = carlini_wagner(model, images, targets, labels=labels, keep_latents=True)
-    assert found.success.all() and not found.already.any()
+    assert found.success.all() and not found.already_misclassified.any()
     assert found.posterior.allclose(model.posterior(found.images), atol=1e-9)
     assert found.posterior.argmax(1).equal(targets) and found.posterior.dtype == torch.float64
     assert found.distance.allclose((found.images - x).flatten(1).norm(dim=1))
@@ -219,14 +220,14 @@ def test_an_image_that_needs_no_attack_is_counted() -> None:
     targets = predicted.clone()
     targets[1] = (targets[1] + 1) % 3
     for found in (carlini_wagner(model, x, targets), projected_gradient(model, x, targets, radius=0.01)):
-        assert found.already.tolist() == [True, False, True]
+        assert found.already_misclassified.tolist() == [True, False, True]
         assert found.success[[0, 2]].all()
     kept = carlini_wagner(model, x, targets)
     assert kept.distance[[0, 2]].tolist() == [0, 0] and kept.distance[1] > 0
     labels = predicted.clone()
     labels[2] = (labels[2] + 1) % 3
     away = carlini_wagner(model, x, labels=labels)
-    assert away.already.tolist() == [False, False, True] and away.distance[2] == 0
+    assert away.already_misclassified.tolist() == [False, False, True] and away.distance[2] == 0
     assert away.success.all() and (model.logits(away.images).argmax(1) != labels).all()
 
 
@@ -281,7 +282,7 @@ def test_progress_is_by_images() -> None:
     x = model.images(5)
     found = carlini_wagner(model, x, labels=model.logits(x).argmax(1), batch=2, progress=progress)
     assert len(found) == 5
-    assert [(name, total) for name, total, *_ in progress.loops] == [("attacking", 5), ("tightening", 5)]
+    assert [(name, total) for name, total, *_ in progress.loops] == [("attacking", 5), ("refining", 5)]
     assert [sorted(numbers) for *_, numbers in progress.loops] == [[0, 1, 2, 3, 4]] * 2
 
 

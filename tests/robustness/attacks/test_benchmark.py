@@ -1,10 +1,9 @@
-"""Campaigns of attacks: what they measure, keep, write and refuse to show."""
+"""The attack benchmark: what it measures, caches, writes and refuses to show."""
 
 import csv
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,30 +13,24 @@ import pytest
 import candid
 from candid._support.errors import CandidError
 from candid.reports.plots import attacks as attacks_plots
-from candid.robustness.attacks.attack import carlini_wagner
-from candid.robustness.attacks.benchmark import CHUNK, Assaulted, Request, campaign
-from candid.robustness.attacks.detection import typical_score
+from candid.robustness.attacks.benchmark import CHUNK, AttackedModel, AttackResults, attack
+from candid.robustness.attacks.carlini_wagner import carlini_wagner
+from candid.robustness.attacks.metrics import median_log_density
 from candid.robustness.attacks.tables import attack_tables, write_attack_tables
 from candid.trust.detectors import TwoTailed
 from candid.trust.judge import HeldOut
-from tests.helpers import RecordedProgress, candid_command
+from tests.helpers import candid_command
 from tests.training.runs import run, small_config, train
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
 
 
-def request(runs: Path, out: Path, **changes: Any) -> Request:
-    own = Request(
-        (runs / "own/model/best", runs / "resnet/model/best"),
-        "digits",
-        out,
-        images=CHUNK + 5,
-        kappas=(0.01,),
-        ds=(0.0, 1000.0),
-        steps=12,
-        workers=0,
-    )
-    return replace(own, **changes)
+def attacked(runs: Path, out: Path, **changes: Any) -> AttackResults:
+    models = changes.pop("models", [runs / "own", runs / "resnet"])
+    usual = {"images": CHUNK + 5, "kappa": (0.01,), "d": (0.0, 1000.0), "steps": 12, "workers": 0}
+    made = attack(models, "digits", **{**usual, "out": out, **changes})
+    assert made is not None
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -46,46 +39,43 @@ def kept(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(runs: Path, kept: Path) -> list[Assaulted]:
-    made = campaign(request(runs, kept))
-    assert made is not None
+def found(runs: Path, kept: Path) -> AttackResults:
+    return attacked(runs, kept)
+
+
+def alone(runs: Path, out: Path, **changes: Any) -> AttackedModel:
+    """The only model of a benchmark."""
+    (made,) = attacked(runs, out, **changes)
     return made
 
 
-def alone(asked: Request) -> Assaulted:
-    """The only model of a campaign."""
-    made = campaign(asked)
-    assert made is not None and len(made) == 1
-    return made[0]
-
-
-def test_figures_are_those_of_the_attacks(runs: Path, found: list[Assaulted]) -> None:
+def test_metrics_are_those_of_the_attacks(runs: Path, found: AttackResults) -> None:
     own, resnet = found
     assert list(own.attacks) == [(0.01, 0.0), (0.01, 1000.0)] and list(resnet.attacks) == [(0.01, 0.0)]
-    scene = own.scene
-    assert scene.targets is not None and resnet.scene.targets is not None
-    assert scene.targets.equal(resnet.scene.targets) and (scene.targets != scene.labels).all()
+    scene = own.inputs
+    assert scene.targets is not None and resnet.inputs.targets is not None
+    assert scene.targets.equal(resnet.inputs.targets) and (scene.targets != scene.labels).all()
     model = candid.load(runs / "own/model/best")
     held_out = HeldOut.of(model)
     assert held_out is not None
     known = held_out.statistics["log_density"]
     first = scene.images[:CHUNK], scene.targets[:CHUNK]
-    median = typical_score(model)
+    median = median_log_density(model)
     assert median == pytest.approx(float(known.median()) / 64)
     again = carlini_wagner(model, *first, kappa=0.01, median=median, steps=12)  # d is 1000
-    attack, figures = own.attacks[0.01, 1000.0], own.figures[1]
-    assert attack.images[:CHUNK].allclose(again.images, atol=1e-5)
+    result, figures = own.attacks[0.01, 1000.0], own.metrics[1]
+    assert result.images[:CHUNK].allclose(again.images, atol=1e-5)
 
     before = model.log_density(scene.images / 255).detach()
-    after = model.log_density(attack.images).detach()
-    fooled = (model.predict(attack.images) == scene.targets) & ~attack.already
-    assert fooled.equal(attack.success & ~attack.already) and fooled.any()
-    assert figures.already == int((model.predict(scene.images / 255) == scene.targets).sum())
+    after = model.log_density(result.images).detach()
+    fooled = (model.predict(result.images) == scene.targets) & ~result.already_misclassified
+    assert fooled.equal(result.success & ~result.already_misclassified) and fooled.any()
+    assert figures.already_misclassified == int((model.predict(scene.images / 255) == scene.targets).sum())
     assert figures.misclassified == int((model.predict(scene.images / 255) != scene.labels).sum())
-    distances = (attack.images - scene.images / 255).flatten(1).norm(dim=1)[fooled]
+    distances = (result.images - scene.images / 255).flatten(1).norm(dim=1)[fooled]
     assert figures.l2_mean == pytest.approx(float(distances.mean()), rel=1e-4)
     assert figures.per_pixel == pytest.approx(float(distances.mean()) / 8, rel=1e-4)
-    confidence = model.posterior(attack.images).amax(1)[fooled].detach().mean()
+    confidence = model.posterior(result.images).amax(1)[fooled].detach().mean()
     assert figures.confidence == pytest.approx(float(confidence), abs=1e-4)
     assert figures.bits_before == pytest.approx(-float(before[fooled].mean()) / 64 / math.log(2), rel=1e-4)
     test = TwoTailed().fit(known)
@@ -93,71 +83,65 @@ def test_figures_are_those_of_the_attacks(runs: Path, found: list[Assaulted]) ->
     area = ((pairs > 0).double() + 0.5 * (pairs == 0).double()).mean()
     assert figures.detection is not None
     assert figures.detection.two_tailed == pytest.approx(float(area), abs=0.005)
-    assert own.figures[0].adaptive_two_tailed == figures.detection.two_tailed
-    assert own.figures[0].adaptive_success == figures.success
-    assert resnet.figures[0].detection is None and resnet.figures[0].bits_after is None
+    assert own.metrics[0].adaptive_two_tailed == figures.detection.two_tailed
+    assert own.metrics[0].adaptive_success == figures.success
+    assert resnet.metrics[0].detection is None and resnet.metrics[0].bits_after is None
 
 
-def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: list[Assaulted]) -> None:
+def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: AttackResults) -> None:
     files = sorted((kept / "attacks").iterdir())
     assert len(files) == 6  # two chunks of three attacks
     cut, gone, *others = files
     times = {file: file.stat().st_mtime_ns for file in others}
     cut.write_bytes(cut.read_bytes()[:100])
     gone.unlink()
-    again = campaign(request(runs, kept))
-    assert again is not None
-    assert [each.figures for each in again] == [each.figures for each in found]
+    again = attacked(runs, kept)
+    assert [each.metrics for each in again] == [each.metrics for each in found]
     assert {file: file.stat().st_mtime_ns for file in others} == times
     assert sorted((kept / "attacks").iterdir()) == files and cut.stat().st_size > 100
 
 
-def test_other_targets_are_other_attacks(runs: Path, kept: Path, found: list[Assaulted]) -> None:
+def test_other_targets_are_other_attacks(runs: Path, kept: Path, found: AttackResults) -> None:
     before = len(list((kept / "attacks").iterdir()))
-    other = alone(request(runs, kept, models=(runs / "resnet/model/best",), seed=1, images=CHUNK))
-    assert other.scene.targets is not None and found[1].scene.targets is not None
-    assert not other.scene.targets.equal(found[1].scene.targets[:CHUNK])
+    other = alone(runs, kept, models=runs / "resnet/model/best", seed=1, images=CHUNK)
+    assert other.inputs.targets is not None and found.models[1].inputs.targets is not None
+    assert not other.inputs.targets.equal(found.models[1].inputs.targets[:CHUNK])
     assert len(list((kept / "attacks").iterdir())) == before + 1
 
 
 def test_failed_attacks_do_not_count_as_rounded_ones(runs: Path, tmp_path: Path) -> None:
-    sure = alone(
-        request(runs, tmp_path, models=(runs / "resnet/model/best",), kappas=(30.0,), ds=(0.0,), images=5)
-    )
-    figures, attack = sure.figures[0], sure.attacks[30.0, 0.0]
-    assert attack.rounded_success.any() and not attack.success.any()
+    sure = alone(runs, tmp_path, models=runs / "resnet/model/best", kappa=(30.0,), d=(0.0,), images=5)
+    figures, result = sure.metrics[0], sure.attacks[30.0, 0.0]
+    assert result.rounded_success.any() and not result.success.any()
     assert figures.success == figures.rounded_success == 0 and figures.l2_mean is None
 
 
 def test_models_must_see_the_same_images(runs: Path, tmp_path: Path) -> None:
     train(small_config(epochs=1, only=["3", "7"]), tmp_path / "two")
-    with pytest.raises(CandidError, match="'own' and 'two'.*one by one"):
-        campaign(request(runs, tmp_path, models=(runs / "own/model/best", tmp_path / "two/model/best")))
+    with pytest.raises(CandidError, match="'own' and 'two'.*separately"):
+        attacked(runs, tmp_path, models=[runs / "own/model/best", tmp_path / "two/model/best"])
     assert not (tmp_path / "attacks").exists()
 
 
 def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
-    progress = RecordedProgress()
-    asked = request(runs, kept, ds=(0.0,))
-    lone = campaign(asked, progress)
-    assert lone is not None and any("no detection figures" in text for text in progress.messages)
-    assert all(each.detection is None for model in lone for each in model.figures)
-    text = "".join(file.read_text() for file in write_attack_tables(lone, asked, kept / "lone"))
-    records = json.loads((kept / "lone" / "attacks.json").read_text())["figures"]
+    lone = attacked(runs, kept, d=(0.0,))
+    assert [note.topic for note in lone.notes] == ["no-detection"]
+    assert all(each.detection is None for model in lone for each in model.metrics)
+    text = "".join(file.read_text() for file in write_attack_tables(lone, kept / "lone"))
+    records = json.loads((kept / "lone" / "attacks.json").read_text())["metrics"]
     assert all(each["detection"] is None and each["adaptive_two_tailed"] is None for each in records)
-    ((head, rows),) = attack_tables(lone, asked).values()
+    ((head, rows),) = attack_tables(lone).values()
     areas = [i for i, name in enumerate(head) if "AUC" in name or "adaptive" in name or "its success" in name]
     assert len(areas) == 5 and {row[i] for row in rows for i in areas} == {("–", "")}
     assert text.count(" – | – | – | – | – |") == 2
-    assert len(attacks_plots.attack_bars(lone).axes) == 2
+    assert len(attacks_plots.attack_bars(lone.models).axes) == 2
 
 
-def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: list[Assaulted]) -> None:
-    asked = request(runs, kept)
-    files = {file.suffix: file.read_text() for file in write_attack_tables(found, asked, kept)}
+def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: AttackResults) -> None:
+    files = {file.suffix: file.read_text() for file in write_attack_tables(found, kept)}
     written = json.loads(files[".json"])
     assert written["attack"]["steps"] == 12 and written["attack"]["method"] in files[".md"]
-    records = written["figures"]
+    records = written["metrics"]
     assert [each["d"] for each in records] == [0, 1000, 0]
     shown = f"{100 * records[1]['detection']['two_tailed']:.1f}"
     for ending in (".md", ".tex", ".html"):
@@ -167,56 +151,58 @@ def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: list[Ass
     rows = list(csv.DictReader(files[".csv"].splitlines()))
     assert len(rows) == 3 * (CHUNK + 5)
     fooled = [
-        float(row["l2"]) for row in rows[: CHUNK + 5] if row["success"] == "1" and row["already"] == "0"
+        float(row["l2"])
+        for row in rows[: CHUNK + 5]
+        if row["success"] == "1" and row["already_misclassified"] == "0"
     ]
     assert records[0]["l2_mean"] == pytest.approx(sum(fooled) / len(fooled), rel=1e-4)
-    ((head, lines),) = attack_tables(found, asked).values()
+    ((head, lines),) = attack_tables(found).values()
     assert all(len(line) == len(head) for line in lines)
 
-    perturbation, detection, _ = attacks_plots.attack_bars(found).axes
+    perturbation, detection, _ = attacks_plots.attack_bars(found.models).axes
     heights = [patch.get_height() for patch in perturbation.patches]  # type: ignore[attr-defined]
     assert heights == pytest.approx([255 * each["per_pixel"] for each in records])
     rates = [text.get_text() for text in detection.texts]
     assert rates == ["no test", *(f"{100 * each['success']:.0f}" for each in records[:2])]
-    assert len(attacks_plots.attack_examples(found).axes) == 4 * 3
+    assert len(attacks_plots.attack_examples(found.models).axes) == 4 * 3
 
 
 def test_other_attacks(runs: Path, tmp_path: Path) -> None:
-    small = request(runs, tmp_path, images=5, models=(runs / "own/model/best",))
-    away = alone(replace(small, targeted=False))
+    small: dict[str, Any] = {"images": 5, "models": runs / "own/model/best"}
+    away = alone(runs, tmp_path, **small, untargeted=True)
     assert (
-        away.scene.targets is None
-        and (away.attacks[0.01, 0.0].posterior.argmax(1) != away.scene.labels).all()
+        away.inputs.targets is None
+        and (away.attacks[0.01, 0.0].posterior.argmax(1) != away.inputs.labels).all()
     )
-    ball = alone(replace(small, method="projected-gradient", radius=0.3))
+    ball = alone(runs, tmp_path, **small, method="projected-gradient", radius=0.3)
     assert list(ball.attacks) == [(0.0, 0.0)] and (ball.attacks[0.0, 0.0].distance <= 0.3 + 1e-6).all()
-    assert ball.figures[0].detection is None
-    loose = alone(replace(small, tighten=False, kappas=(math.inf,)))
-    assert json.dumps([each.record() for each in loose.figures], allow_nan=False)
+    assert ball.metrics[0].detection is None
+    loose = alone(runs, tmp_path, **small, as_published=True, kappa=(math.inf,))
+    assert json.dumps([each.to_dict() for each in loose.metrics], allow_nan=False)
 
 
 def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"kappas": ()}, "at least one"),
-        ({"kappas": (-1.0,)}, "'kappa'"),
-        ({"ds": (math.inf,)}, "'d'"),
+        ({"kappa": ()}, "at least one"),
+        ({"kappa": (-1.0,)}, "'kappa'"),
+        ({"d": (math.inf,)}, "'d.*finite"),
         ({"images": 0}, "at least 1"),
         ({"steps": 0}, "'steps'"),
     ):
         with pytest.raises(CandidError, match=message):
-            campaign(request(runs, tmp_path, **changes))
+            attacked(runs, tmp_path, **changes)
     model = candid.load(runs / "own/model/best")
     model.held_out = {}
     candid.save(model, tmp_path / "uncalibrated")
-    unknown = request(runs, tmp_path, models=(tmp_path / "uncalibrated",), images=3)
+    unknown: dict[str, Any] = {"models": tmp_path / "uncalibrated", "images": 3}
     with pytest.raises(CandidError, match="no held-out scores.*candid calibrate.*--d 0"):
-        campaign(unknown)
+        attacked(runs, tmp_path, **unknown)
     with pytest.raises(CandidError, match="calibrate it first"):
-        typical_score(model)
+        median_log_density(model)
     with pytest.raises(CandidError, match="ResNet has no likelihood"):
-        typical_score(candid.load_any(runs / "resnet/model/best"))
-    lone = alone(replace(unknown, ds=(0.0,)))
-    assert lone.figures[0].bits_after is not None
+        median_log_density(candid.load_any(runs / "resnet/model/best"))
+    lone = alone(runs, tmp_path, **unknown, d=(0.0,))
+    assert lone.metrics[0].bits_after is not None
 
 
 def test_the_command(runs: Path, tmp_path: Path) -> None:
@@ -240,25 +226,22 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     drawn = {file.name for file in tmp_path.glob("*.png")}
     assert drawn == {"attacks.png", "examples.png", "trajectories-own-inf.png"}
     done = candid_command(*COMMAND, *models, "digits", *options[:-4], "--json")
-    assert {each["kappa"] for each in json.loads(done.stdout)["figures"]} == {"inf"}
+    assert {each["kappa"] for each in json.loads(done.stdout)["metrics"]} == {"inf"}
     for arguments, message in (
         (["digits"], "Name one or more models"),
-        ([models[0], "digits", "--trajectories", "7"], "up to 6"),
-        ([models[0], "digits", "--trajectories", "1", "--towards", "*"], "means several"),
+        ([models[0], "digits", "--trajectories", "7"], "at most 6"),
+        ([models[0], "digits", "--trajectories", "1", "--towards", "*"], "stands for several"),
         ([models[1], "digits", "--d", "66"], "ResNet has no likelihood to fool: add 0"),
         ([models[0], "digits", "--kappa", "much"], "--kappa takes numbers"),
     ):
         done = candid_command(*COMMAND, *arguments)
-        assert isinstance(done.exception, CandidError) and message in str(done.exception)
+        assert done.exit_code == 2 and message in str(done.exception)
 
 
-def test_two_processes_share_the_images(
-    runs: Path, tmp_path: Path, kept: Path, found: list[Assaulted]
-) -> None:
-    asked = request(runs, tmp_path, models=(runs / "own/model/best",), ds=(0.0,))
+def test_two_processes_share_the_images(runs: Path, tmp_path: Path, kept: Path, found: AttackResults) -> None:
     options = ("--kappa", "0.01", "--d", "0", "--steps", "12", "--images", str(CHUNK + 5), "--workers", "0")
     done = run(
-        asked.models[0],
+        runs / "own/model/best",
         "digits",
         *options,
         "--devices",
@@ -270,6 +253,8 @@ def test_two_processes_share_the_images(
     )
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "attacks.csv").read_text().splitlines()))
-    assert [row["image"] for row in rows] == list(found[0].scene.names)
+    assert [row["image"] for row in rows] == list(found.models[0].inputs.names)
     distances = [float(row["l2"]) for row in rows]
-    assert distances == pytest.approx(found[0].attacks[0.01, 0.0].distance.tolist(), rel=1e-2, abs=1e-4)
+    assert distances == pytest.approx(
+        found.models[0].attacks[0.01, 0.0].distance.tolist(), rel=1e-2, abs=1e-4
+    )

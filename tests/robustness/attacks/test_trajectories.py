@@ -18,7 +18,7 @@ from candid.models.flow.plane import DecisionPlane, planar_model
 from candid.models.flow.presets import preset
 from candid.reports.plots.trajectories import trajectories as draw
 from candid.robustness.attacks.trajectories import (
-    Path,
+    AttackPath,
     Trajectories,
     fitted_plane,
     nearest_classes,
@@ -47,7 +47,7 @@ def eight_bit_images(n: int = 2, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (n, 1, 8, 8), generator=random, dtype=torch.uint8)
 
 
-def margins_in_the_plane(found: Trajectories, path: Path) -> Tensor:
+def margins_in_the_plane(found: Trajectories, path: AttackPath) -> Tensor:
     logits = found.plane.logits(path.points)
     others = [i for i, y in enumerate(found.classes) if y != found.target]
     return logits[:, found.classes.index(found.target)] - logits[:, others].amax(1)
@@ -187,7 +187,7 @@ def made_up(classes: int, exact: bool, names: str = "class {}", kappa: float = 1
         points = 2 * torch.randn(30, 2, generator=torch.Generator().manual_seed(i)).double().cumsum(0)
         image = 0.9 * torch.rand(3, 4, 4)
         outcome = (image, image + 0.009, 0.5, 0.3, 1, i % 2)
-        paths.append(Path(points, torch.zeros(30), torch.arange(30) >= first, *outcome))
+        paths.append(AttackPath(points, torch.zeros(30), torch.arange(30) >= first, *outcome))
     drawn = tuple(range(classes)) if exact else tuple(range(0, 5 * (classes // 5), classes // 5))
     if not exact:
         kept = {"means": plane.means[list(drawn)], "log_priors": plane.log_priors[list(drawn)]}

@@ -1,8 +1,7 @@
-"""The sweep over corruptions: what it measures, keeps and writes."""
+"""The corruption benchmark: what it measures, caches and writes."""
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,29 +12,40 @@ from PIL import Image
 
 import candid
 from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
 from candid.data.images import image_keys
 from candid.data.splits import ArraySplit
 from candid.inference.roc import area_under_curve
 from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
-from candid.robustness.corruptions.benchmark import Reference, Request, Sweep, alexnet, sweep
+from candid.robustness.corruptions.benchmark import (
+    CorruptedModel,
+    CorruptionResults,
+    Reference,
+    alexnet,
+    corrupt,
+)
 from candid.robustness.corruptions.tables import write_tables
 from tests.helpers import RecordedProgress, candid_command
 
 CHOSEN = ("gaussian_noise", "contrast")
 
 
-def request(runs: Path, out: Path, **changes: Any) -> Request:
-    own = Request((runs / "own/model/best",), "digits", out, corruptions=CHOSEN, severities=(1, 5), workers=0)
-    return replace(own, **changes)
+def measured(runs: Path, out: Path, progress: Progress = SILENT, **changes: Any) -> CorruptionResults:
+    models = changes.pop("models", runs / "own")  # a run folder: its best model is used
+    options = {"out": out, "corruptions": CHOSEN, "severities": (1, 5), "workers": 0, **changes}
+    found = corrupt(models, "digits", progress, **options)
+    assert found is not None
+    return found
 
 
 def test_errors_entropies_and_areas_are_those_of_the_corrupted_images(runs: Path, tmp_path: Path) -> None:
-    found = sweep(request(runs, tmp_path))
-    assert found is not None
-    (own,), reference = found
-    assert reference is None and own.name == "own" and own.beta == 1.0
+    found = measured(runs, tmp_path)
+    (own,) = found
+    assert (
+        found.reference is None and found.notes[0].topic == "no-mce" and own.name == "own" and own.beta == 1.0
+    )
     model = candid.load(runs / "own/model/best")
     test = open_dataset("digits", holdout=0.3).test
     assert isinstance(test, ArraySplit)
@@ -67,25 +77,23 @@ def test_errors_entropies_and_areas_are_those_of_the_corrupted_images(runs: Path
         area = area_under_curve(-model.log_density(images / 255).detach(), torch.cat(surprises))
         assert own.auc["one-tailed"][name] == pytest.approx(area, abs=1e-3)
     assert own.errors["gaussian_noise"][1] > own.clean_error
-    assert set(own.auc["joint"]) == set(CHOSEN) and own.test == "joint"
+    assert set(own.auc["joint"]) == set(CHOSEN) and own.score == "two-tailed"
 
 
-def test_a_second_sweep_reads_what_the_first_kept(runs: Path, tmp_path: Path) -> None:
-    first = sweep(request(runs, tmp_path))
-    kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "predictions").iterdir()}
-    assert len(kept) == 5
-    next(iter(kept)).unlink()
+def test_a_second_benchmark_reads_what_the_first_cached(runs: Path, tmp_path: Path) -> None:
+    first = measured(runs, tmp_path)
+    cached = {file: file.stat().st_mtime_ns for file in (tmp_path / "predictions").iterdir()}
+    assert len(cached) == 5
+    next(iter(cached)).unlink()
     progress = RecordedProgress()
-    assert sweep(request(runs, tmp_path), progress) == first
+    assert measured(runs, tmp_path, progress) == first
     assert len(progress.loops) == 1
-    other = sweep(request(runs, tmp_path, seed=1))
-    assert other is not None and other != first
+    assert measured(runs, tmp_path, seed=1).models != first.models
 
 
 def test_corruption_errors_are_relative_to_a_baseline(runs: Path, tmp_path: Path) -> None:
-    found = sweep(request(runs, tmp_path, baseline=runs / "resnet/model/best"))
-    assert found is not None
-    (own,), reference = found
+    found = measured(runs, tmp_path, baseline=str(runs / "resnet/model/best"))
+    (own,), reference = found, found.reference
     assert reference is not None and reference.name == "resnet"
     ratio = sum(own.errors["contrast"]) / 2 / reference.errors["contrast"]
     assert own.corruption_errors(reference)["contrast"] == pytest.approx(ratio)
@@ -98,12 +106,14 @@ def test_corruption_errors_are_relative_to_a_baseline(runs: Path, tmp_path: Path
 def test_alexnet_is_its_own_reference() -> None:
     published = alexnet()
     errors = {name: [error] * 5 for name, error in published.errors.items()}
-    swept = Sweep("AlexNet", None, published.clean, 1.0, errors, {name: [1.5] * 5 for name in errors})
-    record = swept.record(published)
+    swept = CorruptedModel(
+        "AlexNet", None, published.clean, 1.0, errors, {name: [1.5] * 5 for name in errors}
+    )
+    record = swept.to_dict(published)
     assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
     assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
     perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
-    assert swept.record(perfect)["mce"] is None
+    assert swept.to_dict(perfect)["mce"] is None
 
 
 def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> None:
@@ -115,11 +125,8 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
             place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0].numpy()).save(place / f"{i}.png")
-    found = sweep(
-        request(runs, tmp_path / "out", part="test", corruptions=("contrast",), corrupted=tmp_path / "made")
-    )
-    assert found is not None
-    own = found[0][0]
+    made = {"corruptions": ("contrast",), "corrupted": tmp_path / "made"}
+    (own,) = measured(runs, tmp_path / "out", part="test", **made)
     model = candid.load(runs / "own/model/best")
     wrong = model.predict(corrupted(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
     assert own.images == 40 and own.severities == (1, 5)
@@ -127,10 +134,9 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
 
 
 def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None:
-    models = (runs / "own/model/best", runs / "resnet/model/best")
-    found = sweep(request(runs, tmp_path, models=models, baseline=models[1]))
-    assert found is not None
-    files = {file.suffix: file.read_text() for file in write_tables(*found, tmp_path)}
+    models = [runs / "own/model/best", runs / "resnet/model/best"]
+    found = measured(runs, tmp_path, models=models, baseline=str(models[1]))
+    files = {file.suffix: file.read_text() for file in write_tables(found, tmp_path)}
     assert files.keys() == {".json", ".csv", ".md", ".tex", ".html"}
     own, resnet = json.loads(files[".json"])
     assert resnet["mce"] == pytest.approx(1) and resnet["model"] == "resnet" and own["reference"] == "resnet"
@@ -138,9 +144,10 @@ def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None
     assert len(rows) == 4 and float(rows[0]["error_5"]) == pytest.approx(
         own["errors"]["gaussian_noise"][1], rel=1e-5
     )
-    area = f"{100 * own['auc']['joint']['gaussian_noise']:.1f}"
+    area = f"{100 * own['auc']['two-tailed']['gaussian_noise']:.1f}"
     for ending in (".md", ".tex", ".html"):
-        assert area in files[ending] and f"{100 * own['mce']:.1f}" in files[ending]
+        assert area in files[ending] and "mean AUC, two-tailed" in files[ending]
+        assert f"{100 * own['mce']:.1f}" in files[ending]
     page = ElementTree.fromstring(files[".html"].split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert len(page.findall(".//tbody/tr")) == 2
     assert files[".tex"].count("\\\\") == 3
@@ -152,10 +159,12 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
         ({"severities": (6,)}, "Severity 6 does not exist"),
         ({"severities": ()}, "at least one"),
         ({"images": 0}, "at least 1"),
+        ({"score": "two-tail"}, "did you mean 'two-tailed'"),
+        ({"score_": "joint"}, "did you mean 'score'"),
         ({"corrupted": tmp_path / "none"}, "no data set or folder"),
     ):
         with pytest.raises(CandidError, match=message):
-            sweep(request(runs, tmp_path, **changes))
+            measured(runs, tmp_path, **changes)
 
 
 def test_the_command_prints_a_table_or_json(runs: Path, tmp_path: Path) -> None:
@@ -173,5 +182,6 @@ def test_the_command_prints_a_table_or_json(runs: Path, tmp_path: Path) -> None:
     done = candid_command("corrupt", *models, "digits", *options, "--workers", "0")
     assert done.exit_code == 0, done.output
     assert "clean error (%)" in done.stdout and "Fog" in done.stdout and "own" in done.stdout
+    assert "two-tailed" in done.stdout
     done = candid_command("corrupt", *models, "digits", *options, "--workers", "0", "--json")
     assert [each["model"] for each in json.loads(done.stdout)] == ["own", "resnet"]

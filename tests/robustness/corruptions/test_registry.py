@@ -25,11 +25,12 @@ from candid._support.randomness import generator
 from candid.data.images import centre_box, decode
 from candid.reports.plots.corruptions import corruption_grid
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
-from candid.robustness.corruptions.benchmark import Sweep, alexnet
+from candid.robustness.corruptions.benchmark import CorruptedModel, CorruptionResults, alexnet
 from candid.robustness.corruptions.blur import _scattered
 from candid.robustness.corruptions.digital import _affine, elastic_transform
 from candid.robustness.corruptions.filters import convolved, disk, framed, gaussian_blur, streaked, zoomed
 from candid.robustness.corruptions.noise import Generators, shot_noise
+from candid.robustness.corruptions.options import CorruptOptions
 from candid.robustness.corruptions.registry import corruption
 from candid.robustness.corruptions.tables import table
 from candid.robustness.corruptions.weather import frosted_windows, plasma
@@ -388,15 +389,15 @@ def test_command_draws_a_preview(tmp_path: Path) -> None:
         assert figure.height > 2 * figure.width - 200
     for arguments, message in (
         (["--preview", str(tmp_path / "none.png")], "none.png' can't be used: "),
-        (["--preview", str(photo), "--size", "4"], "--size 4 is too small"),
+        (["--preview", str(photo), "--size", "4"], "4 x 4 pixels are too small"),
         (["--preview", str(photo), "digits"], "leave the other names out"),
         (["digits"], "Name one or more models"),
-        (["model", "digits", "--severities", "high"], "--severities takes numbers"),
+        (["model", "digits", "--severities", "high"], "--severities takes whole numbers"),
         (["model", "digits", "--severities", "0"], "Severity 0 does not exist"),
         (["model", "digits"], "no model at 'model'"),
     ):
         failed = candid_command("corrupt", *arguments)
-        assert isinstance(failed.exception, CandidError)
+        assert failed.exit_code == 2
         assert message in str(failed.exception)
 
 
@@ -416,8 +417,11 @@ def test_a_sixteenth_corruption_is_one_function() -> None:
         assert torch.equal(dark, (image.int() - 5).clamp(min=0).to(torch.uint8))
         assert torch.equal(corrupted(image, "fog", 3, generator(0)), fog)
         errors = {name: [0.5] * 5 for name in CORRUPTIONS}
-        found = Sweep("model", 1.0, 0.1, 1.0, errors, errors)
-        record, (head, rows) = found.record(alexnet()), table([found], alexnet())
+        found = CorruptedModel("model", 1.0, 0.1, 1.0, errors, errors)
+        record, (head, rows) = (
+            found.to_dict(alexnet()),
+            table(CorruptionResults((found,), alexnet(), CorruptOptions())),
+        )
         assert len(record["errors"]) == len(before) + 1 and set(record["ce"]) == set(before)
         assert record["mce"] is not None and head[-1] == "darkness" and len(head) == len(rows[0])
     finally:

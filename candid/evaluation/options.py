@@ -1,0 +1,50 @@
+"""The options of evaluate and compare; no torch, so that help texts load quickly."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from candid._support.config import Option, check_fields
+from candid._support.text import named_pairs
+from candid.inference.options import DataOptions
+from candid.trust.options import ErrorLevel, Novelty, ScoreName
+
+OtherImages = Annotated[
+    tuple[str, ...],
+    Option(
+        "Other images to detect: a folder, a data set, 'uniform-noise' or 'constant'. Repeat for more.",
+        metavar="NAME=PATH",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(DataOptions):
+    """What to measure, and where to cache predictions."""
+
+    out: Annotated[
+        Path | None, Option("Folder for results and cached predictions.", default="evaluation/MODEL")
+    ] = None
+    ood: OtherImages = ()
+    ensemble: Annotated[
+        tuple[str, ...], Option("One more model for WAIC. Repeat for more.", metavar="MODEL")
+    ] = ()
+    ten_crop: Annotated[bool, Option("Also average posteriors over ten crops.")] = False
+    temperature: Annotated[bool, Option("Also report the metrics with temperature scaling.")] = False
+    score: ScoreName = None
+    novelty: Novelty = None
+    error: ErrorLevel = None
+    name: Annotated[str | None, Option("What the model is called in the results.", hidden=True)] = None
+
+    @property
+    def others(self) -> dict[str, str]:
+        """The other sets by name."""
+        return named_pairs(self.ood, "--ood")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Where to write the comparison."""
+
+    out: Annotated[Path, Option("Folder for the table and the figure.")] = Path("comparison")
+    __post_init__ = check_fields
