@@ -35,7 +35,7 @@ from candid.data.loader import named_batches
 from candid.inference.predictions import to_float
 from candid.models.flow.presets import preset
 from candid.models.resnet import ResNetConfig
-from candid.robustness.attacks.attack import KAPPA, STEPS, carlini_wagner
+from candid.robustness.attacks.carlini_wagner import KAPPA, STEPS, carlini_wagner
 
 OURS = "Candid"
 BATCH = 64

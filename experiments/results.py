@@ -20,8 +20,7 @@ from typing import Any
 from candid._support.errors import CandidError
 from candid._support.files import replacing
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
-from candid.evaluation.compare import FIGURES
-from candid.evaluation.study import temperature_scaled
+from candid.evaluation.compare import METRICS
 from candid.inference.predictions import Predictions
 from candid.models import zoo
 from candid.reports.plots import comparison as comparison_plots
@@ -52,7 +51,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     predictions = test_predictions(out)
     scaled = metrics["temperature_scaled"]
-    after = temperature_scaled(predictions, scaled["temperature"])
+    after = (predictions.logits.double() / scaled["temperature"]).softmax(1)
     return {
         "beta": metrics["beta"] if metrics["kind"] == "generative" else None,
         "images": metrics["images"],
@@ -61,7 +60,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
         "scaled": {
             "temperature": scaled["temperature"],
             **_figures(scaled),
-            "sure": int((after.posterior >= CRITICAL).sum()),
+            "sure": int((after >= CRITICAL).sum()),
         },
         "false_positives": metrics["false_positives"],
         "ood": metrics["ood"],
@@ -70,7 +69,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
 
 
 def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
-    found = {key: metrics[key] for key in FIGURES if key in metrics}
+    found = {key: metrics[key] for key in METRICS if key in metrics}
     return found | {"intervals": {key: ends for key, ends in metrics["intervals"].items() if key in found}}
 
 
@@ -123,20 +122,20 @@ def explained(names: Sequence[str], data: str, work: Path) -> Any:
 def examined(work: Path) -> None:
     """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
     with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if Path(row["image"]).is_file()]
+        rows = [row for row in csv.DictReader(file) if Path(row["path"]).is_file()]
     usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
     torn = [row for row in usual if row["classes"].count(";") == 1]
     others = [row for row in rows if row["set"] != "test"] or rows
     chosen = {
-        "sure": max(usual, key=lambda row: float(row["posterior"])),
-        "torn": min(torn, key=lambda row: abs(float(row["posterior"]) - 0.5)),
-        "unsure": min(usual, key=lambda row: float(row["posterior"])),
+        "sure": max(usual, key=lambda row: float(row["confidence"])),
+        "torn": min(torn, key=lambda row: abs(float(row["confidence"]) - 0.5)),
+        "unsure": min(usual, key=lambda row: float(row["confidence"])),
         "novel": min(others, key=lambda row: float(row["p_value"])),
     }
     for kind, row in chosen.items():
         out = work / "pages" / kind
         shutil.rmtree(out, ignore_errors=True)
-        candid("examine", SHOWN, row["image"], "--figures", out)
+        candid("examine", SHOWN, row["path"], "--figures", out)
         (page,) = out.glob("*.png")
         shutil.copy(page, PAGE / f"page-{kind}.png")
 

@@ -31,6 +31,12 @@ PAPER_AREAS = {
 """Of the two-tailed test on ImageNet, by corruption."""
 
 
+def _attack_metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of all attacks; earlier results call them figures."""
+    attacks = results["attacks"]
+    return attacks["metrics"] if "metrics" in attacks else attacks["figures"]
+
+
 def tables(results: Results) -> dict[str, str]:
     """Each in Markdown, by its name on the page."""
     return {
@@ -118,7 +124,7 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
         if record["model"] == name:
             more["mCE, relative to cifar10-resnet"] = _percent(record["mce"])
             more[f"mean AUC over 15 corruptions, score '{test}'"] = _percent(record["mean_auc"][test])
-    for attack in results["attacks"]["figures"]:
+    for attack in _attack_metrics(results):
         if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
             more["median L2 of the smallest attack (pixels in [0, 1])"] = _number(attack["l2_median"], 3)
             more["success of this attack"] = _percent(attack["success"])
@@ -237,7 +243,7 @@ def _attacks(results: Results) -> Table:
     head = ("", "κ", "d", "success (%)", "median L2", "confidence (%)", "AUC two-tailed (%)", "adaptive (%)")
 
     def rows() -> Iterator[Sequence[str]]:
-        for attack in results["attacks"]["figures"]:
+        for attack in _attack_metrics(results):
             detection = attack["detection"]
             yield (
                 f"**{title(attack['model'])}**",

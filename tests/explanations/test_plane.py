@@ -19,7 +19,7 @@ from torch.distributions import MultivariateNormal
 from candid import CandidError, ClassifierConfig, GenerativeClassifier, ResNet, ResNetConfig, load, save
 from candid._support.config import to_dict
 from candid.data.datasets import open_dataset
-from candid.evaluation.evaluate import Request, evaluate
+from candid.evaluation.evaluate import evaluate
 from candid.explanations.overview import project
 from candid.models.checkpoint import load_any
 from candid.models.flow.plane import (
@@ -215,7 +215,7 @@ def test_a_fitted_plane_classifies_with_an_unchanged_network(fitted: Path) -> No
 
 
 def test_a_fitted_plane_is_evaluated_on_its_classes(fitted: Path) -> None:
-    found = evaluate(Request(fitted / "model" / "best", "digits", workers=0))
+    found = evaluate(fitted, "digits", workers=0)
     assert found is not None
     results = json.loads((fitted / "results.json").read_text())
     assert found.metrics["accuracy"] == pytest.approx(results["test"]["accuracy"])

@@ -9,10 +9,10 @@ from torch import Tensor
 
 import candid
 from candid import CandidError, GenerativeClassifier, Score
-from candid.evaluation.study import Detection
 from candid.inference.predictions import predict
 from candid.models.protocol import Outputs
 from candid.trust.calibrate import calibrate
+from candid.trust.detection import Detection
 from candid.trust.detectors import Detector, TwoTailed
 from candid.trust.judge import HeldOut, Judge, measures_of, needed
 from candid.trust.scores import SCORES, statistics_of

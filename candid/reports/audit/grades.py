@@ -14,7 +14,7 @@ from candid._support.tables import GOOD, SOME
 from candid._support.text import listed, number, percent, span
 from candid.evaluation.calibration_error import CRITICAL, expected_calibration_error, top_bins
 from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
-from candid.robustness.corruptions.benchmark import Sweep
+from candid.robustness.corruptions.benchmark import CorruptedModel
 from candid.trust.judge import LEVEL
 
 Mark = Literal["good", "fair", "poor", "unknown"]
@@ -214,7 +214,7 @@ def out_of_distribution(metrics: dict[str, Any]) -> Grade:
     return Grade(aspect, grade, f"{percent(min(areas.values()))} at least", text)
 
 
-def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Grade:
+def corruptions(found: CorruptedModel | None, reason: str, guesses: bool = False) -> Grade:
     """By how many more images are wrong; ``reason`` is why there is no sweep.
 
     A model that ``guesses`` has nothing to lose.
@@ -230,12 +230,12 @@ def corruptions(found: Sweep | None, reason: str, guesses: bool = False) -> Grad
     )
     if guesses:
         grade, text = "unknown", "It guesses, so corruptions can't make it worse. "
-    areas = found.auc.get(found.test or "", {})
+    areas = found.auc.get(found.score or "", {})
     if areas:
         area = sum(areas.values()) / len(areas)
         says = "well" if area >= GOOD else "in part" if area > SOME else "hardly"
         text += (
-            f"The test '{found.test}' notices corruptions {says} (area under the ROC curve {percent(area)})."
+            f"The test '{found.score}' notices corruptions {says} (area under the ROC curve {percent(area)})."
         )
     else:
         text += "Whether it notices corruptions is not known: it has no held-out scores."
@@ -253,7 +253,7 @@ def attacks(figures: Sequence[AttackMetrics], reason: str) -> Grade:
         key=lambda each: (-(each.success or 0), each.per_pixel or 0),
         default=None,
     )
-    images = max(each.images - each.already for each in tried)
+    images = max(each.images - each.already_misclassified for each in tried)
     text = f"{percent(most)} of {images:,} images were led to a wrong class"
     if gentlest is not None and gentlest.per_pixel is not None:
         seen = "too little to be seen" if gentlest.per_pixel < VISIBLE else "enough to be seen"

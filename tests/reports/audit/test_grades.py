@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from candid.reports.audit import grades as verdicts
-from candid.robustness.attacks.metrics import AttackFigures
-from candid.robustness.corruptions.benchmark import Sweep
+from candid.robustness.attacks.metrics import AttackMetrics
+from candid.robustness.corruptions.benchmark import CorruptedModel
 
 
 def metrics(**changes: Any) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def areas(**sets: tuple[float, float]) -> dict[str, Any]:
     }
 
 
-def attack(success: float | None, **changes: Any) -> AttackFigures:
-    return AttackFigures(
+def attack(success: float | None, **changes: Any) -> AttackMetrics:
+    return AttackMetrics(
         "own", 1.0, 0.01, 0.0, 20, 3, 0, success, success, 10.0, 20, per_pixel=0.001, **changes
     )
 
@@ -111,10 +111,10 @@ def test_out_of_distribution() -> None:
 
 def test_corruptions() -> None:
     for error, grade in ((0.15, "good"), (0.25, "fair"), (0.3, "poor")):
-        swept = Sweep("own", 1.0, 0.1, 0.5, {"fog": [error, error]}, {"fog": [1.0, 1.0]})
+        swept = CorruptedModel("own", 1.0, 0.1, 0.5, {"fog": [error, error]}, {"fog": [1.0, 1.0]})
         found = verdicts.corruptions(swept, "")
         assert found.grade == grade and "worst: fog" in found.sentence and "not known" in found.sentence
-    known = Sweep("own", 1.0, 0.1, 0.5, {"fog": [0.2]}, {"fog": [1.0]}, {"joint": {"fog": 0.9}}, "joint")
+    known = CorruptedModel("own", 1.0, 0.1, 0.5, {"fog": [0.2]}, {"fog": [1.0]}, {"joint": {"fog": 0.9}}, "joint")
     assert "'joint' notices corruptions well" in verdicts.corruptions(known, "").sentence
     assert verdicts.corruptions(None, "why").sentence == "why"
     guessing = verdicts.corruptions(known, "", guesses=True)
