@@ -12,6 +12,7 @@ from candid._support.errors import CandidError, NonFiniteError
 from candid.models.flow.backbone import build_flow
 from candid.models.flow.config import ClassifierConfig, Memory, checked_names
 from candid.models.flow.frozen import FrozenFlow, freeze
+from candid.models.flow.initial import uniform
 from candid.models.flow.mixture import LatentMixture, log_standard_normal
 from candid.models.flow.pooling import DCTPooling
 from candid.models.flow.presets import preset
@@ -81,7 +82,7 @@ class GenerativeClassifier(ImageClassifier):
                 config.priors,
                 config.planar,
             )
-            self.register_buffer("noise", torch.rand(self.image_shape))
+            self.register_buffer("noise", uniform(*self.image_shape))
         for name, values in (("image_mean", config.mean), ("image_std", config.std)):
             # The configuration holds them; on the CPU even where a model is built without memory (meta).
             per_channel = torch.tensor(values, device="cpu")[:, None, None]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from candid._support.errors import CandidError
 from candid.models.flow.fused import affine, is_trained, scaled_tanh
+from candid.models.flow.initial import normal
 from candid.models.flow.invertible import Invertible
 from candid.models.flow.precision import full_precision
 from candid.models.flow.reversible import Gradients, ParameterGradients, PulledBack
@@ -302,7 +303,7 @@ def random_orthogonal(n: int) -> Tensor:
     The Q of a Gaussian matrix's QR decomposition, with the signs of R's diagonal moved into Q:
     without that, Q is not uniformly distributed (Mezzadri, 2007).
     """
-    gaussian = torch.randn(n, n, dtype=torch.float64)
+    gaussian = normal(n, n, dtype=torch.float64)
     if gaussian.is_meta:  # a model that is being loaded; torch would load its compiler to compute nothing
         return gaussian
     q, r = torch.linalg.qr(gaussian)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from candid._support.errors import CandidError
 from candid.models.flow.config import check_planar, check_priors
+from candid.models.flow.initial import normal
 from candid.models.flow.precision import full_precision
 
 
@@ -179,5 +180,5 @@ def log_standard_normal(z: Tensor) -> Tensor:
 
 def _normal(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:
     """Return scaled normal numbers; on the meta device unscaled, else torch would load its compiler."""
-    drawn = torch.randn(*shape)
+    drawn = normal(*shape)
     return drawn if drawn.is_meta else drawn * times / over
