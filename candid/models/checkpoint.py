@@ -130,9 +130,6 @@ def save_held_out(model: Model, path: str | os.PathLike[str]) -> None:
     _write(folder, record, {"held_out": model.held_out})
 
 
-save_calibration = save_held_out
-
-
 def scores_belong(model: Model) -> bool:
     """Return whether the held-out scores of ``model`` were measured with the model as it is now."""
     scores = model.held_out

@@ -3,13 +3,12 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from candid._support.config import to_dict
 from candid._support.errors import CandidError
 from candid._support.files import digest
 from candid.data.images import Crop, Preprocessing, current_crop
@@ -340,9 +339,10 @@ class ImageClassifier(nn.Module):
         """Return a SHA-256 digest of configuration, class names, preprocessing and weights.
 
         Fixed rotations are left out: one that was stored in half precision is made orthogonal again when it
-        is loaded, and the last digit of that may differ between machines.
+        is loaded, and the last digit of that may differ between machines. Of the configuration, what differs
+        from its defaults counts, so that a later version may have more keys.
         """
-        described = [to_dict(self.config), self.class_names, self.image_shape, self.record.crop]
+        described = [_without_defaults(self.config), self.class_names, self.image_shape, self.record.crop]
         return digest(described, weights_digest(self).digest()).hexdigest()
 
     def logits(self, x: Tensor) -> Tensor:
@@ -357,6 +357,15 @@ class ImageClassifier(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Return the most probable class, (B,)."""
         return self.logits(x).argmax(dim=1)
+
+
+def _without_defaults(config: Any) -> dict[str, Any]:
+    values = {each.name: (getattr(config, each.name), each.default) for each in fields(config)}
+    return {
+        name: _without_defaults(value) if is_dataclass(value) else value
+        for name, (value, default) in values.items()
+        if value != default
+    }
 
 
 def weights_digest(model: Any) -> "hashlib._Hash":

@@ -61,7 +61,7 @@ def calibrate(
     fabric = launch(chosen.devices)
     progress = progress if fabric.is_global_zero else SILENT
     folder = checkpoint.own_folder(model) if isinstance(model, str | os.PathLike) else None
-    loaded = checkpoint.load_any(folder) if folder is not None else model
+    loaded = checkpoint.load(folder, held_out=False) if folder is not None else model
     assert not isinstance(loaded, str | os.PathLike)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)
     found = measure(runner, *_splits(loaded, data, chosen, progress), loaded.preprocessing)

@@ -58,13 +58,14 @@ class HeldOut:
         try:
             gaussian = _under(GAUSSIAN, tensors)
             statistics = _under(STATISTIC, tensors)
+            _check(statistics, tensors["temperature"], len(model.class_names))
             return cls(
                 {OLD_NAMES.get(name, name): values for name, values in statistics.items()},
                 float(tensors["temperature"]),
                 FeatureGaussian(**gaussian) if gaussian else None,
                 _under(FIT, tensors),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CandidError(
                 f"The model's held-out scores can't be read ({error}): calibrate it again."
             ) from error
@@ -80,6 +81,22 @@ class HeldOut:
             **{GAUSSIAN + name: values for name, values in gaussian.items()},
             **{f"{FIT}{score.name}.{name}": values for name, values in fit.items()},
         }
+
+
+def _check(statistics: Mapping[str, Tensor], temperature: Tensor, classes: int) -> None:
+    """Raise a ValueError if held-out scores have a shape, a type or a value that no measurement gives."""
+    if not 0 < float(temperature) < math.inf:
+        raise ValueError(f"the temperature is {float(temperature)}")
+    predicted = statistics["predicted"]
+    if predicted.dtype != torch.int64 or predicted.ndim != 1:
+        raise ValueError(f"'predicted' is {predicted.dtype} of {predicted.ndim} dimensions")
+    if not ((predicted >= 0) & (predicted < classes)).all():
+        raise ValueError(f"'predicted' names classes that are none of the {classes}")
+    for name, values in statistics.items():
+        if values.ndim < 1 or len(values) != len(predicted):
+            raise ValueError(f"'{name}' has the shape {tuple(values.shape)} for {len(predicted)} images")
+        if values.dtype == torch.bool or values.isnan().any():
+            raise ValueError(f"'{name}' is not made of numbers")
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

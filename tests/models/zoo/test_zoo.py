@@ -1,6 +1,7 @@
 """The models that come with the package: whole, small, calibrated, and as their cards say."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sklearn.datasets import load_sample_images
 import candid
 from candid import CandidError, CheckpointError
 from candid.models import zoo
+from candid.models.checkpoint import sealed
 from candid.models.zoo.cards import as_markdown
 from candid.trust.judge import HeldOut
 from tests.helpers import candid_command
@@ -99,3 +101,32 @@ def test_examine_gives_verdicts_at_once(tmp_path: Path) -> None:
     Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
     done = candid_command("examine", "cifar10-beta1", str(tmp_path / "noise.png"), "--json")
     assert json.loads(done.stdout)["verdict"] == "novel"
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_bundled_model_carries_digests_and_fitted_detectors(name: str) -> None:
+    record = json.loads((zoo.FOLDER / name / "model.json").read_text(encoding="utf-8"))
+    assert record == sealed(record) and {"sha256"} < record["weights"].keys()
+    held_out = HeldOut.of(candid.load(name))
+    assert held_out is not None and held_out.fits
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("temperature", torch.tensor(0.0), "temperature is 0"),
+        ("temperature", torch.tensor(-1.0), "temperature is -1"),
+        ("temperature", torch.tensor(math.nan), "temperature is nan"),
+        ("temperature", torch.ones(3), "scalar"),
+        ("statistic.predicted", torch.tensor(3), "'predicted' is"),
+        ("statistic.predicted", torch.full((1000,), 10), "none of the 10"),
+        ("statistic.complexity", torch.zeros(7, 3), r"'complexity' has the shape \(7, 3\)"),
+        ("statistic.max_logit", torch.ones(1000, dtype=torch.bool), "'max_logit' is not made of numbers"),
+        ("statistic.max_logit", torch.full((1000,), math.nan), "'max_logit' is not made of numbers"),
+    ],
+)
+def test_malformed_held_out_scores_give_one_sentence(key: str, value: torch.Tensor, reason: str) -> None:
+    model = candid.load("cifar10-resnet")
+    model.held_out[key] = value
+    with pytest.raises(candid.CandidError, match=f"{reason}.*calibrate it again"):
+        HeldOut.of(model)
