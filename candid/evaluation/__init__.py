@@ -1,1 +1,1 @@
-"""What a model is worth on data: one pass over a split, and pure functions of it."""
+"""Evaluation of a model on data: one pass over a split, and pure functions of it."""

@@ -1,4 +1,4 @@
-"""Does a posterior of 80 % mean that 80 % are right? Binned errors, temperature, intervals.
+"""Calibration error: are 80 % of the predictions with a posterior of 80 % correct? Temperature, intervals.
 
 Two conventions are in use. The paper counts every class's posterior of every image as one prediction
 (``all_bins``); most others count only the most probable class of each image (``top_bins``).
@@ -16,7 +16,7 @@ from candid._support.randomness import generator
 from candid.inference.metrics import check_labels
 
 CRITICAL = 0.997
-"""The confidence from which on the paper calls a prediction sure."""
+"""The confidence at which the paper calls a prediction confident."""
 _AT_ONCE = 2**18  # numbers in one piece of work: bounds the memory, whatever the number of images
 
 
@@ -31,7 +31,7 @@ class Bins(NamedTuple):
     confidence: Tensor
     """Mean confidence, (B,)."""
     accuracy: Tensor
-    """Share of predictions that are right, (B,)."""
+    """Share of predictions that are correct, (B,)."""
 
     @property
     def errors(self) -> Tensor:
@@ -41,7 +41,7 @@ class Bins(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A figure on the images at hand, and where it may lie on others of their kind."""
+    """A metric on these images, and the range in which it may lie on others of their kind."""
 
     value: float
     low: float
@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 
 def all_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
-    """Every class's posterior (N, M) is one prediction, right if that class is the label (N,).
+    """Return bins in which every class's posterior (N, M) is a prediction, correct if it is the label (N,).
 
     >>> all_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).accuracy.tolist()
     [0.0, 1.0]
@@ -59,7 +59,7 @@ def all_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
 
 
 def top_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
-    """Only the most probable class of each image is a prediction.
+    """Return bins in which only the most probable class of each image is a prediction.
 
     >>> top_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).count.tolist()
     [0, 1]
@@ -69,7 +69,7 @@ def top_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
 
 
 def expected_calibration_error(bins: Bins) -> float:
-    """Mean of |confidence - accuracy| over the bins, weighted by their counts.
+    """Return the mean of |confidence - accuracy| over the bins, weighted by their counts.
 
     >>> bins = top_bins(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
     >>> expected_calibration_error(bins)
@@ -79,12 +79,12 @@ def expected_calibration_error(bins: Bins) -> float:
 
 
 def maximum_calibration_error(bins: Bins) -> float:
-    """Largest |confidence - accuracy| of a bin."""
+    """Return the largest |confidence - accuracy| of a bin."""
     return _maximum(bins).item()
 
 
 def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CRITICAL) -> float | None:
-    """How many times more often than it may the model is wrong when it is sure; None if it is never sure.
+    """Return the error rate of confident predictions divided by the rate that they allow; None without any.
 
     The share of wrong ones among the posteriors of at least ``critical``, over 1 - ``critical``.
 
@@ -107,12 +107,12 @@ def calibration_metrics(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Interval | None]:
-    """``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with intervals.
+    """Return ``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with intervals.
 
     Those of binned errors are bootstrapped: they say how much a figure varies from one set of images to
     another. They do not correct its bias: noise in a bin counts as miscalibration, so the binned errors of a
     perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval: of a few
-    sure predictions, none may be wrong. It is None if no posterior reaches 0.997.
+    confident predictions, none may be wrong. It is None if no posterior reaches 0.997.
     """
     _check(posterior, labels, bins)
     parts = _every_class(posterior, labels, bins), _top_class(posterior, labels, bins)
@@ -128,7 +128,7 @@ def calibration_metrics(
 
 
 def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Mean of one value per image (N,), with its bootstrap interval.
+    """Return the mean of one value per image (N,), with its bootstrap interval.
 
     >>> mean_interval(torch.tensor([3.0, 3.0]))
     Interval(value=3.0, low=3.0, high=3.0)
@@ -144,7 +144,7 @@ def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: f
 
 
 def share_interval(hits: Tensor, level: float = 0.95) -> Interval:
-    """Share of images that are hits (N,), with its exact binomial interval.
+    """Return the share of images that are hits (N,), with its exact binomial interval.
 
     >>> value, low, high = share_interval(torch.tensor([True, True, True]))
     >>> value, round(low, 9), high
@@ -179,7 +179,7 @@ def _top_class(posterior: Tensor, labels: Tensor, bins: int) -> Tensor:
 
 
 def _sure(posterior: Tensor, labels: Tensor, critical: float) -> Tensor:
-    """Sure predictions of each image, and the wrong ones among them, (N, 2)."""
+    """Return the confident predictions of each image, and the wrong ones among them, (N, 2)."""
     sums = posterior.new_empty(len(labels), 2, dtype=torch.float64)
     for rows, p, right in _pieces(posterior, labels):
         sure = p >= critical
@@ -188,7 +188,7 @@ def _sure(posterior: Tensor, labels: Tensor, critical: float) -> Tensor:
 
 
 def _pieces(posterior: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some images at a time: which, their posteriors in float64, and which are of the right class, (n, M)."""
+    """Yield some images at a time: which, their posteriors in float64, and which are correct, (n, M)."""
     classes = torch.arange(posterior.shape[1], device=posterior.device)
     at_once = max(1, _AT_ONCE // len(classes))
     for start in range(0, len(labels), at_once):
@@ -206,7 +206,7 @@ def _binned(confidence: Tensor, right: Tensor, bins: int) -> Tensor:
 
 
 def _bins_of(sums: Tensor) -> Bins:
-    """From sums over images, (..., 3, B)."""
+    """Return bins from sums over images, (..., 3, B)."""
     count, confidence, right = sums.unbind(-2)
     return Bins(count.long(), confidence / count.clamp(min=1), right / count.clamp(min=1))
 
@@ -221,13 +221,13 @@ def _maximum(bins: Bins) -> Tensor:
 
 
 def _overconfidence(sums: Tensor, critical: float) -> Tensor:
-    """NaN if no prediction is sure."""
+    """Return the OCE; NaN if no prediction is confident."""
     sure, wrong = sums.unbind(-1)
     return wrong / sure / (1 - critical)
 
 
 def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Interval | None:
-    """The exact one; None if no prediction is sure."""
+    """Return the exact interval; None if no prediction is confident."""
     sure, wrong = map(int, sums)
     if not sure:
         return None
@@ -243,7 +243,7 @@ def _binomial(hits: int, n: int, level: float) -> Interval:
 def _intervals(
     per_image: Tensor, figures: Callable[[Tensor], Tensor], resamples: int, seed: int, level: float
 ) -> list[Interval | None]:
-    """Percentile intervals of figures (..., F), functions of the sums (..., K) of ``per_image`` (N, K).
+    """Return percentile intervals of metrics (..., F), functions of the sums (..., K) of ``per_image``.
 
     None for a figure that is NaN; resamples in which it is NaN are left out. Resampling adds noise, which
     moves a maximum or an absolute value up, so an interval is widened where it would miss the value.
@@ -260,7 +260,7 @@ def _intervals(
 
 
 def _resampled_sums(per_image: Tensor, resamples: int, seed: int) -> Tensor:
-    """Sums of ``per_image`` (N, K) over N images drawn with replacement, (R, K).
+    """Return sums of ``per_image`` (N, K) over N images drawn with replacement, (R, K).
 
     How often each image is drawn, (R, N), times ``per_image``, for some resamples at a time.
     """

@@ -44,9 +44,9 @@ class JudgedSet:
     predictions: Predictions
     judge: Judge
     p_value: Tensor
-    """Among all held-out images, (N,)."""
+    """p-values among all held-out images, (N,)."""
     class_p_value: Tensor
-    """Among those of the same predicted class, (N,)."""
+    """p-values among held-out images of the same predicted class, (N,)."""
     verdicts: list[Verdict]
 
 
@@ -56,13 +56,13 @@ class Evaluation:
 
     model: Model
     metrics: dict[str, Any]
-    """As in ``metrics.json``."""
+    """The metrics, as in ``metrics.json``."""
     predictions: Predictions
     scaled: Predictions | None = None
-    """With temperature scaling, if that was asked for."""
+    """Predictions with temperature scaling, if that was asked for."""
     detection: Detection | None = None
     judged: dict[str, JudgedSet] = field(default_factory=dict)
-    """By set of images, the data's own first; empty for a model without held-out scores."""
+    """Judged images by set, the data's own first; empty for a model without held-out scores."""
     notes: tuple[Note, ...] = ()
 
     def examinations(self) -> Iterator[tuple[str, int, Examination]]:

@@ -1,1 +1,1 @@
-"""What a classifier does when images get worse, by accident or on purpose."""
+"""How a classifier behaves on corrupted and on attacked images."""

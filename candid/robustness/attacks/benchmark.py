@@ -53,14 +53,14 @@ class AttackInputs:
     """8-bit, (N, C, H, W)."""
     labels: Tensor
     targets: Tensor | None
-    """(N,); None untargeted."""
+    """Target classes, (N,); None for untargeted attacks."""
     names: tuple[str, ...]
     class_names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model and what it is to be attacked with."""
+    """A model, and what its attacks need."""
 
     name: str
     runner: Runner
@@ -80,7 +80,7 @@ class AttackedModel:
     inputs: AttackInputs
     clean: Predictions
     attacks: dict[tuple[float, float], AttackResult]
-    """By kappa and d."""
+    """Results by kappa and d."""
     metrics: tuple[AttackMetrics, ...]
 
     @property
@@ -216,7 +216,7 @@ def other_classes(labels: Tensor, classes: int, seed: int) -> Tensor:
 
 
 def _attacked(options: AttackOptions, target: Target, kappa: float, d: float) -> AttackResult | None:
-    """Attack all images, in chunks shared by the processes; None in all but the first."""
+    """Attack all images, in chunks shared by the processes; return None in all but the first."""
     runner, fabric = target.runner, target.runner.fabric
     size = max(1, min(CHUNK, NUMBERS_A_BATCH // target.inputs.images[0].numel()))
     chunks = torch.arange(len(target.inputs.images)).split(size)

@@ -23,11 +23,11 @@ from candid.robustness.attacks.search import (
 )
 
 KAPPA, C, LEARNING_RATE, PATIENCE = 0.01, 10.0, 0.01, 20
-"""The paper's."""
+"""The learning rate and the patience of the paper."""
 STEPS = 1000
-"""At most: an attack without an end (kappa is infinite) takes them all, others stop by themselves."""
+"""Largest number of steps: attacks with infinite kappa take them all, others stop by themselves."""
 DETECTION = 1000.0
-"""The weight of fooling the detection where there is one: the paper's largest."""
+"""The weight of fooling the detection if there is one: the paper's largest."""
 REACH = 0.99
 """The largest tanh(w). Stretched to 1, so that black and white pixels have a finite w and can move."""
 ADAM = (0.9, 0.999, 1e-8)
@@ -118,7 +118,7 @@ def carlini_wagner(
 def _descent(
     search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int, *, learning_rate: float
 ) -> Iterator[int]:
-    """Adam on the images ``numbers``; yields those that have converged."""
+    """Run Adam on the images ``numbers``; yield those that have converged."""
     beta1, beta2, epsilon = ADAM
     x = search.x[numbers]
     w = (REACH * (2 * x - 1)).atanh()
@@ -159,6 +159,6 @@ def _check_detection(model: Attackable, d: float, median: float | None) -> None:
         require_latent(model, "A likelihood to fool (d > 0)")
     if d > 0 and (median is None or not math.isfinite(median)):
         raise CandidError(
-            f"Fooling the detection (d = {d:g}) needs the median of log q(x) / D over training images, "
+            f"Fooling the detection (d = {d:g}) needs the median of log q(x) / D over held-out images, "
             f"not {median}: give it in nats per dimension."
         )

@@ -24,7 +24,7 @@ VISIBLE = 4 / 255
 
 @dataclass(frozen=True)
 class Detected:
-    """Areas under the ROC curve of telling attacked images from their originals, by log q(x) alone."""
+    """AUCs of separating attacked images from their originals, by log q(x) alone."""
 
     one_tailed: float
     two_tailed: float
@@ -40,9 +40,9 @@ class AttackMetrics:
     d: float
     images: int
     misclassified: int
-    """Before the attack, as whatever class."""
+    """Images that are misclassified before the attack, as any class."""
     already_misclassified: int
-    """Before the attack, as the attack wants: not attacked, not in any figure below."""
+    """Images that are misclassified as the attack wants before it begins: excluded from the metrics below."""
     success: float | None
     """Share of the attacked images that were fooled; None if there were none."""
     rounded_success: float | None
@@ -50,28 +50,28 @@ class AttackMetrics:
     steps: float
     """Gradient steps, mean over all images."""
     most_steps: int
-    """Of an image."""
+    """Mean L2 norm of the perturbation of an image."""
     l2_mean: float | None = None
     l2_median: float | None = None
-    """Of all attacked images; infinite if half of them were not fooled."""
+    """Median over all attacked images; infinite if half of them were not fooled."""
     per_pixel: float | None = None
-    """Mean of the root mean square."""
+    """Mean of the root mean square perturbation."""
     confidence: float | None = None
     """Posterior of the wrong class."""
     entropy_before: float | None = None
     entropy_after: float | None = None
-    """In nats."""
+    """Mean entropy of the posterior before and after, in nats."""
     contrast: float | None = None
     """Mean standard deviation of an image's pixels, relative to the originals'."""
     bits_before: float | None = None
     bits_after: float | None = None
-    """Per dimension."""
+    """Bits per dimension before and after."""
     detection: Detected | None = None
     adaptive_one_tailed: float | None = None
     adaptive_two_tailed: float | None = None
-    """The lowest areas among the attacks with this kappa that fool the detection, too."""
+    """The lowest AUCs among the attacks with this kappa that also fool the detection."""
     adaptive_success: float | None = None
-    """That of the attack with the lowest two-tailed area."""
+    """Success of the attack with the lowest two-tailed AUC."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics as JSON: infinities are strings, and so is beta."""

@@ -61,7 +61,7 @@ def projected_gradient(
 
 
 def _ascent(search: Search, numbers: Tensor, radius: float, steps: int, step_size: float) -> Iterator[int]:
-    """Projected gradients on the images ``numbers``; yields them in the end."""
+    """Run projected gradients on the images ``numbers``; yield them at the end."""
     x = moved = search.x[numbers]
     for step in range(steps + 1):
         moved = moved.detach().requires_grad_()

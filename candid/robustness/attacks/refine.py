@@ -1,4 +1,4 @@
-"""From an image that fools a model towards the nearest one that does."""
+"""Refinement: from an image that fools a model to the nearest one that does."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ APPROACH = 60
 GROWTH = 0.05
 """The share by which its radius changes at a step."""
 EARLY = (0.01, 0.1)
-"""Shares of d that come before it."""
+"""Shares of d with which the loss is minimised first."""
 WORTH = 1e-3
 """The share by which refinement has to lower the loss to go on."""
 
@@ -21,7 +21,7 @@ WORTH = 1e-3
 def refinement(
     search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int
 ) -> Iterator[int]:
-    """Lowers the loss of those ``numbers`` that can reach kappa; yields them when they are done.
+    """Lower the loss of those ``numbers`` that can reach kappa; yield them when they are done.
 
     A large d makes a narrow valley, in which steps are short: the loss is minimised with a smaller d first.
     """
@@ -44,7 +44,7 @@ def refinement(
 def _refine(
     search: Search, numbers: Tensor, moved: Tensor, objective: Objective, steps: int, patience: int
 ) -> None:
-    """Lowers the loss of the images ``numbers``, from ``moved``.
+    """Lower the loss of the images ``numbers``, from ``moved``.
 
     With F the loss without its decision term, a step goes down F and then to the nearest image in [0, 1]
     where the margin, linear around the present one, is kappa. With ``d`` = 0 a full step down ends at the
@@ -82,7 +82,7 @@ def _refine(
 
 
 def _approached(search: Search, numbers: Tensor, objective: Objective, steps: int) -> Tensor:
-    """The nearest images that reach kappa on a sphere around the originals; the best known where none does.
+    """Return the nearest images on spheres around the originals that reach kappa, or the best known ones.
 
     A step goes along the margin's gradient and back to the sphere, whose radius is at first where kappa would
     be if the margin were linear; it shrinks while kappa is reached and grows while it is not (Rony et al.,
@@ -112,7 +112,7 @@ def _approached(search: Search, numbers: Tensor, objective: Objective, steps: in
 
 
 def _projected(goal: Tensor, x: Tensor, rise: Tensor, wanted: Tensor) -> Tensor:
-    """The image in [0, 1] nearest to ``goal`` with ``rise . (image - x) >= wanted``, if there is one.
+    """Return the image in [0, 1] nearest to ``goal`` with ``rise . (image - x) >= wanted``, if there is one.
 
     It is ``goal + lambda rise``, clipped, with lambda from what would do without clipping to 2^20 of it.
     """

@@ -13,7 +13,7 @@ from candid._support.errors import CandidError, NonFiniteError
 from candid.models.protocol import as_latent, require_latent
 
 NUMBERS_A_BATCH = 4 * 3 * 224 * 224
-"""Of the images that are attacked at once."""
+"""Numbers in the images that are attacked at once."""
 
 
 class Attackable(Protocol):
@@ -22,12 +22,12 @@ class Attackable(Protocol):
     image_shape: tuple[int, int, int]
 
     def logits(self, x: Tensor) -> Tensor:
-        """(B, M)."""
+        """Return logits, (B, M)."""
         ...
 
 
 class Evaluation(NamedTuple):
-    """What the model says of B images."""
+    """What the model says about B images."""
 
     logits: Tensor
     margin: Tensor
@@ -40,11 +40,11 @@ class Trace:
     """The path of one image, from the original to where the attack stopped: n - 1 steps."""
 
     margins: Tensor
-    """Of the logits, (n,): positive where the model is fooled."""
+    """Margin of the logits, (n,): positive where the model is fooled."""
     distances: Tensor
     """L2 norm from the original, (n,)."""
     latents: Tensor | None = None
-    """(n, D), if they were asked for."""
+    """Latents, (n, D), if they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class AttackResult:
     rounded_success: Tensor
     """Whether the image is still misclassified as wanted when it is rounded to 8 bits, (N,)."""
     already_misclassified: Tensor
-    """Whether it was before anything was done, (N,)."""
+    """Whether the image was misclassified as wanted before the attack, (N,)."""
     distance: Tensor
     """L2 norm of the perturbation, (N,) in float64; black to white is 1 for each number of a pixel."""
     margin: Tensor
     """``l_t - max l_y`` over all y but the target t, (N,); untargeted, ``max l_y - l_t`` from the label t."""
     posterior: Tensor
-    """Of ``images``, (N, M) in float64."""
+    """Posterior of ``images``, (N, M) in float64."""
     log_density: Tensor | None
-    """Of ``images``, (N,) in nats, in float64; None without a likelihood."""
+    """Log density of ``images``, (N,) in nats, in float64; None without a likelihood."""
     steps: Tensor
     """Gradient steps until the attack stopped, (N,)."""
     traces: tuple[Trace, ...] | None
@@ -82,16 +82,16 @@ class AttackResult:
 
 
 class Objective(NamedTuple):
-    """What a perturbation is to minimise."""
+    """What a perturbation minimises."""
 
     kappa: float
     c: float
     d: float
     median: float
-    """Of log q(x) / D over training images, in nats per dimension."""
+    """Median of log q(x) / D over held-out images, in nats per dimension."""
 
     def loss(self, change: Tensor, seen: Evaluation) -> Tensor:
-        """``|change|^2 + c max(-margin, -kappa) + d (median - log q / D)^2``, (B,) in float64."""
+        """Return ``|change|^2 + c max(-margin, -kappa) + d (median - log q / D)^2``, (B,) in float64."""
         loss = squares(change).double() + self.c * (-seen.margin).clamp(min=-self.kappa).double()
         if seen.log_density is None:
             return loss
@@ -143,7 +143,7 @@ class Search:
         labels: Tensor | Sequence[int] | None,
         classes: int,
     ) -> Tensor:
-        """Whose logits are to rise, or, untargeted, to fall, (N,)."""
+        """Return the classes whose logits rise or, in untargeted attacks, fall, (N,)."""
         if targets is None and labels is None:
             raise CandidError("An attack needs a target for each image, or labels to lead away from.")
         if classes < 2:
@@ -160,14 +160,14 @@ class Search:
         return chosen
 
     def batches(self, batch: int | None) -> Iterator[Tensor]:
-        """The numbers of the images that are attacked at once."""
+        """Yield the numbers of the images that are attacked at once."""
         if batch is not None and batch < 1:
             raise CandidError(f"'batch' must be at least 1, not {batch}.")
         size = batch or max(1, NUMBERS_A_BATCH // self.x[0].numel())
         return iter(torch.arange(len(self.x), device=self.x.device).split(size))
 
     def evaluate(self, x: Tensor, numbers: Tensor, density: bool = False) -> Evaluation:
-        """At ``x``, versions of the images ``numbers``."""
+        """Evaluate the model at ``x``, versions of the images ``numbers``."""
         log_density = z = None
         if self.latent is not None:
             outputs = self.latent(x)
@@ -182,7 +182,7 @@ class Search:
 
     @torch.no_grad()
     def keep(self, numbers: Tensor, x: Tensor, seen: Evaluation, loss: Tensor, kappa: float) -> Tensor:
-        """Keeps what is better than before; returns where it is, (B,)."""
+        """Keep what is better than before and return where it is, (B,)."""
         if not torch.isfinite(loss).all():
             raise NonFiniteError("The model's logits are not finite: check its weights.")
         reached = seen.margin > 0 if math.isinf(kappa) else seen.margin >= kappa
@@ -214,27 +214,27 @@ class Search:
 
 
 def wide(per_image: Tensor) -> Tensor:
-    """(B,) as (B, 1, 1, 1)."""
+    """Return (B,) as (B, 1, 1, 1)."""
     return per_image[:, None, None, None]
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The product of each image of ``a`` with that of ``b``, (B,)."""
+    """Return the product of each image of ``a`` with that of ``b``, (B,)."""
     return (a * b).flatten(1).sum(1)
 
 
 def squares(x: Tensor) -> Tensor:
-    """The squared L2 norm of each image, (B,)."""
+    """Return the squared L2 norm of each image, (B,)."""
     return x.square().flatten(1).sum(1)
 
 
 def lengths(x: Tensor) -> Tensor:
-    """L2 norm of each image, never zero, (B, 1, 1, 1)."""
+    """Return the L2 norm of each image, never zero, (B, 1, 1, 1)."""
     return wide(x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny))
 
 
 def _prepared(model: Attackable) -> Attackable:
-    """In evaluation mode, without gradients of its weights."""
+    """Return the model in evaluation mode, without gradients of its weights."""
     latent = as_latent(model)
     if latent is not None:
         return latent.frozen()
@@ -244,7 +244,7 @@ def _prepared(model: Attackable) -> Attackable:
 
 
 def _checked_images(model: Attackable, images: Tensor) -> Tensor:
-    """Floats in [0, 1] of the type and on the device of the model, (N, C, H, W)."""
+    """Return floats in [0, 1] of the type and on the device of the model, (N, C, H, W)."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         given = getattr(images, "dtype", type(images).__name__)
         raise CandidError(f"Images must be 8-bit or floats in [0, 1], not {given}: convert them first.")
@@ -265,7 +265,7 @@ def _checked_images(model: Attackable, images: Tensor) -> Tensor:
 
 
 def _place(model: Attackable, images: Tensor) -> tuple[torch.device, torch.dtype]:
-    """Where the model is, and the type of its numbers."""
+    """Return where the model is, and the type of its numbers."""
     tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else (images,)
     known = [(each.device, each.dtype) for each in tensors if each.is_floating_point()]
     return known[0] if known else (images.device, torch.get_default_dtype())
@@ -285,7 +285,7 @@ def _checked_numbers(given: Tensor | Sequence[int], name: str, n: int, classes: 
 
 @torch.no_grad()
 def result_of(search: Search, batch: int | None) -> AttackResult:
-    """What was found."""
+    """Return what was found."""
     rounded, densities = [], []
     for numbers in search.batches(batch):
         images = search.images[numbers]

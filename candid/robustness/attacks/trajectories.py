@@ -43,17 +43,17 @@ class AttackPath:
     """(C, H, W), floats in [0, 1]."""
     attacked: Tensor
     distance: float
-    """L2 norm between the two."""
+    """L2 norm of the difference."""
     posterior: float
     """p(target) of the attacked image."""
     predicted: int
     """The class of the original, as the model sees it."""
     label: int
-    """As it is; the same if no labels are known."""
+    """The true class of the original; the predicted one if no labels are known."""
 
     @property
     def first(self) -> int:
-        """The step that fooled the model for the first time; n if none did."""
+        """The first step that fooled the model; n if none did."""
         return int(self.fooled.int().argmax()) if bool(self.fooled.any()) else len(self.fooled)
 
 
@@ -76,9 +76,9 @@ class Trajectories:
     plane: DecisionPlane
     exact: bool
     classes: tuple[int, ...]
-    """Those in the plane, in its order."""
+    """The classes in the plane, in its order."""
     class_names: tuple[str, ...]
-    """Of all classes of the model."""
+    """Names of all classes of the model."""
     target: int
     kappa: float
     paths: tuple[AttackPath, ...]
@@ -161,7 +161,7 @@ def trajectories(
 
 
 def _until_best(attack: AttackResult) -> list[tuple[Tensor, Tensor]]:
-    """Latents (n, D) and margins (n,) of each image up to the step that was kept."""
+    """Return latents (n, D) and margins (n,) of each image up to the step that was returned."""
     found = []
     for trace, distance, margin in zip(attack.traces or (), attack.distance, attack.margin, strict=True):
         assert trace.latents is not None
@@ -175,7 +175,7 @@ def _until_best(attack: AttackResult) -> list[tuple[Tensor, Tensor]]:
 def nearest_classes(
     model: LatentModel, latents: list[Tensor], target: int, count: int = NEAREST
 ) -> tuple[int, ...]:
-    """The target, then the ``count`` - 1 other classes that any of the paths (n_i, D) comes closest to.
+    """Return the target, then the ``count`` - 1 other classes closest to any of the paths (n_i, D).
 
     How close a path comes to class y is counted against the other classes, at the step where that is most::
 
@@ -198,7 +198,7 @@ def nearest_classes(
 
 @torch.no_grad()
 def fitted_plane(model: LatentModel, classes: tuple[int, ...]) -> DecisionPlane:
-    """The plane nearest to the means of ``classes`` in least squares, with these means projected to it.
+    """Return the plane nearest to the means of ``classes`` in least squares, with these means projected.
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits")

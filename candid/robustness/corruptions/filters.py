@@ -12,7 +12,7 @@ Border = Literal["edge", "mirror", "mirror edge"]
 
 
 def truncated(levels: Tensor) -> Tensor:
-    """Whole levels of 0 to 255, rounded down, but not because float32 has a little less than a whole one.
+    """Return whole levels of 0 to 255, rounded down, but not because of float32's own rounding.
 
     >>> truncated(torch.tensor([-3.0, 6.9, 6.99999, 300.0]))
     tensor([  0.,   6.,   7., 255.])
@@ -21,7 +21,7 @@ def truncated(levels: Tensor) -> Tensor:
 
 
 def framed(images: Tensor, rows: int, columns: int, border: Border) -> Tensor:
-    """Images with so many more rows above and below and columns left and right.
+    """Return images with this many more rows above and below and columns left and right.
 
     >>> framed(torch.tensor([[[[1, 2, 3]]]]), 0, 2, "mirror")
     tensor([[[[3, 2, 1, 2, 3, 2, 1]]]])
@@ -47,7 +47,7 @@ def _inside(index: Tensor, size: int, border: Border) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: float, truncate: float, border: Border) -> Tensor:
-    """Convolution with a Gaussian of ``sigma`` pixels, cut off at ``truncate`` sigmas.
+    """Convolve with a Gaussian of ``sigma`` pixels, cut off at ``truncate`` sigmas.
 
     >>> gaussian_blur(torch.eye(3)[None, None], 0.4, 2.0, "edge")[0, 0, 0]
     tensor([0.9225, 0.0759, 0.0016])
@@ -71,7 +71,7 @@ def _bell(reach: int, sigma: float) -> Tensor:
 
 
 def convolved(images: Tensor, kernel: Tensor, border: Border) -> Tensor:
-    """Convolution with a square ``kernel`` (2r + 1, 2r + 1), by Fourier transforms."""
+    """Convolve with a square ``kernel`` (2r + 1, 2r + 1), by Fourier transforms."""
     height, width = images.shape[2:]
     reach = len(kernel) // 2
     wide = framed(images, reach, reach, border)
@@ -82,7 +82,7 @@ def convolved(images: Tensor, kernel: Tensor, border: Border) -> Tensor:
 
 
 def disk(radius: float, softness: float) -> Tensor:
-    """The picture of a point out of focus: a disk of ``radius`` pixels, softened by a Gaussian; sums to 1.
+    """Return the picture of a point out of focus: a softened disk of ``radius`` pixels that sums to 1.
 
     >>> (disk(1, 0.1) * 5).round()[1:4, 1:4]
     tensor([[0., 1., 0.],
@@ -99,7 +99,7 @@ def disk(radius: float, softness: float) -> Tensor:
 
 
 def streaked(images: Tensor, angles: Tensor, radius: float, sigma: float) -> Tensor:
-    """Each image smeared one way along its angle (radians), 2 ``radius`` pixels far.
+    """Return each image smeared one way along its angle (radians), 2 ``radius`` pixels far.
 
     out(p) = sum_i w_i x(p + i (cos angle, sin angle), rounded), with w_i a Gaussian of ``sigma`` pixels,
     i >= 0. What lies outside is the edge.
@@ -122,7 +122,7 @@ def streaked(images: Tensor, angles: Tensor, radius: float, sigma: float) -> Ten
 
 
 def zoomed(images: Tensor, factor: float) -> Tensor:
-    """The middle of each image, enlarged to the size of the image.
+    """Return the middle of each image, enlarged to the size of the image.
 
     >>> zoomed(torch.arange(16.0).view(1, 1, 4, 4), 2.0)[0, 0, 0]
     tensor([5.0000, 5.3333, 5.6667, 6.0000])
@@ -134,7 +134,7 @@ def zoomed(images: Tensor, factor: float) -> Tensor:
 
 
 def enlarged(images: Tensor, factor: float, height: int, width: int) -> Tensor:
-    """The middle of each image enlarged ``factor`` times, linearly between pixels, (B, C, height, width)."""
+    """Return the middle of each image enlarged ``factor`` times, bilinear, (B, C, height, width)."""
     size = [max(height, round(images.shape[2] * factor)), max(width, round(images.shape[3] * factor))]
     large = F.interpolate(images, size=size, mode="bilinear", align_corners=True)
     top, left = (size[0] - height) // 2, (size[1] - width) // 2

@@ -17,7 +17,7 @@ Generators = Sequence[Generator]
 
 
 def uniform(generators: Generators, *shape: int, device: torch.device | None = None) -> Tensor:
-    """Numbers in [0, 1), (B, *shape).
+    """Draw numbers in [0, 1), (B, *shape).
 
     >>> uniform([torch.Generator().manual_seed(0)], 2, 3).shape
     torch.Size([1, 2, 3])
@@ -26,7 +26,7 @@ def uniform(generators: Generators, *shape: int, device: torch.device | None = N
 
 
 def normal(generators: Generators, *shape: int, device: torch.device | None = None) -> Tensor:
-    """Standard normal numbers, (B, *shape)."""
+    """Draw standard normal numbers, (B, *shape)."""
     return torch.stack([torch.randn(shape, generator=each) for each in generators]).to(device)
 
 

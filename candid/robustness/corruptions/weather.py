@@ -150,7 +150,7 @@ def frost(images: Tensor, generators: Generators, kept: float, strength: float, 
 
 @cache
 def frosted_windows(size: int) -> Tensor:
-    """Six drawn windows with ice crystals, (6, 3, size, size), in levels of 0 to 255; opposite sides fit.
+    """Draw six windows with ice crystals, (6, 3, size, size), in levels of 0 to 255; opposite sides fit.
 
     >>> frosted_windows(64).shape
     torch.Size([6, 3, 64, 64])
