@@ -413,15 +413,6 @@ def checked_level(name: str, level: float) -> float:
     return level
 
 
-def check_classes(statistic: Tensor, classes: Tensor) -> None:
-    """Raise an error unless there is one whole number per image."""
-    if classes.shape != statistic.shape[:1] or classes.is_floating_point():
-        raise CandidError(
-            f"The classes of {len(statistic) if statistic.ndim else 1} images must be as many whole numbers, "
-            f"not {classes.dtype} of shape {tuple(classes.shape)}."
-        )
-
-
 def fitted(part: T | None) -> T:
     """Return what `fit` made; raise an error if it was not called."""
     if part is None:

@@ -12,7 +12,7 @@ from candid._support.errors import CandidError
 from candid.inference.predictions import Measure, Predictions
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model
-from candid.trust.detectors import Detector, check_classes, checked_level, fitted
+from candid.trust.detectors import Detector, checked_level, fitted
 from candid.trust.scores import (
     SCORES,
     FeatureGaussian,
@@ -192,6 +192,15 @@ class PerClass:
         for c in classes.unique().tolist():
             answers[classes == c] = ask(self._own.get(c, shared), statistic[classes == c])
         return answers
+
+
+def check_classes(statistic: Tensor, classes: Tensor) -> None:
+    """Raise an error unless there is one whole number per image."""
+    if classes.shape != statistic.shape[:1] or classes.is_floating_point():
+        raise CandidError(
+            f"The classes of {len(statistic) if statistic.ndim else 1} images must be as many whole numbers, "
+            f"not {classes.dtype} of shape {tuple(classes.shape)}."
+        )
 
 
 def _fitted(held_out: HeldOut, score: Score) -> PerClass:
