@@ -8,6 +8,8 @@ from candid._support.threads import prepare_threads
 from candid._support.version import __version__
 
 if TYPE_CHECKING:
+    from candid.evaluation.compare import compare
+    from candid.evaluation.evaluate import Evaluation, evaluate
     from candid.explanations.overview import explain
     from candid.models.checkpoint import load, load_any, save
     from candid.models.flow.classifier import GenerativeClassifier
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
+    from candid.robustness.attacks.benchmark import AttackResults, attack
+    from candid.robustness.corruptions.benchmark import CorruptionResults, corrupt
     from candid.training.train import TrainResult, train
     from candid.trust.calibrate import calibrate
     from candid.trust.examine import Unusable, examine, examine_stream
@@ -28,9 +32,12 @@ prepare_threads()  # before anything loads torch
 
 __all__ = [
     "PRESETS",
+    "AttackResults",
     "CandidError",
     "CheckpointError",
     "ClassifierConfig",
+    "CorruptionResults",
+    "Evaluation",
     "Examination",
     "FlowConfig",
     "GenerativeClassifier",
@@ -43,7 +50,11 @@ __all__ = [
     "Unusable",
     "Verdict",
     "__version__",
+    "attack",
     "calibrate",
+    "compare",
+    "corrupt",
+    "evaluate",
     "examine",
     "examine_stream",
     "explain",
@@ -59,6 +70,8 @@ __all__ = [
 
 # These need torch, which takes seconds to import: they are imported when they are first used.
 _LAZY = {
+    "evaluation.compare": ("compare",),
+    "evaluation.evaluate": ("Evaluation", "evaluate"),
     "explanations.overview": ("explain",),
     "models.checkpoint": ("load", "load_any", "save"),
     "models.flow.classifier": ("GenerativeClassifier",),
@@ -68,6 +81,8 @@ _LAZY = {
     "models.importers.released": ("import_released",),
     "models.importers.torchvision": ("import_torchvision",),
     "models.resnet": ("ResNet", "ResNetConfig"),
+    "robustness.attacks.benchmark": ("AttackResults", "attack"),
+    "robustness.corruptions.benchmark": ("CorruptionResults", "corrupt"),
     "training.train": ("TrainResult", "train"),
     "trust.calibrate": ("calibrate",),
     "trust.examine": ("Unusable", "examine", "examine_stream"),

@@ -171,7 +171,7 @@ def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any)
         >>> found = candid.corrupt("cifar10-beta1", "digits", corruptions=["frog"])
         Traceback (most recent call last):
         ...
-        candid._support.errors.CandidError: Unknown corruption 'frog': did you mean 'frost'?
+        candid._support.errors.CandidError: Unknown corruption 'frog': did you mean 'fog'?
     """
     chosen = build(CorruptOptions, options)
     check_names(chosen.corruptions)
