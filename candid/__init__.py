@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.resnet import ResNet, ResNetConfig
+    from candid.reports.audit.run import Audit, audit
     from candid.robustness.attacks.benchmark import AttackResults, attack
     from candid.robustness.corruptions.benchmark import CorruptionResults, corrupt
     from candid.training.train import TrainResult, train
@@ -33,6 +34,7 @@ prepare_threads()  # before anything loads torch
 __all__ = [
     "PRESETS",
     "AttackResults",
+    "Audit",
     "CandidError",
     "CheckpointError",
     "ClassifierConfig",
@@ -51,6 +53,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "attack",
+    "audit",
     "calibrate",
     "compare",
     "corrupt",
@@ -83,6 +86,7 @@ _LAZY = {
     "models.resnet": ("ResNet", "ResNetConfig"),
     "robustness.attacks.benchmark": ("AttackResults", "attack"),
     "robustness.corruptions.benchmark": ("CorruptionResults", "corrupt"),
+    "reports.audit.run": ("Audit", "audit"),
     "training.train": ("TrainResult", "train"),
     "trust.calibrate": ("calibrate",),
     "trust.examine": ("Unusable", "examine", "examine_stream"),

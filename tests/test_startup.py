@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import candid
-from candid.cli.app import COMMANDS, LEGACY
+from candid.cli.app import COMMANDS
 
 HEAVY = {"torch", "numpy", "matplotlib", "scipy", "sklearn", "PIL", "lightning_fabric", "safetensors"}
 COMMAND_LINES = """
@@ -66,7 +66,7 @@ MISTAKES = (
     ["examine", "model", "image.png", "--novelty", "2"],
     ["import", "weights.pt", "--out", __file__],
 )
-HELP = ([], ["--help"], ["--version"], *([name, "--help"] for name in (*COMMANDS, *LEGACY)))
+HELP = ([], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS))
 
 
 def test_help_and_mistakes_import_nothing_heavy() -> None:

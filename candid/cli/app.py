@@ -29,10 +29,11 @@ COMMANDS = {
     "import": "candid.cli.models:import_model",
     "serve": "candid.cli.serve:serve",
     "export": "candid.cli.export:export",
+    "audit": "candid.cli.audit:audit",
+    "demo": "candid.cli.demo:demo",
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
 FLAGS = ("-h", "--help", "--version")
-LEGACY = ("audit", "demo")
 
 
 def main() -> None:
@@ -59,14 +60,10 @@ def main() -> None:
 def run(arguments: list[str]) -> int | None:
     """Run the command in ``arguments`` and return its exit code."""
     name = arguments[0] if arguments else "--help"
-    if name in LEGACY:
-        from candid.cli import legacy
-
-        return legacy.run(arguments)
     if name.startswith("-") and name not in FLAGS:
         raise CandidError(f"There is no option '{name}': {did_you_mean(name, FLAGS)}")
     if not name.startswith("-") and name not in COMMANDS:
-        raise CandidError(f"There is no command '{name}': {did_you_mean(name, [*COMMANDS, *LEGACY])}")
+        raise CandidError(f"There is no command '{name}': {did_you_mean(name, COMMANDS)}")
     if name in ("-h", "--help"):
         for each in COMMANDS:  # the list needs their first sentences
             app[each].help  # noqa: B018
@@ -94,5 +91,3 @@ app = App(
 )
 for _name, _function in COMMANDS.items():
     app.command(_function, name=_name)
-for _name in LEGACY:
-    app.command(lambda: None, name=_name, help=f"See 'candid {_name} --help'.")

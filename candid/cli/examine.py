@@ -154,7 +154,7 @@ class _Pages:
 
 
 def _record(explanation: "Explanation", page: Path, names: Sequence[str]) -> dict[str, Any]:
-    record: dict[str, Any] = {"in_words": explanation.summary.sentence, "page": str(page)}
+    record: dict[str, Any] = {"summary": explanation.summary.sentence, "page": str(page)}
     changed = explanation.changed
     if isinstance(changed, str):
         record["counterfactual"] = {"error": changed}

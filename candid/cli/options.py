@@ -12,7 +12,7 @@ How to convert a command:
 3. The docstring is the help: its first sentence is in ``candid --help``.
 4. Import what is heavy (torch, figures) inside the function; everything above is loaded for ``--help``.
 5. Call one function of the package, show its result, and return an exit code or None.
-6. Add the command to ``COMMANDS`` in ``cli/app.py`` and remove the old one from ``cli/legacy.py``.
+6. Add the command to ``COMMANDS`` in ``cli/app.py``.
 
 ``cli/examine.py`` is an example.
 """

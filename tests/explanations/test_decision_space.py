@@ -91,7 +91,7 @@ def test_captions_say_which_of_the_four_cases_it_is(
     shown: DecisionSpace, verdict: Kind | None, kind: str, words: list[str]
 ) -> None:
     p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
-    reading = summarise(shown, ("cat", "dog"), p_value, verdict)
-    assert reading.kind == kind
-    assert all(word in reading.sentence for word in words), reading.sentence
-    assert ("typical (p = 0.4)" in reading.sentence) == (p_value == 0.4)
+    summary = summarise(shown, ("cat", "dog"), p_value, verdict)
+    assert summary.kind == kind
+    assert all(word in summary.sentence for word in words), summary.sentence
+    assert ("typical (p = 0.4)" in summary.sentence) == (p_value == 0.4)

@@ -64,8 +64,8 @@ def test_a_page_shows_what_was_found(
     )
     y = space.classes[-1]
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
-    reading = summarise(space, NAMES, p_value, kind)
-    explanation = Explanation(heatmaps(model, outputs), space, reading, changed)
+    summary = summarise(space, NAMES, p_value, kind)
+    explanation = Explanation(heatmaps(model, outputs), space, summary, changed)
     shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (
         "posterior (%)",
@@ -88,9 +88,9 @@ def test_single_figures_are_labelled(
     (space,) = decision_spaces(model, outputs)
     maps = heatmaps(model, outputs, top=2)
     assert "saliency" in check(examine_plots.heatmaps(image, maps, NAMES), tmp_path)
-    reading = summarise(space, NAMES)
-    shown = check(examine_plots.decision_space(space, NAMES, reading), tmp_path)
-    assert "distance from it (σ)" in shown and reading.sentence.split()[0] in shown
+    summary = summarise(space, NAMES)
+    shown = check(examine_plots.decision_space(space, NAMES, summary), tmp_path)
+    assert "distance from it (σ)" in shown and summary.sentence.split()[0] in shown
     found = counterfactual(model, image, space.classes[-1], 0.4)
     shown = check(latent_plots.counterfactual(found, NAMES), tmp_path)
     assert "grey levels" in shown and "target 40 %" in shown and "original" in shown

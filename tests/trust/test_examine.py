@@ -209,7 +209,7 @@ def test_json_lines_and_pages(model: GenerativeClassifier, folder: Path, tmp_pat
         assert record["confidence"] == record["posterior"][record["label"]]
         assert 0 < record["p_value"] <= 1 and record["verdict"] in ("accept", "ambiguous", "novel")
         assert set(record["classes"]) <= set(model.class_names)
-        assert record["in_words"].endswith(".")
+        assert record["summary"].endswith(".")
         with Image.open(pages / page) as shown:
             assert shown.width > 1000
         assert record["counterfactual"]["posterior"] == pytest.approx(0.6, abs=0.01)

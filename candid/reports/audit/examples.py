@@ -1,6 +1,4 @@
-"""A few images that are examined one by one: chosen by what the models make of them."""
-
-from __future__ import annotations
+"""A few images that are examined one by one, chosen by what the models say about them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,70 +15,67 @@ from candid.data.loader import named_batches
 from candid.evaluation.evaluate import Evaluation
 from candid.explanations.explainer import Explainer, Explanation
 from candid.reports.audit.models import AuditedModel
-from candid.reports.audit.options import AuditOptions as Request
+from candid.reports.audit.options import AuditOptions
 from candid.trust.examine import Examiner
 from candid.trust.verdict import Examination
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one model says of an image, and why."""
+    """What one model says about an image, and why."""
 
-    model: str
-    class_names: tuple[str, ...]
+    model: AuditedModel
     examined: Examination
     explanation: Explanation
 
 
 @dataclass(frozen=True)
 class Example:
-    """An image, why it was chosen, and what the generative models say of it."""
+    """An image, why it was chosen, and what the generative models say about it."""
 
     why: str
     source: str
-    """The set that it is from."""
+    """The name of its set."""
     path: Path
     true_class: str | None
     opinions: list[Opinion]
 
 
 def examples(
-    request: Request, models: Sequence[AuditedModel], evaluations: Sequence[Evaluation], progress: Progress
+    data: str,
+    options: AuditOptions,
+    models: Sequence[AuditedModel],
+    evaluations: Sequence[Evaluation],
+    progress: Progress,
 ) -> list[Example]:
-    """At most as many as asked for; none if no model is generative."""
-    generative = [
-        (model, each) for model, each in zip(models, evaluations, strict=True) if model.is_generative
-    ]
-    if not generative or not request.examples:
+    """Return at most ``options.examples`` images; none if no model is generative."""
+    generative = [pair for pair in zip(models, evaluations, strict=True) if pair[0].is_generative]
+    if not generative or not options.examples:
         return []
     model, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
-    chosen, paths = [], []
+    files = _Files(data, options, evaluation, progress)
+    found: list[Example] = []
     for why, source, index in _chosen(model, evaluation):
-        path = _file(request, model, evaluation, source, index, progress)
+        path = files.path(source, index)
         if path is not None:
-            chosen.append((why, source, index))
-            paths.append(path)
-        if len(paths) == request.examples:
+            found.append(Example(why, source, path, files.true_class(source, index), []))
+        if len(found) == options.examples:
             break
-    opinions: list[list[Opinion]] = [[] for _ in chosen]
-    for other, each in generative:
-        names = other.model.class_names
-        examiner, explainer = Examiner(each.model, other.path, evidence=True), Explainer(each.model)
-        for own, found in zip(opinions, examiner.examine(paths), strict=True):
-            if isinstance(found, Examination):
-                own.append(Opinion(other.name, names, found, explainer.explain(found)))
-    return [
-        Example(why, source, path, _true_class(evaluation, source, index), own)
-        for (why, source, index), path, own in zip(chosen, paths, opinions, strict=True)
-    ]
+    for other, _ in generative:
+        examiner, explainer = Examiner(other.model, other.path, evidence=True), Explainer(other.model)
+        judged = examiner.examine([each.path for each in found])
+        for example, examined in zip(found, judged, strict=True):
+            if isinstance(examined, Examination):
+                example.opinions.append(Opinion(other, examined, explainer.explain(examined)))
+    return found
 
 
 def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, str, int]]:
-    """Why, the set, and the number in it: the first image of each kind."""
+    """Yield why, the set, and the number in it: the first image of each kind."""
     part, found = evaluation.metrics["part"], evaluation.predictions
     confidence, predicted = found.posterior.max(1)
     right = predicted == found.labels
-    own = evaluation.opinions.get(part)
+    own = evaluation.judged.get(part)
     kinds = [""] * len(found) if own is None else [verdict.kind for verdict in own.verdicts]
     used: set[int] = set()
 
@@ -93,13 +88,16 @@ def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, 
 
     accepted = torch.tensor([kind in ("accept", "") for kind in kinds])
     for index in first(accepted & right):
-        why = "accepted, and right" if own else "right"
-        yield f"the first image that {model.name} classifies as it should: {why}", part, index
+        yield (
+            f"the first image that {model.name} {'accepts and ' * bool(own)}classifies correctly",
+            part,
+            index,
+        )
     if not right.all():
-        surest = torch.where(right, -1, confidence).argmax()
-        for index in first(torch.arange(len(right)) == surest):
-            yield f"the surest mistake of {model.name}", part, index
-    for name in evaluation.opinions:
+        worst = torch.where(right, -1, confidence).argmax()
+        for index in first(torch.arange(len(right)) == worst):
+            yield f"the most confident mistake of {model.name}", part, index
+    for name in evaluation.judged:
         if name != part:
             yield f"the first image of '{name}'", name, 0
             break
@@ -108,36 +106,42 @@ def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, 
             yield f"the first image that {model.name} calls {kind}", part, index
 
 
-def _true_class(evaluation: Evaluation, source: str, index: int) -> str | None:
-    if source != evaluation.metrics["part"]:
-        return None
-    return evaluation.model.class_names[int(evaluation.predictions.labels[index])]
+@dataclass(frozen=True)
+class _Files:
+    """The images of an evaluation as files."""
 
+    data: str
+    options: AuditOptions
+    evaluation: Evaluation
+    progress: Progress
 
-def _file(
-    request: Request, model: AuditedModel, evaluation: Evaluation, source: str, index: int, progress: Progress
-) -> Path | None:
-    """The image's own file; of a data set without files, one that is written into the audit's folder.
+    def true_class(self, source: str, index: int) -> str | None:
+        """Return the class of an image of the data; None of other sets."""
+        if source != self.evaluation.metrics["part"]:
+            return None
+        return self.evaluation.model.class_names[int(self.evaluation.predictions.labels[index])]
 
-    None of tar shards, where no image can be looked up.
-    """
-    own = source == evaluation.metrics["part"]
-    seen = evaluation.predictions if own else evaluation.opinions[source].predictions
-    if Path(seen.paths[index]).is_file():
-        return Path(seen.paths[index])
-    preprocessing = model.model.preprocessing
-    if own:
-        training = model.model.record.config
-        split = open_part(request.data, model.model.class_names, request.part, training).split
-    else:
-        split = open_images(request.ood[source], preprocessing)
-    if not split.can_index:
-        return None
-    few = split.subsample(request.images)
-    ready = few.preprocess(preprocessing, request.skip_bad, progress, source)
-    ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), preprocessing, 1)
-    path = request.out / "examples" / f"{source}-{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(to_png(images[0]))
-    return path
+    def path(self, source: str, index: int) -> Path | None:
+        """Return the image's file; if the data set has no files, one is written into the audit's folder.
+
+        Images of tar shards can't be looked up: None.
+        """
+        model, options = self.evaluation.model, self.options
+        own = source == self.evaluation.metrics["part"]
+        seen = self.evaluation.predictions if own else self.evaluation.judged[source].predictions
+        if Path(seen.paths[index]).is_file():
+            return Path(seen.paths[index])
+        if own:
+            split = open_part(self.data, model.class_names, options.part, model.record.config).split
+        else:
+            split = open_images(options.others[source], model.preprocessing)
+        if not split.can_index:
+            return None
+        few = split.subsample(options.images)
+        ready = few.preprocess(model.preprocessing, options.skip_bad, self.progress, source)
+        ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), model.preprocessing, 1)
+        path = options.out / "examples" / f"{source}-{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(to_png(images[0]))
+        return path

@@ -1,41 +1,67 @@
-"""The options of an audit."""
+"""The options of an audit; no torch, so that help texts load quickly."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from candid.data.datasets import Part
-from candid.robustness.attacks.benchmark import DS, KAPPAS
-from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES
+from candid._support.config import MaybeInfinite, Option, check_fields
+from candid._support.text import named_pairs
+from candid.data.options import Images, PartName, SkipBad, Workers
+from candid.evaluation.options import OtherImages
+from candid.robustness.corruptions.registry import SEVERITIES, check_severities
+
+QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditOptions:
     """What to audit, and how thoroughly."""
 
-    models: tuple[Path, ...]
-    data: str
-    out: Path
-    """Passes, attacks, tables and figures are kept here: an audit that was stopped goes on where it was."""
-    part: Part | None = None
-    ood: Mapping[str, str] = field(default_factory=dict)
-    """Other sets of images by name."""
-    images: int | None = None
-    """Of each set; None: all."""
-    corruption_images: int | None = None
-    """Of each corruption and severity; None: as many as ``images``, 0: no corruptions."""
-    attack_images: int = 200
-    """0: no attacks."""
-    examples: int = 4
-    """Images that are examined, with a page for each generative model."""
-    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
-    severities: tuple[int, ...] = SEVERITIES
-    kappas: tuple[float, ...] = KAPPAS
-    ds: tuple[float, ...] = DS
-    steps: int | None = None
-    """Of attacks, at most."""
-    ten_crop: bool = False
-    quick: bool = False
-    """Whether the numbers above are those of a quick look: the page says so."""
-    skip_bad: bool = False
-    workers: int = 2
+    out: Annotated[
+        Path, Option("Folder for the page and cached results: an audit that was stopped continues there.")
+    ] = Path("audit")
+    ood: OtherImages = ()
+    quick: Annotated[
+        bool, Option(f"Use a sample: {QUICK_IMAGES} images of each set and {QUICK_ATTACKS} attacked images.")
+    ] = False
+    images: Images = None
+    corruption_images: Annotated[
+        int | None,
+        Option(
+            "Number of images for each corruption; 0 leaves corruptions out.", least=0, default="--images"
+        ),
+    ] = None
+    attack_images: Annotated[
+        int | None,
+        Option("Number of attacked images; 0 leaves attacks out.", least=0, default=f"{ATTACKS}"),
+    ] = None
+    examples: Annotated[int, Option("Number of images that get a page of their own.", least=0)] = 4
+    corruptions: Annotated[
+        tuple[str, ...], Option("Names, separated by commas.", metavar="NAME,...", default="all")
+    ] = ()
+    severities: Annotated[tuple[int, ...], Option("Severities, from 1 to 5.")] = SEVERITIES
+    kappa: Annotated[
+        tuple[MaybeInfinite, ...], Option("Required leads of the wrong class's logit.", hidden=True)
+    ] = (0.01, 1.0, math.inf)
+    d: Annotated[tuple[float, ...], Option("Weights of also fooling the detection.", hidden=True)] = (
+        *(0.0, 66.0, 1000.0),
+    )
+    steps: Annotated[int | None, Option("Most steps of each attack phase.", least=1, default="300")] = None
+    ten_crop: Annotated[bool, Option("Also average posteriors over ten crops.")] = False
+    part: PartName = None
+    skip_bad: SkipBad = False
+    workers: Workers = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_severities(self.severities)
+        if self.images is None and self.quick:
+            object.__setattr__(self, "images", QUICK_IMAGES)
+        if self.attack_images is None:
+            object.__setattr__(self, "attack_images", QUICK_ATTACKS if self.quick else ATTACKS)
+
+    @property
+    def others(self) -> dict[str, str]:
+        """The other sets of images by name."""
+        return named_pairs(self.ood, "--ood")

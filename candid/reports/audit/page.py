@@ -11,7 +11,6 @@ from markupsafe import Markup, escape
 from candid._support.tables import Cell, area_cell
 from candid._support.text import METRICS, listed, number, percent
 from candid._support.version import __version__
-from candid.reports.audit import commands
 from candid.reports.audit.chart import dots
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
@@ -72,28 +71,18 @@ def page(found: Audit, grades: dict[str, list[Grade]]) -> str:
         version=__version__,
         found=found,
         options=found.options,
+        data=found.data,
         metrics=found.evaluations[0].metrics,
         grades=grades,
         missing=missing(found),
         side_by_side=side_by_side(found) if len(found.models) > 1 else [],
         criteria=Table("What the words mean", ["aspect", "rule"], list(CRITERIA.items())),
-        commands=_commands(found),
+        commands=found.commands,
         sample=_sample(found),
         classes=found.models[0].model.class_names,
         zip=zip,
         **_studies(found, Pictures(found)),
     )
-
-
-def _commands(found: Audit) -> dict[str, list[str]]:
-    return {
-        "evaluate": commands.evaluations(found),
-        "compare": commands.comparison(found),
-        "corrupt": commands.sweep(found),
-        "attack": commands.attacks(found),
-        "explain": commands.explanations(found),
-        "examine": commands.examinations(found),
-    }
 
 
 def _sample(found: Audit) -> str | None:
@@ -149,13 +138,13 @@ def _models(found: Audit) -> Table:
         rows.append(
             [
                 each.name,
-                "generative" if each.is_generative else "ResNet",
+                each.model.kind,
                 "–" if each.beta is None else number(each.beta),
                 f"{each.parameters:,}",
                 f"{channels} x {height} x {width}",
                 f"{len(each.model.class_names):,}",
                 f"{each.held_out:,}" if each.held_out else "none",
-                str(each.path),
+                each.path,
             ]
         )
     head = ["model", "kind", "beta", "parameters", "images", "classes", "held-out images", "path"]
@@ -210,7 +199,7 @@ def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
         return None
     alarms, verdicts = [], []
     for name, metrics in judged:
-        score = metrics["verdicts"]["test"]
+        score = metrics["verdicts"]["score"]
         rates = metrics["false_positives"][score]
         alarms.append(
             [f"{name}, {score}", *(f"{100 * rates[level]:.1f}" for level in ("0.01", "0.05", "0.1"))]
@@ -248,12 +237,13 @@ def _areas(name: str, metrics: dict[str, Any]) -> Table:
 
 def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:
     results = found.corruptions
+    assert results is not None
     errors = {each.name: list(each.mean_errors.values()) for each in results}
     clean = {each.name: each.clean_error for each in results}
     means = listed(f"{each.name} {percent(each.mean_error)}" for each in results)
-    labels = [name.replace("_", " ") for name in results[0].errors]
-    (_, *head), rows = corruption_table(results, found.reference)
-    relative = "" if found.reference is None else f"; mCE relative to {found.reference.name}"
+    labels = [name.replace("_", " ") for name in results.models[0].errors]
+    (_, *head), rows = corruption_table(results)
+    relative = "" if results.reference is None else f"; mCE relative to {results.reference.name}"
     return {
         "chart": Markup(dots(labels, errors, clean, f"Errors by corruption. Means: {means}.")),
         "table": Table(
@@ -268,7 +258,7 @@ def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:
 def _attacks(found: Audit, pictures: Pictures) -> dict[str, Any]:
     assert found.attacks is not None
     tables = []
-    for caption, (head, rows) in attack_tables(*found.attacks).items():
+    for caption, (head, rows) in attack_tables(found.attacks).items():
         columns = [i for i, name in enumerate(head) if name in ATTACKS or i >= len(head) - 3]
         shown = [[row[i] for i in columns] for row in rows]
         tables.append(Table(f"Attacks with {caption}", [head[i] for i in columns], shown))

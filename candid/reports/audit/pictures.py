@@ -105,7 +105,7 @@ class Pictures:
             comparison_plots.calibration_curves(both),
             "Share right against confidence. Calibration errors of the most probable class: "
             f"{listed(errors)}.",
-            "Share of predictions that are right, against how sure the model is of them.",
+            "Share of predictions that are right, against the model's confidence.",
         )
 
     def roc(self) -> Picture | None:
@@ -116,11 +116,11 @@ class Pictures:
             detection, metrics = evaluation.detection, evaluation.metrics
             if detection is None or not detection.outside:
                 continue
-            test = metrics["verdicts"]["test"]
+            score = metrics["verdicts"]["score"]
             for name, by_test in detection.curves().items():
-                label = f"{model.name}, {test}"
-                curves.setdefault(name, {})[label] = by_test[test]
-                areas.setdefault(name, {})[label] = metrics["ood"][name][test]["auc"]
+                label = f"{model.name}, {score}"
+                curves.setdefault(name, {})[label] = by_test[score]
+                areas.setdefault(name, {})[label] = metrics["ood"][name][score]["auc"]
                 curves[name][CONTROL] = by_test[CONTROL]
                 areas[name][CONTROL] = metrics["ood"][name][CONTROL]["auc"]
         if not curves:
@@ -135,7 +135,7 @@ class Pictures:
             "roc",
             evaluation_plots.roc_curves(curves, areas),
             f"ROC curves. Areas under them: {text}.",
-            f"How well the test that verdicts rest on tells each set from the data's images. {CONTROL} "
+            f"How well the score behind the verdicts separates each set from the data's images. {CONTROL} "
             "needs no model.",
         )
 
@@ -149,7 +149,7 @@ class Pictures:
             known = detection.held_out.statistics["log_density"] / dimensions
             paper: dict[str, Any] = {
                 score.name: score.new_detector().fit(known)
-                for score in detection.tests
+                for score in detection.scores
                 if score.family == "paper"
             }
             others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
@@ -162,7 +162,7 @@ class Pictures:
                 f"Histograms of log-likelihoods by {model.name}. Means in nats per dimension: "
                 f"{listed(means)}.",
                 f"{model.name}: log-likelihoods of held-out images and of the other sets, and what "
-                "three tests of the likelihood alone call outliers.",
+                "three scores of the likelihood alone call outliers.",
             )
 
     def corrupted(self) -> Picture | None:
@@ -173,7 +173,7 @@ class Pictures:
         rows = {
             name: torch.cat([corrupted(image[None], name, s, generator(0, i)) for s in SEVERITIES])
             for i, name in enumerate(CORRUPTIONS)
-            if name in self.found.options.corruptions
+            if self.found.corruptions and name in self.found.corruptions.models[0].errors
         }
         return self._picture(
             "corrupted",
@@ -184,32 +184,27 @@ class Pictures:
         )
 
     def _image(self) -> torch.Tensor | None:
-        shown = [
-            opinion.examined.evidence.image
-            for each in self.found.examples
-            for opinion in each.opinions
-            if opinion.examined.evidence is not None
-        ]
+        opinions = [opinion for each in self.found.examples for opinion in each.opinions]
+        shown = [each.examined.evidence.image for each in opinions if each.examined.evidence is not None]
         if self.found.attacks is not None:
-            shown.append(self.found.attacks[0][0].scene.images[0])
+            shown.append(self.found.attacks.models[0].inputs.images[0])
         return shown[0] if shown else None
 
     def attacks(self) -> Iterator[Picture]:
         """The paper's bars, and one image under attack."""
-        assert self.found.attacks is not None
-        found, _ = self.found.attacks
+        found = self.found.attacks
+        assert found is not None
         yield self._picture(
             "attacks",
-            attacks_plots.attack_bars(found),
+            attacks_plots.attack_bars(found.models),
             "Bars of the size of perturbations, the detection and the uncertainty, for each model, kappa "
             "and d; the numbers are in the tables below.",
-            "How large perturbations are, whether log q(x) tells attacked images from their originals, "
-            "and how unsure the model is of the wrong class. d > 0: attacks that fool the detection as "
-            "well.",
+            "Size of the perturbations, whether log q(x) separates attacked images from their originals, "
+            "and the uncertainty about the wrong class. d > 0: attacks that also fool the detection.",
         )
         yield self._picture(
             "attacked",
-            attacks_plots.attack_examples(found),
+            attacks_plots.attack_examples(found.models),
             "One image under all attacks with the class it is taken for, and the amplified differences.",
             "One image under all attacks, and below each what was changed, amplified.",
         )
@@ -231,8 +226,7 @@ class Pictures:
             f"samples-{folder}",
             latent_plots.samples(found.samples, shown, TEMPERATURES),
             f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
-            f"{name}: images drawn from the model itself. What it has learned of a class, and what it has "
-            "not.",
+            f"{name}: images drawn from the model show what it knows about a class, and what it does not.",
         )
         if found.interpolations:
             yield self._picture(
@@ -263,14 +257,15 @@ class Pictures:
             true = "" if example.true_class is None else f" Its true class is '{example.true_class}'."
             pages = []
             for opinion in example.opinions:
-                folder = next(each.folder for each in self.found.models if each.name == opinion.model)
-                drawn = examine_plots.examination(opinion.examined, opinion.explanation, opinion.class_names)
+                drawn = examine_plots.examination(
+                    opinion.examined, opinion.explanation, opinion.model.model.class_names
+                )
                 pages.append(
                     self._picture(
-                        f"example-{number}-{folder}",
+                        f"example-{number}-{opinion.model.folder}",
                         drawn,
                         "The image, its posteriors, where it lies between classes, and heatmaps.",
-                        f"{opinion.model}: {opinion.explanation.summary.sentence}",
+                        f"{opinion.model.name}: {opinion.explanation.summary.sentence}",
                     )
                 )
             yield f"{example.why[0].upper()}{example.why[1:]}.{true}", pages

@@ -66,12 +66,12 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
 
 
 @rc_context(STYLE)
-def decision_space(space: DecisionSpace, names: Sequence[str], reading: Summary | None = None) -> Figure:
+def decision_space(space: DecisionSpace, names: Sequence[str], summary: Summary | None = None) -> Figure:
     """Figure 4 of the paper for one image."""
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     draw_decision_space(figure.subplots(), space, names)
-    if reading is not None:
-        figure.suptitle(plain(textwrap.fill(reading.sentence, 72)), x=0.01, ha="left", fontsize=11)
+    if summary is not None:
+        figure.suptitle(plain(textwrap.fill(summary.sentence, 72)), x=0.01, ha="left", fontsize=11)
     return figure
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -20,10 +19,10 @@ import pytest
 from PIL import Image
 
 import candid
-from candid._support.errors import CandidError, NonFiniteError
+from candid._support.errors import NonFiniteError
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CRITERIA
-from candid.reports.audit.options import AuditOptions as Request
+from candid.reports.audit.options import AuditOptions
 from candid.reports.audit.page import POLICY, page
 from candid.reports.audit.pictures import Picture, Pictures, embedded, reduced
 from candid.reports.audit.record import grades_of, missing, record
@@ -36,29 +35,21 @@ OPTIONS = [
     *("--data", "digits", "--ood", "noise=uniform-noise", "--images", "60", "--attack-images", "3"),
     *("--corruptions", "contrast", "--severities", "3", "--steps", "4", "--examples", "2", "--workers", "0"),
 ]
-IN_A_PROCESS = "import sys; from candid.cli.app import main; sys.argv.insert(1, 'audit'); main()"
+CALL: dict[str, Any] = {
+    "ood": {"noise": "uniform-noise"},
+    "images": 60,
+    "attack_images": 3,
+    "examples": 2,
+    "corruptions": ("contrast",),
+    "severities": (3,),
+    "steps": 4,
+    "workers": 0,
+}
 LARGEST = 8_000_000
 
 
 def models(runs: Path) -> list[Path]:
-    return [runs / "own/model/best", runs / "resnet/model/best"]
-
-
-def request(runs: Path, out: Path, **changes: Any) -> Request:
-    own = Request(
-        tuple(models(runs)),
-        "digits",
-        out,
-        ood={"noise": "uniform-noise"},
-        images=60,
-        attack_images=3,
-        examples=2,
-        corruptions=("contrast",),
-        severities=(3,),
-        steps=4,
-        workers=0,
-    )
-    return replace(own, **changes)
+    return [runs / "own", runs / "resnet/model/best"]
 
 
 def command(*arguments: object) -> Any:
@@ -78,7 +69,7 @@ def killed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     """The folder of an audit that was killed while it attacked, and the files it had finished."""
     out = tmp_path_factory.mktemp("audit") / "out"
     process = subprocess.Popen(
-        [sys.executable, "-c", IN_A_PROCESS, *map(str, models(runs)), *OPTIONS, "--out", str(out)],
+        [sys.executable, "-m", "candid", "audit", *map(str, models(runs)), *OPTIONS, "--out", str(out)],
         env=environment(),
         stderr=subprocess.PIPE,
     )
@@ -112,7 +103,7 @@ def test_a_killed_audit_goes_on(killed: tuple[Path, dict[Path, int]], made: tupl
 
 
 def test_the_same_findings_are_the_same_bytes(runs: Path, made: tuple[Path, str], tmp_path: Path) -> None:
-    fresh = audit(request(runs, tmp_path / "other"))
+    fresh = audit(models(runs), "digits", out=tmp_path / "other", **CALL)
     text = json.dumps(record(fresh, grades_of(fresh)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     assert (made[0] / "audit.json").read_text() == text
     assert json.loads(made[1]) == json.loads(text)
@@ -135,7 +126,7 @@ def test_figures_are_those_of_the_studies(made: tuple[Path, str], found: dict[st
     (swept, _) = json.loads((out / "corruptions/corruptions.json").read_text())
     assert own["corruptions"]["errors"] == {"contrast": pytest.approx(swept["errors"]["contrast"])}
     assert own["corruptions"]["reference"] == "resnet"
-    attacked = json.loads((out / "attack-tables/attacks.json").read_text())["figures"]
+    attacked = json.loads((out / "attack-tables/attacks.json").read_text())["metrics"]
     assert [each["d"] for each in own["attacks"]] == [0, 66, 1000] * 3
     assert [each["d"] for each in resnet["attacks"]] == [0] * 3
     assert own["attacks"][0]["l2_mean"] == pytest.approx(attacked[0]["l2_mean"])
@@ -145,7 +136,9 @@ def test_figures_are_those_of_the_studies(made: tuple[Path, str], found: dict[st
     assert [each["set"] for each in found["examples"]] == ["test", "noise"]
     for example in found["examples"]:
         assert (out / example["image"]).is_file()
-        assert example["opinions"][0]["model"] == "own" and 0 < example["opinions"][0]["posterior"] <= 1
+        assert example["opinions"][0]["model"] == "own" and 0 < example["opinions"][0]["confidence"] <= 1
+        keys = {"label", "posterior", "p_value", "verdict", "classes", "summary"}
+        assert keys <= example["opinions"][0].keys()
 
 
 class Reader(HTMLParser):
@@ -208,8 +201,8 @@ def test_the_page_says_what_was_found(made: tuple[Path, str], found: dict[str, A
 
 
 def test_pictures_never_take_more_than_their_room(runs: Path, tmp_path: Path) -> None:
-    asked = request(runs, tmp_path, models=(runs / "own/model/best",), ood={}, corruption_images=0)
-    pictures = Pictures(audit(replace(asked, attack_images=0, examples=0)))
+    left_out = {"ood": {}, "corruption_images": 0, "attack_images": 0, "examples": 0}
+    pictures = Pictures(audit(runs / "own", "digits", out=tmp_path, **CALL | left_out))
     pictures.room = 150_000
     taken = [len(pictures.calibration().address) for _ in range(12)]
     assert sum(taken) + pictures.room == 150_000 and pictures.room > 0
@@ -236,22 +229,20 @@ def test_what_is_missing_is_said_not_fatal(
         return Picture("data:", 1, 1, alt, caption)
 
     monkeypatch.setattr(Pictures, "_picture", undrawn)
-    asked = request(
-        runs, tmp_path, models=(runs / "bare", runs / "own/model/best"), ood={}, kappas=(0.01,), examples=1
-    )
-    found = audit(asked)
+    call = CALL | {"out": tmp_path, "ood": {}, "kappa": (0.01,), "examples": 1}
+    found = audit([runs / "bare", runs / "own"], "digits", **call)
     bare, own = grades_of(found).values()
     assert [each.grade for each in bare][2:4] == ["unknown", "unknown"] and "held-out" in bare[2].sentence
     assert own[3].grade == "unknown" and "--ood" in own[3].sentence and own[2].grade != "unknown"
     assert "candid calibrate" in missing(found)["bare"][0] and "--ood" in missing(found)["own"][0]
     assert found.attacks is not None
-    assert [[each.d for each in model.figures] for model in found.attacks[0]] == [[0], [0, 66, 1000]]
+    assert [[each.d for each in model.metrics] for model in found.attacks] == [[0], [0, 66, 1000]]
     text = page(found, grades_of(found))
     assert "No other images were given" in text and text.count("<code>candid attack") == 2
 
-    alone = audit(replace(asked, models=(runs / "resnet/model/best",), corruption_images=0, attack_images=0))
+    alone = audit(runs / "resnet", "digits", **call | {"corruption_images": 0, "attack_images": 0})
     text = page(alone, grades_of(alone))
-    for reason in ("--corruption-images 0", "--attack-images 0", "A ResNet has no latent"):
+    for reason in ("--corruption-images 0", "--attack-images 0", "A ResNet has no latent space"):
         assert reason in re.sub(r"</?code>", "", text)
     assert [each.grade for each in grades_of(alone)["resnet"]][4:] == ["unknown", "unknown"]
     assert alone.examples == []
@@ -260,15 +251,14 @@ def test_what_is_missing_is_said_not_fatal(
 def test_shards_have_no_examples_and_a_wild_inverse_no_explanations(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wild(*_: object) -> None:
+    def wild(*_: object, **__: object) -> None:
         raise NonFiniteError("The latent is too large to be inverted.")
 
-    monkeypatch.setattr("candid.reports.audit.run.explanation.overview", wild)
+    monkeypatch.setattr("candid.reports.audit.run.explain", wild)
     write_shard(tmp_path / "packed.tar", range(5))
-    asked = request(
-        runs, tmp_path / "out", models=(runs / "own/model/best",), images=None, corruption_images=0
-    )
-    found = audit(replace(asked, ood={"packed": str(tmp_path / "packed.tar")}, attack_images=0, examples=3))
+    call = CALL | {"out": tmp_path / "out", "images": None, "corruption_images": 0, "attack_images": 0}
+    call |= {"ood": {"packed": str(tmp_path / "packed.tar")}, "examples": 3}
+    found = audit(runs / "own", "digits", **call)
     assert found.examples and {each.source for each in found.examples} == {"test"}
     assert "packed" in found.evaluations[0].metrics["ood"]
     assert "be explained: The latent is too large" in page(found, grades_of(found))
@@ -281,31 +271,27 @@ def test_mistakes_are_said_before_anything_runs(runs: Path, tmp_path: Path) -> N
     for arguments, message in (
         ((own, "--data", tmp_path / "none"), "no data set or folder"),
         ((tmp_path / "none", "--data", "digits"), "There is no model"),
-        ((own, other, "--data", "digits"), "have other classes: audit them one by one"),
+        ((own, other, "--data", "digits"), "have different classes: audit them separately"),
         ((own, "--data", "digits", "--ood", "noise"), "--ood takes NAME=PATH"),
         ((own, "--data", "digits", "--ood", f"x={tmp_path / 'none'}"), "no data set or folder"),
-        ((own, "--data", "digits", "--ood", "test=constant"), "already what the images"),
+        ((own, "--data", "digits", "--ood", "test=constant"), "is taken by the test images"),
         ((own, "--data", "digits", "--corruptions", "fogg"), "did you mean 'fog'"),
-        ((own, "--data", "digits", "--severities", "high"), "--severities takes numbers"),
+        ((own, "--data", "digits", "--severities", "high"), "--severities takes whole numbers"),
         ((own, "--data", "digits", "--images", "0"), "at least 1"),
-        ((own, "--data", "digits", "--attack-images", "-1"), "0 leaves a study out"),
-        ((own, "--data", "digits", "--steps", "0"), "--steps takes"),
+        ((own, "--data", "digits", "--attack-images", "-1"), "'attack_images' must be at least 0"),
+        ((own, "--data", "digits", "--steps", "0"), "'steps' must be at least 1"),
     ):
         done = command(*arguments, "--out", out, "--workers", "0")
-        assert isinstance(done.exception, CandidError), (arguments, done.output)
+        assert done.exit_code == 2, (arguments, done.output)
         assert message in str(done.exception)
         assert not out.exists()
 
 
-def test_quick_samples(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
-
-    def noted(request: Request, *_: object) -> None:
-        asked.append(request)
-        raise CandidError("enough")
-
-    monkeypatch.setattr("candid.reports.audit.run.audit", noted)
-    for options in (["--quick"], ["--quick", "--images", "5", "--attack-images", "2"], []):
-        command("model", "--data", "digits", *options)
-    counts = [(each.images, each.attack_images, each.quick) for each in asked]
-    assert counts == [(1000, 20, True), (5, 2, True), (None, 200, False)]
+def test_quick_samples() -> None:
+    for given, images, attacks in (
+        ({"quick": True}, 1000, 20),
+        ({"quick": True, "images": 5, "attack_images": 2}, 5, 2),
+        ({}, None, 200),
+    ):
+        options = AuditOptions(**given)
+        assert (options.images, options.attack_images) == (images, attacks)
