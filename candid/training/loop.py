@@ -309,7 +309,7 @@ class Run:
         keys = training_keys(self.data.train, model.preprocessing, workers, self.display)
         if keys is not None and model.held_out:
             model.held_out["training_keys"] = keys
-            checkpoint.save_calibration(model, self.folder.best)
+            checkpoint.save_held_out(model, self.folder.best)
 
     @torch.no_grad()
     def _average_statistics(self) -> None:
