@@ -31,10 +31,11 @@ PAPER_AREAS = {
 """Of the two-tailed test on ImageNet, by corruption."""
 
 
-def _attack_metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
+def _attack_metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the metrics of all attacks; earlier results call them figures."""
     attacks = results["attacks"]
-    return attacks["metrics"] if "metrics" in attacks else attacks["figures"]
+    found: list[dict[str, Any]] = attacks["metrics"] if "metrics" in attacks else attacks["figures"]
+    return found
 
 
 def tables(results: Results) -> dict[str, str]:

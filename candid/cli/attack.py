@@ -32,7 +32,9 @@ class TrajectoryOptions:
     towards: Annotated[
         str | None, Option("That class: its name or number.", metavar="CLASS", default="the last one")
     ] = None
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @command

@@ -67,8 +67,9 @@ class Evaluation:
 
     def examinations(self) -> Iterator[tuple[str, int, Examination]]:
         """Yield the name of the set, the label (-1 if unknown) and the examination of every image."""
-        sets = {name: (each.predictions, each.judge) for name, each in self.judged.items()}
-        for name, (predictions, judge) in (sets or {self.metrics["part"]: (self.predictions, None)}).items():
+        sets: list[tuple[str, Predictions, Judge | None]]
+        sets = [(name, each.predictions, each.judge) for name, each in self.judged.items()]
+        for name, predictions, judge in sets or [(self.metrics["part"], self.predictions, None)]:
             for rows in torch.arange(len(predictions)).split(AT_ONCE):
                 part = predictions[rows]
                 found = examinations(part, self.model.class_names, judge)

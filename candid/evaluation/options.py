@@ -47,4 +47,6 @@ class CompareOptions:
     """Where to write the comparison."""
 
     out: Annotated[Path, Option("Folder for the table and the figure.")] = Path("comparison")
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -25,7 +25,7 @@ class Note(NamedTuple):
 
 def labelled_images(
     model: Model, data: str, options: DataOptions, progress: Progress = SILENT, part: Part | None = None
-) -> tuple[Part, Split]:
+) -> tuple[str, Split]:
     """Return the part of ``data`` that was chosen, and its labelled images as ``model`` sees them."""
     chosen = open_part(data, model.class_names, part or options.part, model.record.config)
     return chosen.part, prepared(model, chosen.split, data, options, progress)

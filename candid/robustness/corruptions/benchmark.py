@@ -14,7 +14,7 @@ from candid._support.distributed import launch
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid.data.splits import image_keys
+from candid.data.images import image_keys
 from candid.inference.metrics import error_rate, mean_entropy
 from candid.inference.roc import area_under_curve
 from candid.inference.runner import Runner, Transform

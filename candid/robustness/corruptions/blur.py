@@ -11,34 +11,26 @@ from candid.robustness.corruptions.registry import corruption
 
 
 @corruption(  # radius, softness
-    "blur",
-    {
+    "blur", short="Defocus", alexnet=0.82, number=3, lengths=(0, 1),
+    parameters={
         224: ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
         64: ((0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)),
         32: ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
     },
-    short="Defocus",
-    lengths=(0, 1),
-    alexnet=0.82,
-    number=3,
-)
+)  # fmt: skip
 def defocus_blur(images: Tensor, _: Generators, radius: float, softness: float) -> Tensor:
     """Convolution with a disk of ``radius``, softened by a Gaussian."""
     return convolved(images, disk(radius, softness), "mirror")
 
 
 @corruption(  # sigma, reach, passes
-    "blur",
-    {
+    "blur", short="Glass", alexnet=0.826, number=4, lengths=(0, 1),
+    parameters={
         224: ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
         64: ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)),
         32: ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
     },
-    short="Glass",
-    lengths=(0, 1),
-    alexnet=0.826,
-    number=4,
-)
+)  # fmt: skip
 def glass_blur(images: Tensor, generators: Generators, sigma: float, reach: float, passes: float) -> Tensor:
     """Pixels taken from places up to ``reach`` away, ``passes`` times, between two Gaussian blurs."""
     reach = max(1, round(reach))
@@ -75,17 +67,13 @@ def _scattered(down: Tensor, right: Tensor, reach: int) -> Tensor:
 
 
 @corruption(  # radius, sigma
-    "blur",
-    {
+    "blur", short="Motion", alexnet=0.786, number=5, lengths=(0, 1),
+    parameters={
         224: ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
         64: ((10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)),
         32: ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
     },
-    short="Motion",
-    lengths=(0, 1),
-    alexnet=0.786,
-    number=5,
-)
+)  # fmt: skip
 def motion_blur(images: Tensor, generators: Generators, radius: float, sigma: float) -> Tensor:
     """A smear along a direction within 45 degrees of the horizontal, fading with ``sigma``."""
     angles = (uniform(generators) - 0.5) * math.pi / 2
@@ -93,16 +81,13 @@ def motion_blur(images: Tensor, generators: Generators, radius: float, sigma: fl
 
 
 @corruption(  # zooms, step
-    "blur",
-    {
+    "blur", short="Zoom", alexnet=0.798, number=6,
+    parameters={
         224: ((12, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
         64: ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01)),
         32: ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01)),
     },
-    short="Zoom",
-    alexnet=0.798,
-    number=6,
-)
+)  # fmt: skip
 def zoom_blur(images: Tensor, _: Generators, zooms: float, step: float) -> Tensor:
     """The mean of the image and of ``zooms`` images enlarged 1, 1 + step, 1 + 2 step, ... times."""
     images = images.contiguous(memory_format=torch.channels_last)  # twice as fast to enlarge

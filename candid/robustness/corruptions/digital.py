@@ -14,16 +14,13 @@ from candid.robustness.corruptions.registry import corruption
 
 
 @corruption(  # added, as a share of 255
-    "weather",
-    {
+    "weather", short="Bright", alexnet=0.565, number=10,
+    parameters={
         224: (0.1, 0.2, 0.3, 0.4, 0.5),
         64: (0.1, 0.2, 0.3, 0.4, 0.5),
         32: (0.05, 0.1, 0.15, 0.2, 0.3),
     },
-    short="Bright",
-    alexnet=0.565,
-    number=10,
-)
+)  # fmt: skip
 def brightness(images: Tensor, _: Generators, amount: float) -> Tensor:
     """The value V = max(R, G, B) of HSV grows by 255 ``amount``, to 255 at most; hue and saturation stay."""
     value = images.amax(1, keepdim=True)
@@ -32,33 +29,26 @@ def brightness(images: Tensor, _: Generators, amount: float) -> Tensor:
 
 
 @corruption(  # what is left of it
-    "digital",
-    {
+    "digital", short="Contrast", alexnet=0.853, number=11,
+    parameters={
         224: (0.4, 0.3, 0.2, 0.1, 0.05),
         64: (0.4, 0.3, 0.2, 0.1, 0.05),
         32: (0.75, 0.5, 0.4, 0.3, 0.15),
     },
-    short="Contrast",
-    alexnet=0.853,
-    number=11,
-)
+)  # fmt: skip
 def contrast(images: Tensor, _: Generators, share: float) -> Tensor:
     """Each channel drawn to its mean m: m + share (x - m)."""
     return images.mean((2, 3), keepdim=True).lerp(images, share)
 
 
 @corruption(  # amplitude, sigma, skew; for 224 those of the package imagecorruptions
-    "digital",
-    {
+    "digital", short="Elastic", alexnet=0.646, number=12, lengths=(0, 1, 2),
+    parameters={
         224: ((14, 2.24, 0), (18.2, 2.24, 0), (23.8, 2.24, 0), (28, 2.24, 0), (33.6, 2.24, 0)),
         64: ((0, 0, 5.12), (3.2, 19.2, 3.84), (6.4, 5.12, 3.84), (6.4, 1.92, 1.92), (10.24, 1.92, 1.28)),
         32: ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
     },
-    short="Elastic",
-    lengths=(0, 1, 2),
-    alexnet=0.646,
-    number=12,
-)
+)  # fmt: skip
 def elastic_transform(
     images: Tensor, generators: Generators, amplitude: float, sigma: float, skew: float
 ) -> Tensor:
@@ -99,16 +89,13 @@ def _mapped(images: Tensor, places: Tensor, corners: bool) -> Tensor:
 
 
 @corruption(  # share of the resolution
-    "digital",
-    {
+    "digital", short="Pixel", alexnet=0.718, number=13,
+    parameters={
         224: (0.6, 0.5, 0.4, 0.3, 0.25),
         64: (0.9, 0.8, 0.7, 0.6, 0.5),
         32: (0.95, 0.9, 0.85, 0.75, 0.65),
     },
-    short="Pixel",
-    alexnet=0.718,
-    number=13,
-)
+)  # fmt: skip
 def pixelate(images: Tensor, _: Generators, share: float) -> Tensor:
     """Shrunk to a ``share`` of the height and width by averaging, and enlarged by repeating."""
     height, width = images.shape[2:]
@@ -126,16 +113,13 @@ def _boxes(size: int, boxes: int) -> Tensor:
 
 
 @corruption(  # quality
-    "digital",
-    {
+    "digital", short="JPEG", alexnet=0.607, number=14,
+    parameters={
         224: (25, 18, 15, 10, 7),
         64: (65, 58, 50, 40, 25),
         32: (80, 65, 58, 50, 40),
     },
-    short="JPEG",
-    alexnet=0.607,
-    number=14,
-)
+)  # fmt: skip
 def jpeg_compression(images: Tensor, _: Generators, quality: float) -> Tensor:
     """Written as a JPEG of a ``quality`` from 1 to 95 and read again."""
     pixels = images.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().squeeze(3).numpy()

@@ -31,16 +31,13 @@ def normal(generators: Generators, *shape: int, device: torch.device | None = No
 
 
 @corruption(  # standard deviation, as a share of 255
-    "noise",
-    {
+    "noise", short="Gauss.", alexnet=0.886, number=0,
+    parameters={
         224: (0.08, 0.12, 0.18, 0.26, 0.38),
         64: (0.04, 0.08, 0.12, 0.15, 0.18),
         32: (0.04, 0.06, 0.08, 0.09, 0.1),
     },
-    short="Gauss.",
-    alexnet=0.886,
-    number=0,
-)
+)  # fmt: skip
 def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> Tensor:
     """Normal numbers of 255 ``deviation`` added to every value."""
     noise = normal(generators, *images.shape[1:], device=images.device)
@@ -48,16 +45,13 @@ def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> 
 
 
 @corruption(  # photons at full brightness
-    "noise",
-    {
+    "noise", short="Shot", alexnet=0.894, number=1,
+    parameters={
         224: (60, 25, 12, 5, 3),
         64: (250, 100, 50, 30, 15),
         32: (500, 250, 100, 75, 50),
     },
-    short="Shot",
-    alexnet=0.894,
-    number=1,
-)
+)  # fmt: skip
 def shot_noise(images: Tensor, generators: Generators, photons: float) -> Tensor:
     """Photon counts: Poisson(x photons / 255), scaled back; the fewer photons, the noisier."""
     share, other = (table.to(images.device) for table in _walker_tables(photons))
@@ -96,16 +90,13 @@ def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
 
 
 @corruption(  # share of values
-    "noise",
-    {
+    "noise", short="Impulse", alexnet=0.923, number=2,
+    parameters={
         224: (0.03, 0.06, 0.09, 0.17, 0.27),
         64: (0.01, 0.02, 0.05, 0.08, 0.14),
         32: (0.01, 0.02, 0.03, 0.05, 0.07),
     },
-    short="Impulse",
-    alexnet=0.923,
-    number=2,
-)
+)  # fmt: skip
 def impulse_noise(images: Tensor, generators: Generators, share: float) -> Tensor:
     """A ``share`` of the values, each channel on its own, becomes 0 or 255 with equal chances."""
     u = uniform(generators, *images.shape[1:], device=images.device)

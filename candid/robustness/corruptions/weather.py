@@ -24,35 +24,25 @@ TEXTURE = 256
 
 
 @corruption(  # mean, deviation, flake, threshold, radius, sigma, kept
-    "weather",
-    {
+    "weather", short="Snow", alexnet=0.867, number=7, lengths=(2, 4, 5),
+    parameters={
         224: (
-            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+            (0.1, 0.3, 3, 0.5, 10, 4, 0.8), (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+            (0.55, 0.3, 4, 0.9, 12, 8, 0.7), (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
             (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
         ),
         64: (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.8), (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7), (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
         ),
         32: (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95), (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9), (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
         ),
     },
-    short="Snow",
-    lengths=(2, 4, 5),
-    alexnet=0.867,
-    number=7,
-)
+)  # fmt: skip
 def snow(images: Tensor, generators: Generators, *parameters: float) -> Tensor:
     """Flakes blown downwards, and from below, over a whitened image.
 
@@ -80,16 +70,13 @@ def _brightness(images: Tensor) -> Tensor:
 
 
 @corruption(  # density, decay
-    "weather",
-    {
+    "weather", short="Fog", alexnet=0.819, number=9,
+    parameters={
         224: ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
         64: ((0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)),
         32: ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     },
-    short="Fog",
-    alexnet=0.819,
-    number=9,
-)
+)  # fmt: skip
 def fog(images: Tensor, generators: Generators, density: float, decay: float) -> Tensor:
     """A cloud c of 0 to 255 ``density`` before x: (x + c) m / (m + 255 density), with m the maximum of x."""
     height, width = images.shape[2:]
@@ -123,17 +110,13 @@ def plasma(generators: Generators, size: int, decay: float) -> Tensor:
 
 
 @corruption(  # kept, strength, scale of the crystals
-    "weather",
-    {
+    "weather", short="Frost", alexnet=0.827, number=8, lengths=(2,),
+    parameters={
         224: ((1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)),
         64: ((1, 0.3, 0.3), (0.9, 0.4, 0.3), (0.8, 0.45, 0.3), (0.75, 0.5, 0.3), (0.7, 0.55, 0.3)),
         32: ((1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)),
     },
-    short="Frost",
-    lengths=(2,),
-    alexnet=0.827,
-    number=8,
-)
+)  # fmt: skip
 def frost(images: Tensor, generators: Generators, kept: float, strength: float, scale: float) -> Tensor:
     """A part of a frosted window, enlarged ``scale`` times, before x: kept x + strength window."""
     windows = frosted_windows(max(2, round(TEXTURE * scale))).to(images.device)
