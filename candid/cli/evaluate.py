@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from candid._support.config import Option
 from candid._support.progress import TerminalProgress
@@ -15,6 +15,7 @@ from candid.trust.options import CalibrateOptions
 
 if TYPE_CHECKING:
     from candid.evaluation.evaluate import Evaluation
+    from candid.trust.detectors import ScalarDetector
 
 DataName = Annotated[str, Option("A data set with labels, as for 'candid train'.", metavar="DATA")]
 KINDS = ("accept", "ambiguous", "novel")
@@ -63,9 +64,8 @@ def _figures(found: "Evaluation", out: Path) -> list[Path]:
     if detection is not None and "log_density" in detection.inside:
         dimensions = found.model.dimensions
         known = detection.held_out.statistics["log_density"] / dimensions
-        paper = {
-            each.name: each.new_detector().fit(known) for each in detection.scores if each.family == "paper"
-        }
+        scores = [each for each in detection.scores if each.family == "paper"]
+        paper = {each.name: cast("ScalarDetector", each.new_detector().fit(known)) for each in scores}
         others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
         drawn["ood_zones"] = plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
     if detection is not None and detection.outside:

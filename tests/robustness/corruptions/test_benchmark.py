@@ -125,7 +125,7 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
             place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0].numpy()).save(place / f"{i}.png")
-    made = {"corruptions": ("contrast",), "corrupted": tmp_path / "made"}
+    made: dict[str, Any] = {"corruptions": ("contrast",), "corrupted": tmp_path / "made"}
     (own,) = measured(runs, tmp_path / "out", part="test", **made)
     model = candid.load(runs / "own/model/best")
     wrong = model.predict(corrupted(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
