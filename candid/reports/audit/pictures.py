@@ -272,7 +272,7 @@ class Pictures:
 
 
 def embedded(path: Path) -> str:
-    """The figure at ``path`` as an address: the PNG, or the SVG beside it if that is smaller."""
+    """The figure at ``path`` as an address: the PNG, or the SVG next to it if that is smaller."""
     png, svg = path.read_bytes(), path.with_suffix(".svg").read_bytes()
     return _address("png", png) if len(png) <= len(svg) else _address("svg+xml", svg)
 
