@@ -3,14 +3,14 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from candid._support.config import build
 from candid._support.distributed import launch, summed
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import Part, open_part, trained_on
 from candid.data.images import Preprocessing
@@ -61,7 +61,7 @@ def calibrate(
     fabric = launch(chosen.devices)
     progress = progress if fabric.is_global_zero else SILENT
     folder = checkpoint.own_folder(model) if isinstance(model, str | os.PathLike) else None
-    loaded = checkpoint.load(folder, held_out=False) if folder is not None else model
+    loaded = _loaded(folder) if folder is not None else model
     assert not isinstance(loaded, str | os.PathLike)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)
     found = measure(runner, *_splits(loaded, data, chosen, progress), loaded.preprocessing)
@@ -70,6 +70,14 @@ def calibrate(
         if folder is not None:
             checkpoint.save_held_out(loaded, folder)
     return found
+
+
+def _loaded(folder: Path) -> Model:
+    """Return the model; held-out scores that can't be read are left out, since they are replaced."""
+    try:
+        return cast(Model, checkpoint.load(folder))
+    except CheckpointError:
+        return cast(Model, checkpoint.load(folder, held_out=False))
 
 
 def _splits(

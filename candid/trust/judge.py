@@ -29,6 +29,8 @@ LEVEL = 0.05
 NOVELTY, ERROR = 0.01, 0.05
 """Default levels of the verdict."""
 STATISTIC, GAUSSIAN, FIT = "statistic.", "gaussian.", "fit."
+KEPT = ("training_keys",)
+"""What a model carries next to the scores, and keeps when it is calibrated again."""
 OLD_NAMES = {"terms": "log_density_terms"}
 """Statistics that were called otherwise in models of earlier versions."""
 
@@ -75,6 +77,7 @@ class HeldOut:
         score, gaussian = chosen_score(self.statistics), {} if self.gaussian is None else vars(self.gaussian)
         fit = _fitted(self, score).to_tensors()
         model.held_out = {
+            **{name: model.held_out[name] for name in KEPT if name in model.held_out},
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
             FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
