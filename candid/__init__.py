@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from candid.evaluation.evaluate import Evaluation, evaluate
     from candid.explanations.overview import explain
     from candid.models.checkpoint import load, load_any, save
+    from candid.models.export import export
     from candid.models.flow.classifier import GenerativeClassifier
     from candid.models.flow.config import ClassifierConfig, FlowConfig
     from candid.models.flow.loss import information_bottleneck_loss
@@ -61,6 +62,7 @@ __all__ = [
     "examine",
     "examine_stream",
     "explain",
+    "export",
     "import_released",
     "import_torchvision",
     "information_bottleneck_loss",
@@ -76,6 +78,7 @@ _LAZY = {
     "evaluation.compare": ("compare",),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
     "explanations.overview": ("explain",),
+    "models.export": ("export",),
     "models.checkpoint": ("load", "load_any", "save"),
     "models.flow.classifier": ("GenerativeClassifier",),
     "models.flow.loss": ("information_bottleneck_loss",),

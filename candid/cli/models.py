@@ -150,7 +150,7 @@ def import_model(
             raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
 
     from candid.models.checkpoint import save
-    from candid.models.importers.torchvision import import_any
+    from candid.models.importers import import_any
 
     model = import_any(file, names)
     save(model, out)

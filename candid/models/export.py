@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,8 @@ from candid._support.randomness import generator
 from candid._support.text import short_name
 from candid._support.version import __version__
 from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.mixture import log_standard_normal
-from candid.models.resnet import ResNet
+from candid.models.protocol import as_latent
 
 Format = Literal["onnx", "torch-export"]
 Run = Callable[[Tensor], Sequence[Tensor]]
@@ -63,12 +63,12 @@ class Exported:
 class Inference(nn.Module):
     """Maps images to plain float32 tensors: ``logits``, and the density and latent of a generative model."""
 
-    def __init__(self, model: GenerativeClassifier | ResNet) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model.frozen() if isinstance(model, GenerativeClassifier) else model
-        self.constant = 0.0
-        if isinstance(model, GenerativeClassifier):
-            self.constant = -model.dimensions * model.bits_offset * math.log(2)
+        self.model = model.frozen()
+        latent = as_latent(model)
+        self.has_latent = latent is not None
+        self.constant = 0.0 if latent is None else -latent.dimensions * latent.bits_offset * math.log(2)
         for part in self.model.modules():
             for name, buffer in part.named_buffers(recurse=False):
                 if name.startswith("inverse_"):  # the way back is not exported
@@ -76,24 +76,36 @@ class Inference(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        model = self.model
-        if isinstance(model, ResNet):
-            return (model(images),)
-        v = (images + model.noise / 255 - model.image_mean) / model.image_std
-        z, log_det = model.flow(v)
-        logits = model.mixture.logits(z)
+        if not self.has_latent:
+            return (self.model(images),)
+        z, log_det, logits = self.model(images)
         return logits, logits.logsumexp(1) + log_standard_normal(z) + log_det + self.constant, z
 
 
 def export(
-    path: Path, out: Path, formats: Sequence[Format] | None = None, batch: int | None = None
+    model: Any,
+    out: str | os.PathLike[str] = ".",
+    formats: Sequence[Format] | None = None,
+    batch: int | None = None,
 ) -> list[Exported]:
-    """Write the model in ``path`` as files of the ``formats``, each checked against PyTorch before.
+    """Write a model as files for other programs; each is run and compared with PyTorch before.
 
-    ``out`` is a file, whose ending then says the format, or a folder. ``batch`` is the number of images that
-    it takes at a time; None: any. If one of the files is wrong, none is written.
+    Args:
+        model: a model, its folder, the folder of a run, or a bundled name.
+        out: a file, whose ending then says the format (.onnx, .pt2), or a folder.
+        formats: of the files in a folder; None for ONNX.
+        batch: the number of images that the network takes at a time; None for any.
+
+    Returns:
+        The files that were written. If one of them is wrong, none is written.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     export("cifar10-resnet", folder, formats=("torch-export",), batch=1)[0].path.name
+    'cifar10-resnet.pt2'
     """
-    targets = _targets(path, out, formats)
+    name = model if isinstance(model, str | os.PathLike) else "model"
+    targets = _targets(Path(name), Path(out), formats)
     if batch is not None and batch < 1:
         raise CandidError(f"--batch takes a number from 1 on, or 'dynamic', not {batch}.")
     missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -102,7 +114,7 @@ def export(
             f"ONNX files need {' and '.join(missing)}: install them with "
             "'pip install candid-vision[export]', or choose --format torch-export."
         )
-    model = checkpoint.load_any(path)
+    model = checkpoint.resolve(model)
     program = _program(model, batch)
     metadata = metadata_of(model)
     made = {
@@ -134,13 +146,12 @@ def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Pa
     return {out: own}
 
 
-def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
+def metadata_of(model: Any) -> dict[str, str]:
     """Return what a file says about itself: everything is text, lists and dictionaries are JSON."""
-    generative = isinstance(model, GenerativeClassifier)
     beta = model.record.beta
     return {
         "candid_version": __version__,
-        "kind": "generative" if generative else "resnet",
+        "kind": model.kind,
         "class_names": json.dumps(model.class_names),
         "image_shape": json.dumps(model.image_shape),
         "images": IMAGES,
@@ -149,11 +160,11 @@ def metadata_of(model: GenerativeClassifier | ResNet) -> dict[str, str]:
     }
 
 
-def _outputs(model: GenerativeClassifier | ResNet) -> list[str]:
-    return list(OUTPUTS) if isinstance(model, GenerativeClassifier) else ["logits"]
+def _outputs(model: Any) -> list[str]:
+    return ["logits"] if as_latent(model) is None else list(OUTPUTS)
 
 
-def _program(model: GenerativeClassifier | ResNet, batch: int | None) -> torch.export.ExportedProgram:
+def _program(model: Any, batch: int | None) -> torch.export.ExportedProgram:
     """Return the network as a graph, for a fixed or any number of images."""
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
@@ -222,9 +233,7 @@ def _refused(error: Exception, batch: int | None) -> CandidError:
 
 
 @torch.inference_mode()
-def _checked(
-    model: GenerativeClassifier | ResNet, content: bytes, form: Format, batch: int | None
-) -> dict[str, float]:
+def _checked(model: Any, content: bytes, form: Format, batch: int | None) -> dict[str, float]:
     """Return the largest differences between what the file computes and what the model does."""
     run = _onnx_runner(content) if form == "onnx" else _archive_runner(content)
     images = check_images(model.image_shape, CHECKED if batch is None else batch)
@@ -265,14 +274,15 @@ def check_images(shape: tuple[int, int, int], count: int) -> Tensor:
     return torch.where((torch.arange(count) % 2 == 0)[:, None, None, None], noise, smooth) / 255
 
 
-def _expected(model: GenerativeClassifier | ResNet) -> Run:
+def _expected(model: Any) -> Run:
     """Return the outputs of the model itself, which is not folded."""
 
     def run(images: Tensor) -> Sequence[Tensor]:
-        if isinstance(model, ResNet):
+        latent = as_latent(model)
+        if latent is None:
             return (model.logits(images),)
-        outputs = model(images)
-        return outputs.logits, model.log_density_of(outputs), outputs.z
+        outputs = latent(images)
+        return outputs.logits, latent.log_density_of(outputs), outputs.z
 
     return run
 

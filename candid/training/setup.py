@@ -124,7 +124,7 @@ def start_actnorm(setup: Setup) -> None:
         return
     batches = training_batches(setup.data.train, setup.preprocessing, replace(plan, parts=1), 0, 1, range(1))
     images, _ = next(batches)
-    v = model._normalise(to_float(images[:FIRST_IMAGES], "cpu"), generator(plan.seed, 0, 2))
+    v = model.normalise(to_float(images[:FIRST_IMAGES], "cpu"), generator(plan.seed, 0, 2))
     for _, layer in model.flow.leaves():
         if isinstance(layer, ActNorm):
             layer.start_from(v)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import candid
 from candid import CandidError, CheckpointError, ResNet, ResNetConfig
-from candid.models.importers.torchvision import import_any
+from candid.models.importers import import_any
 from tests.helpers import randomise, small_classifier
 
 State = dict[str, Tensor]

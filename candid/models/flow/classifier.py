@@ -163,7 +163,7 @@ class GenerativeClassifier(ImageClassifier):
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> FlowOutputs:
         """Make one pass; ``generator`` draws the dequantisation noise in training mode."""
-        v = self._normalise(x, generator)
+        v = self.normalise(x, generator)
         z, log_det = self.flow(v)
         return self._outputs(x, v, z, log_det)
 
@@ -173,7 +173,7 @@ class GenerativeClassifier(ImageClassifier):
         First log p(z), then the log-determinants of what lies before the first stage (with that of the
         pixels' scaling) and of each stage.
         """
-        v = self._normalise(x, None)
+        v = self.normalise(x, None)
         z, log_dets = self.flow.forward_by_layer(v)
         terms = z.new_zeros(len(z), 2 + len(self.config.flow.blocks), dtype=torch.float64)
         stage = 1
@@ -204,7 +204,7 @@ class GenerativeClassifier(ImageClassifier):
         >>> GenerativeClassifier.from_preset("digits").eval().feature_maps(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 64, 1, 1])
         """
-        maps = v = self._normalise(x, None)
+        maps = v = self.normalise(x, None)
         for _, layer in self.flow.leaves():
             if isinstance(layer, DCTPooling):
                 break
@@ -267,7 +267,8 @@ class GenerativeClassifier(ImageClassifier):
         z = self.mixture.sample(labels.repeat_interleave(n), temperature, generator)
         return (255 * self._denormalise(z)).floor().clamp(0, 255) / 255
 
-    def _normalise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    def normalise(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return what the network sees of images in [0, 1]: dequantised, centred and scaled."""
         check_batch(x, self.image_shape)
         noise = self.noise
         if self.training:

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from candid.models.checkpoint import load_weights
-from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.importers.released import KIND as RELEASED
-from candid.models.importers.released import build_released, foreign, read_dictionary
+from candid.models.importers.released import foreign, read_dictionary
 from candid.models.resnet import EXPANSION, ResNet, ResNetConfig
 
 KIND = "a torchvision ResNet-50, 101 or 152"
@@ -24,23 +22,10 @@ COUNTER = ".num_batches_tracked"
 def import_torchvision(path: str | os.PathLike[str], class_names: list[str] | None = None) -> ResNet:
     """Return the torchvision file ``path`` of a ResNet-50, 101 or 152 as a model in evaluation mode."""
     source = Path(path)
-    return _build(read_dictionary(source, KIND), source, class_names)
+    return build_torchvision(read_dictionary(source, KIND), source, class_names)
 
 
-def import_any(
-    path: str | os.PathLike[str], class_names: list[str] | None = None
-) -> GenerativeClassifier | ResNet:
-    """Return a released checkpoint or a torchvision file as a model; its content tells which it is."""
-    source, either = Path(path), f"{RELEASED} or {KIND}"
-    content = read_dictionary(source, either)
-    if "inn" in content:
-        return build_released(content, source, class_names)
-    if "conv1.weight" in content:
-        return _build(content, source, class_names)
-    raise foreign(source, either, "it has neither 'inn' nor 'conv1.weight'")
-
-
-def _build(content: dict[Any, Any], source: Path, class_names: list[str] | None) -> ResNet:
+def build_torchvision(content: dict[Any, Any], source: Path, class_names: list[str] | None) -> ResNet:
     for name, tensor in content.items():
         if not isinstance(name, str) or not _is_plain(tensor):
             raise foreign(source, KIND, f"the entry '{name}' is no named tensor")

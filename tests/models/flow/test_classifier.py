@@ -167,7 +167,7 @@ def test_each_stage_has_the_log_determinants_of_its_layers() -> None:
     model = small_classifier(blocks=(2, 1), dct="released").double()
     x = grid_images(3, 3, 16, 16)
     _, terms = model.forward_by_stage(x)
-    z, by_layer = model._normalise(x, None), {}
+    z, by_layer = model.normalise(x, None), {}
     for name, layer in model.flow.leaves():
         z, by_layer[name] = layer(z)
     expected = torch.zeros(3, 4, dtype=torch.float64)
