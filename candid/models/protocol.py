@@ -132,96 +132,75 @@ class Model(Protocol):
     @property
     def config(self) -> Any:
         """The dataclass that rebuilds the model."""
-        ...
 
     @property
     def kind(self) -> str:
         """The key of :data:`candid.models.checkpoint.KINDS`."""
-        ...
 
     @property
     def density_of(self) -> DensityOf:
         """What the model has a density of, if it has one."""
-        ...
 
     @property
     def record(self) -> TrainingRecord:
         """How the model was trained."""
-        ...
 
     @property
     def preprocessing(self) -> Preprocessing:
         """How a file becomes a tensor that the model takes."""
-        ...
 
     @property
     def dimensions(self) -> int:
         """Numbers in an image, D."""
-        ...
 
     @property
     def feature_size(self) -> int:
         """Number of mean-pooled features, F."""
-        ...
 
     @property
     def log_priors(self) -> Tensor:
         """Log p(y) on the CPU, (M,)."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the numbers that it computes with."""
-        ...
 
     def outputs(self, images: Tensor) -> Outputs:
         """One forward pass."""
-        ...
 
     def logits(self, x: Tensor, /) -> Tensor:
         """The logits alone, (B, M)."""
-        ...
 
     def feature_maps(self, x: Tensor, /) -> Tensor:
         """The last maps before pooling, (B, C, h, w)."""
-        ...
 
     def frozen(self) -> Self:
         """The same function, folded for inference; the model itself if there is nothing to fold."""
-        ...
 
     def fingerprint(self) -> str:
         """A SHA-256 digest that changes whenever a result can change."""
-        ...
 
     def eval(self) -> Self:
         """Switch to evaluation mode."""
-        ...
 
     def to(self, device: torch.device | str, /) -> Self:
         """Move the weights."""
-        ...
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights by name."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What is trained."""
-        ...
 
     def modules(self) -> Iterator[nn.Module]:
         """The layers."""
-        ...
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Choose whether gradients reach the weights."""
-        ...
 
 
 class LatentModel(Model, Protocol):
@@ -230,42 +209,33 @@ class LatentModel(Model, Protocol):
     @property
     def flow(self) -> Chain:
         """The invertible map to the latent."""
-        ...
 
     @property
     def mixture(self) -> LatentMixture:
         """The classes in latent space."""
-        ...
 
     @property
     def grid(self) -> tuple[int, int]:
         """Height and width of the feature maps that the latent is the cosine transform of."""
-        ...
 
     @property
     def bits_offset(self) -> float:
         """What turns L_X of the loss into bits per dimension: ``L_X / ln 2 + bits_offset``."""
-        ...
 
     def __call__(self, x: Tensor, /) -> Any:
         """One forward pass: z, log_det, logits."""
-        ...
 
     def latent(self, x: Tensor, /) -> Tensor:
         """z, (B, D)."""
-        ...
 
     def posterior(self, x: Tensor, /) -> Tensor:
         """p(y | x), (B, M)."""
-        ...
 
     def log_density_of(self, outputs: Any, /) -> Tensor:
         """Log density in nats from a forward pass, (B,) in float64."""
-        ...
 
     def invert(self, z: Tensor, /) -> Tensor:
         """Return the images of latents."""
-        ...
 
     def sample(
         self,
@@ -275,7 +245,6 @@ class LatentModel(Model, Protocol):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """``n`` images of each class in ``y``."""
-        ...
 
 
 def as_latent(model: object) -> LatentModel | None:
