@@ -88,7 +88,7 @@ def _digits(out: Path, progress: Progress, epochs: int | None) -> list[Path] | N
     trip = round_trip()
     progress.log(
         f"The network turns a 224 x 224 photo into {len(trip.z):,} latent numbers and back: largest error "
-        f"{trip.largest_error:.1e}, where white is 1."
+        f"{trip.largest_error:.1e} (white is 1)."
     )
     bins = all_bins(shown.posterior, shown.labels), top_bins(shown.posterior, shown.labels)
     names = [str(i) for i in range(10)]

@@ -1,6 +1,8 @@
 """The demonstration, with fewer epochs and attacks."""
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,9 @@ def test_demo_trains_audits_and_examines(
         "moose",
         "rocket",
     ]
+    command = re.findall(r"Try your own photos: (.*) serve cifar10-beta1\n", printed)[0]
+    version = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("candid ")  # the command works as it is printed
     for photo in photos.glob("*.jpg"):
         assert str(photo) in printed
         with Image.open(photos / f"{photo.stem}.page.png") as page:
