@@ -5,9 +5,11 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from candid._support.files import write_texts
 from candid._support.tables import Cell, Grid, area_cell, as_csv, html_page, latex, markdown
-from candid.robustness.attacks.benchmark import AttackResults
+from candid.robustness.attacks.benchmark import AttackInputs, AttackResults
 from candid.robustness.attacks.metrics import AttackMetrics
 
 HEAD = (
@@ -93,31 +95,26 @@ def _lines(results: AttackResults) -> Iterator[Sequence[object]]:
     """Yield one line per model, setting and image."""
     yield HEAD
     for model in results:
-        names, inputs, before = model.inputs.class_names, model.inputs, model.clean
-        for (kappa, d), attack in model.attacks.items():
-            for i, image in enumerate(inputs.names):
-                after = int(attack.posterior[i].argmax())
-                wrong = after if inputs.targets is None else int(inputs.targets[i])
-                densities = [
-                    None if each is None else float(each[i])
-                    for each in (before.log_density, attack.log_density)
-                ]
-                yield [
-                    model.name,
-                    kappa,
-                    d,
-                    image,
-                    names[int(inputs.labels[i])],
-                    None if inputs.targets is None else names[int(inputs.targets[i])],
-                    names[int(before.logits[i].argmax())],
-                    names[after],
-                    *(
-                        int(each[i])
-                        for each in (attack.already_misclassified, attack.success, attack.rounded_success)
-                    ),
-                    float(attack.distance[i]),
-                    float(attack.margin[i]),
-                    float(attack.posterior[i, wrong]),
-                    *densities,
-                    int(attack.steps[i]),
-                ]
+        inputs, before = model.inputs, model.clean
+
+        def named(classes: Tensor | None, inputs: AttackInputs = inputs) -> list[str | None]:
+            numbers = [None] * len(inputs.names) if classes is None else classes.tolist()
+            return [None if y is None else inputs.class_names[y] for y in numbers]
+
+        for setting, found in model.attacks.items():
+            after = found.posterior.argmax(1)
+            wrong = after if inputs.targets is None else inputs.targets
+            classes = (inputs.labels, inputs.targets, before.logits.argmax(1), after)
+            flags = (found.already_misclassified, found.success, found.rounded_success)
+            sizes = (found.distance, found.margin, found.posterior.gather(1, wrong[:, None])[:, 0])
+            nothing = [None] * len(found)
+            columns = (
+                *(inputs.names, *map(named, classes), *(each.int().tolist() for each in flags)),
+                *(each.tolist() for each in sizes),
+                *(
+                    nothing if each is None else each.tolist()
+                    for each in (before.log_density, found.log_density)
+                ),
+                found.steps.tolist(),
+            )
+            yield from ([model.name, *setting, *row] for row in zip(*columns, strict=True))
