@@ -1,5 +1,6 @@
 """What commands load: help and mistakes no torch, an examination neither training nor figures."""
 
+import inspect
 import json
 import pkgutil
 import subprocess
@@ -117,3 +118,13 @@ def test_an_unknown_name_is_named() -> None:
         candid.laod  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="laod"):
         from candid import laod  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in set(candid.__all__) - {"PRESETS", "__version__"}:
+        value = getattr(candid, name)
+        text = inspect.getdoc(value) or ""
+        shown = ">>>" in text or ":func:`candid." in text  # a result's example stands at its function
+        assert text and shown, f"{name} has no example"
+        if inspect.isfunction(value):
+            assert "Args:" in text and "Returns:" in text, name

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 class CandidError(ValueError):
     r"""An input of the user is wrong: the message names it and says what to do, on one line.
 
+    Args:
+        message: one sentence; line breaks in it become spaces.
+
     >>> str(CandidError("Unknown name 'a\nb', from a damaged file."))
     "Unknown name 'a b', from a damaged file."
     """
@@ -16,11 +19,19 @@ class CandidError(ValueError):
 
 
 class CheckpointError(CandidError):
-    """A model file is missing, cut, foreign or of another version."""
+    """A model file is missing, cut, foreign or of another version.
+
+    >>> issubclass(CheckpointError, CandidError)
+    True
+    """
 
 
 class NonFiniteError(CandidError, ArithmeticError):
-    """An activation or a log-determinant became infinite or NaN; the message names the layer."""
+    """An activation or a log-determinant became infinite or NaN; the message names the layer.
+
+    >>> issubclass(NonFiniteError, ArithmeticError)
+    True
+    """
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

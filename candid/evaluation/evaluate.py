@@ -58,12 +58,15 @@ class Evaluation:
     metrics: dict[str, Any]
     """The metrics, as in ``metrics.json``."""
     predictions: Predictions
+    """What the model says of each image."""
     scaled: Predictions | None = None
     """Predictions with temperature scaling, if that was asked for."""
     detection: Detection | None = None
+    """Scores of all sets of images; None for a model without held-out scores."""
     judged: dict[str, JudgedSet] = field(default_factory=dict)
     """Judged images by set, the data's own first; empty for a model without held-out scores."""
     notes: tuple[Note, ...] = ()
+    """What a reader of the metrics should know, by topic."""
 
     def examinations(self) -> Iterator[tuple[str, int, Examination]]:
         """Yield the name of the set, the label (-1 if unknown) and the examination of every image."""

@@ -22,17 +22,25 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The layout of a ResNet; the defaults are those of ResNet-50."""
+    """The layout of a ResNet; the defaults are those of ResNet-50.
+
+    >>> sum(ResNetConfig().blocks)
+    16
+    """
 
     channels: int = 3
+    """Channels of the image."""
     height: int = 224
     width: int = 224
     classes: int = 1000
     blocks: tuple[int, ...] = (3, 4, 6, 3)
+    """Bottleneck blocks per stage."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Inner width of the blocks, one number per stage."""
     stem: Literal["7x7", "3x3"] = "7x7"
     """7 x 7 with stride 2 and max pooling, or for small images 3 x 3 with stride 2 alone."""
     mean: tuple[float, ...] = IMAGENET_MEAN
+    """Subtracted from the image in [0, 1]; the result is divided by ``std``."""
     std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
@@ -67,6 +75,11 @@ class ResNetConfig:
 
 class ResNet(ImageClassifier):
     """Maps images in [0, 1] to class posteriors; normalisation is included.
+
+    Args:
+        config: the layout.
+        class_names: one name per class; the class numbers if None.
+        seed: the seed of the initial weights; torch's default generator if None.
 
     >>> net = ResNet(ResNetConfig(height=32, width=32, classes=10, blocks=(1, 1), widths=(8, 16), stem="3x3"))
     >>> net.posterior(torch.rand(2, 3, 32, 32)).shape

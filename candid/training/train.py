@@ -19,7 +19,7 @@ from candid.training.setup import Model, Setup, start_actnorm
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended, and where its files are."""
+    """The result of :func:`candid.train`: how a run ended, and where its files are."""
 
     folder: Path
     """The run folder: config.toml, metrics.csv, model/best, model/last, results.json."""

@@ -36,7 +36,7 @@ Source = Path | Tensor | np.ndarray[Any, Any] | Image.Image
 
 @dataclass(frozen=True)
 class Unusable:
-    """An image that can't be judged, and why."""
+    """An image that can't be judged: what :func:`candid.examine_stream` yields for it."""
 
     path: str
     reason: str

@@ -233,10 +233,13 @@ class Judge:
     """
 
     held_out: HeldOut
+    """Scores of held-out images."""
     class_names: tuple[str, ...]
     score: Score
     promises: Promises
+    """The levels of the verdicts."""
     by_class: PerClass
+    """The fitted detectors."""
 
     @classmethod
     def of(

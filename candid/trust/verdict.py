@@ -19,7 +19,11 @@ WIDTHS = (24, 10, 8, 10, 0)
 
 
 class Verdict(NamedTuple):
-    """What to do with one image, as in Figure 1 of the paper."""
+    """What to do with one image, as in Figure 1 of the paper.
+
+    >>> Verdict("ambiguous", (3, 5)).kind
+    'ambiguous'
+    """
 
     kind: Kind
     """A typical image of one class; a typical image that several classes fit; not a typical image."""

@@ -31,6 +31,7 @@ class FlowConfig:
     entry: Literal["3x3", "7x7", "none"] = "3x3"
     """The first, downsampling coupling: two 3 x 3 convolutions (released) or one of 7 x 7 (the text)."""
     entry_width: int = 64
+    """Inner width of the first coupling."""
     pointwise_width: int = 48
     """Inner width of the 1 x 1 coupling after the Haar pooling."""
     preactivation: bool = True
@@ -97,7 +98,9 @@ class ClassifierConfig:
     """
 
     flow: FlowConfig
+    """The invertible network."""
     classes: int
+    """Number of classes."""
     rank: int | None = None
     """Number of prototypes of the means beyond the constant coefficients; None: one per class (full rank)."""
     mean: tuple[float, ...] = (0.5,)

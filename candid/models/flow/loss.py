@@ -42,7 +42,12 @@ def information_bottleneck_loss(
         model: a :class:`~candid.GenerativeClassifier`, bare or wrapped in DistributedDataParallel.
         x: images in [0, 1], (B, C, H, W).
         y: labels, (B,).
+        beta: the weight of the classification loss.
+        label_smoothing: the share of each label that is spread over all classes.
         generator: where the dequantisation noise of training comes from.
+
+    Returns:
+        The total loss, L_X and L_Y, each averaged over the batch.
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits")

@@ -35,6 +35,22 @@ def import_released(
 
     The released cosine transform is stored as a diagonal after the orthonormal one, with its true
     log-determinant. The shuffle of the constant coefficients is undone in the means.
+
+    Args:
+        path: a checkpoint of the paper's authors, such as ``beta_1.avg.pt``.
+        class_names: one name per class; the class numbers if None.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: if the file is cut or has another layout.
+
+    Example:
+        >>> import_released("beta_1.avg.pt")
+        Traceback (most recent call last):
+        ...
+        candid._support.errors.CheckpointError: There is no file 'beta_1.avg.pt' to import.
     """
     source = Path(path)
     return build_released(read_dictionary(source, KIND), source, class_names)

@@ -20,7 +20,24 @@ COUNTER = ".num_batches_tracked"
 
 
 def import_torchvision(path: str | os.PathLike[str], class_names: list[str] | None = None) -> ResNet:
-    """Return the torchvision file ``path`` of a ResNet-50, 101 or 152 as a model in evaluation mode."""
+    """Return the torchvision file ``path`` of a ResNet-50, 101 or 152 as a model in evaluation mode.
+
+    Args:
+        path: a file of weights, such as ``resnet50-0676ba61.pth``.
+        class_names: one name per class; the class numbers if None.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: if the file is cut or holds another network.
+
+    Example:
+        >>> import_torchvision("resnet50-0676ba61.pth")
+        Traceback (most recent call last):
+        ...
+        candid._support.errors.CheckpointError: There is no file 'resnet50-0676ba61.pth' to import.
+    """
     source = Path(path)
     return build_torchvision(read_dictionary(source, KIND), source, class_names)
 

@@ -94,9 +94,12 @@ class AttackResults:
     """The result of :func:`candid.attack`: every model under every attack."""
 
     data: str
+    """The data set that the images are from."""
     options: AttackOptions
     models: tuple[AttackedModel, ...]
+    """The metrics and attacked images of each model."""
     notes: tuple[Note, ...] = ()
+    """What was left out, and why."""
 
     def __iter__(self) -> Iterator[AttackedModel]:
         return iter(self.models)

@@ -141,10 +141,12 @@ class CorruptionResults:
     """The result of :func:`candid.corrupt`: every model on every corruption."""
 
     models: tuple[CorruptedModel, ...]
+    """The metrics of each model by corruption and severity."""
     reference: Reference | None
     """The errors that corruption errors are relative to."""
     options: CorruptOptions
     notes: tuple[Note, ...] = ()
+    """What was left out, and why."""
 
     def __iter__(self) -> Iterator[CorruptedModel]:
         return iter(self.models)
