@@ -69,7 +69,9 @@ def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[st
     with listening(options.host, options.port) as sock, ExitStack() as stack:
         networks: Sequence[Service | Worker]
         if options.workers == 0:
-            networks = [Service.load(model, name)]
+            service = Service.load(model, name)
+            service.warm_up()
+            networks = [service]
         else:
             networks = stack.enter_context(working(model, name, options.workers, 2 * limits.timeout))
         if options.token is None and not is_local(sock):

@@ -80,7 +80,6 @@ class Service:
             _workers(self.model),
             self.model.fingerprint(),
         )
-        self.warm_up()
 
     @classmethod
     def load(cls, model: str, name: str) -> "Service":
@@ -89,13 +88,14 @@ class Service:
         return cls(loaded, name, None if Path(model).exists() else zoo.card(model)["summary"])
 
     def use_threads(self, threads: int) -> None:
-        """Let the network use this number of threads."""
+        """Let the network use this number of threads, and let torch prepare for it."""
         torch.set_num_threads(threads)
+        self.warm_up()
 
     def warm_up(self) -> None:
-        """Answer two requests, so that the first user does not wait for what torch prepares."""
+        """Answer a few requests, so that the first user does not wait for what torch prepares."""
         grey = torch.full(self.model.image_shape, 128, dtype=torch.uint8)
-        for explain in (False, True):
+        for explain in (True, False, False):
             self.answer([[ImageRequest("", grey, explain)]])
 
     def _info(self, name: str, summary: str | None) -> ModelResponse:

@@ -1,19 +1,22 @@
-"""``candid serve`` whose networks answer nothing while a file is there: for a test that stops it then."""
+"""``candid serve`` whose networks answer nothing while a file exists: for tests that stop it then."""
 
+import gc
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 from candid.cli.app import run
 from candid.serve.schemas import ImageRequest
+from candid.serve.server import Server
 from candid.serve.service import Service
 
-examine = Service.examine
+examine, handle_exit = Service.examine, Server.handle_exit
 
 
 def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[Any]:
@@ -22,8 +25,14 @@ def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[A
     return examine(self, requests)
 
 
+def counted(self: Server, sig: int, frame: FrameType | None) -> None:
+    """Print how many layers of networks the server's own process holds, then stop as usual."""
+    print(sum(issubclass(type(each), torch.nn.Module) for each in gc.get_objects()), flush=True)
+    handle_exit(self, sig, frame)
+
+
 if "CANDID_HELD_UP" in os.environ:  # in the server's own process and in its workers, which import this, too
     Service.examine = held_up  # type: ignore[method-assign]
+    Server.handle_exit = counted  # type: ignore[method-assign]
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     run(["serve", *sys.argv[1:]])

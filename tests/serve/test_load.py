@@ -1,74 +1,117 @@
-"""Two thousand requests from 32 clients: none is lost, none is wrong, and memory stays as it was."""
+"""A server under load, then stopped: no request is lost or wrong, and its own process has no network."""
 
 import http.client
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-import candid
-from candid import GenerativeClassifier
 from candid.data.images import decode_upload
 from candid.serve.schemas import ImageRequest
 from candid.serve.service import Service
-from tests.serve.helpers import multipart, picture, without_rounding
+from tests.serve.helpers import multipart, picture, until, without_rounding
 
 REQUESTS, MORE, CLIENTS, PICTURES = 2000, 1000, 32, 50
 SERVER, NETWORK = 2, 8
-"""Megabytes by which a process may grow after that; torch keeps something for every new size of a batch."""
+"""Megabytes by which a process may grow under load; torch caches something for every new size of a batch."""
+FILES = [picture(i) for i in range(PICTURES)]
 
 
-def test_two_thousand_requests_from_32_clients(
-    model: GenerativeClassifier, service: Service, tmp_path: Path
+@contextmanager
+def served(saved: str, held_up: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server in a process of its own, and give its address."""
+    command = [sys.executable, "-m", "tests.serve.stopped_server", saved, "--port", "0", *options]
+    environment = {**os.environ, "CANDID_HELD_UP": str(held_up)}
+    root = Path(__file__).parents[2]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=root, env=environment, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.fullmatch(r"mine answers at (http://127\.0\.0\.1:\d+); Ctrl-C ends it\n", line)
+            assert found is not None, line
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def stop_in_the_middle(process: subprocess.Popen[str], address: str, held_up: Path) -> str:
+    """Send SIGTERM while six requests wait, check that all are answered, and return what it printed."""
+    with (
+        httpx.Client(base_url=address, timeout=30, trust_env=False) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        assert client.get("/healthz").status_code == 200
+        held_up.touch()
+        answers = [pool.submit(client.post, "/v1/examine", files={"file": picture(i)}) for i in range(6)]
+        until(lambda: "candid_queue_length 6.0" in client.get("/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: client.get("/healthz").status_code == 503)
+        assert client.post("/v1/examine", files={"file": picture()}).status_code == 503
+        held_up.unlink()
+        assert [answer.result().status_code for answer in answers] == [200] * 6
+    printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 0 and errors == ""
+    return printed
+
+
+def ask(port: int, client: int, requests: int) -> list[tuple[int, int, Any]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    answers = []
+    for i in range(client, requests, CLIENTS):
+        connection.request("POST", "/v1/examine", *multipart(FILES[i % PICTURES]))
+        answer = connection.getresponse()
+        answers.append((i, answer.status, json.load(answer)))
+    connection.close()
+    return answers
+
+
+def ask_all(port: int, requests: int) -> list[tuple[int, int, Any]]:
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(ask, port, client, requests) for client in range(CLIENTS)]
+        return [answer for client in clients for answer in client.result()]
+
+
+def resident_megabytes(pid: int) -> list[float]:
+    workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    statistics = [Path(f"/proc/{each}/statm").read_text().split() for each in (pid, *workers)]
+    return [int(resident) * 4096 / 1e6 for _, resident, *_ in statistics]
+
+
+def test_two_thousand_requests_from_32_clients_then_sigterm(
+    saved: str, service: Service, tmp_path: Path
 ) -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("the memory of a process is read from /proc")
-    files = [picture(i) for i in range(PICTURES)]
-    images = [decode_upload(file, service.description.preprocessing, 10_000) for file in files]
+    images = [decode_upload(file, service.description.preprocessing, 10_000) for file in FILES]
     (right,) = service.examine([[ImageRequest("0.png", image) for image in images]])
     assert not isinstance(right, Exception)
-
-    saved = candid.save(model, tmp_path / "model")
-    command = [sys.executable, "-m", "candid", "serve", str(saved), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
-        assert found is not None
-        port = int(found[1])
-
-        def ask(client: int, requests: int) -> list[tuple[int, int, Any]]:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            answers = []
-            for i in range(client, requests, CLIENTS):
-                connection.request("POST", "/v1/examine", *multipart(files[i % PICTURES]))
-                answer = connection.getresponse()
-                answers.append((i, answer.status, json.load(answer)))
-            connection.close()
-            return answers
-
-        def ask_all(requests: int) -> list[tuple[int, int, Any]]:
-            with ThreadPoolExecutor(CLIENTS) as pool:
-                clients = [pool.submit(ask, client, requests) for client in range(CLIENTS)]
-                return [answer for client in clients for answer in client.result()]
-
-        def resident_megabytes() -> list[float]:
-            workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            statistics = [Path(f"/proc/{pid}/statm").read_text().split() for pid in (process.pid, *workers)]
-            return [int(resident) * 4096 / 1e6 for _, resident, *_ in statistics]
-
-        try:
-            answers = ask_all(REQUESTS)
-            before = resident_megabytes()
-            ask_all(MORE)
-            after = resident_megabytes()
-        finally:
-            process.terminate()
-
+    held_up = tmp_path / "held up"
+    with served(saved, held_up) as (process, address):
+        port = int(address.rpartition(":")[2])
+        seconds = []
+        for _ in range(8):
+            start = time.perf_counter()
+            ask(port, 0, 1)
+            seconds.append(time.perf_counter() - start)
+        answers = ask_all(port, REQUESTS)
+        before = resident_megabytes(process.pid)
+        ask_all(port, MORE)
+        after = resident_megabytes(process.pid)
+        printed = stop_in_the_middle(process, address, held_up)
+    assert printed == "0\n"  # layers of networks in the server's own process
+    assert seconds[0] < 0.1 + 3 * max(seconds[1:])  # nothing is fitted or loaded for the first user
     assert sorted(i for i, _, _ in answers) == list(range(REQUESTS))
     for i, status, answer in answers:
         assert status == 200
@@ -76,4 +119,9 @@ def test_two_thousand_requests_from_32_clients(
         assert judged == without_rounding(right[i % PICTURES].model_dump(by_alias=True))
     server, *networks = (late - early for early, late in zip(before, after, strict=True))
     assert server < SERVER and all(grown < NETWORK for grown in networks)
-    assert process.returncode == 0
+
+
+def test_sigterm_is_obeyed_with_the_network_in_the_same_process(saved: str, tmp_path: Path) -> None:
+    held_up = tmp_path / "held up"
+    with served(saved, held_up, "--batch", "2", "--workers", "0") as (process, address):
+        assert int(stop_in_the_middle(process, address, held_up)) > 0
