@@ -21,24 +21,16 @@ from torch import Tensor
 
 from candid._support.version import __version__
 from candid.data.images import BadImageError, decode_upload, to_png
+from candid.serve import schemas
 from candid.serve.guard import NOTHING, Guard
 from candid.serve.limits import FILES, Limits
 from candid.serve.metrics import CONTENT_TYPE, Metrics
 from candid.serve.queue import Queue
-from candid.serve.schemas import (
-    CounterfactualResponse,
-    EncodedResponse,
-    ErrorResponse,
-    ExamineResponse,
-    HealthResponse,
-    ImageRequest,
-    LimitsResponse,
-    ModelsResponse,
-    UnusableResponse,
-)
+from candid.serve.schemas import ImageRequest
 from candid.serve.service import Service, unusable
 from candid.serve.worker import Worker
 
+Decoded = Tensor | schemas.UnusableResponse
 DECODERS = 2
 """Images that are decoded at a time."""
 PAGE = Path(__file__).parent / "page"
@@ -77,7 +69,9 @@ class _Api:
     ) -> None:
         self.limits, self.metrics, self.networks = limits, metrics, networks
         self.model = networks[0].description
-        accepted = LimitsResponse(files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels)
+        accepted = schemas.LimitsResponse(
+            files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels
+        )
         self.info = self.model.info.model_copy(update={"limits": accepted})
         self.app = FastAPI(
             title="Candid",
@@ -89,7 +83,9 @@ class _Api:
         )
         for kind in (RequestValidationError, HTTPException, Exception):
             self.app.add_exception_handler(kind, _problem)
-        self._add_routes([] if token is None else [Security(HTTPBearer(auto_error=False))], token is not None)
+        security = [] if token is None else [Security(HTTPBearer(auto_error=False))]
+        self._add_work_routes(security, token is not None)
+        self._add_status_routes(security, token is not None)
         for file in PAGE.iterdir():
             _add_file(self.app, file)
 
@@ -104,20 +100,12 @@ class _Api:
             yield
         await asyncio.to_thread(self.queue.close)
 
-    def _add_routes(self, security: list[Any], secret: bool) -> None:
-        def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-            listed = (*codes, 401) if secret else codes
-            return {code: {"model": ErrorResponse, "description": MEANINGS[code]} for code in sorted(listed)}
-
+    def _add_work_routes(self, security: list[Any], secret: bool) -> None:
+        work: dict[str, Any] = {"responses": _problems(secret, *WORK_PROBLEMS), "dependencies": security}
         classes = None if secret else {"enum": self.info.classes}
         towards = Form(description="A class of the model.", json_schema_extra=classes)
 
-        @self.app.post(
-            "/v1/examine",
-            response_model=ExamineResponse,
-            responses=problems(*WORK_PROBLEMS),
-            dependencies=security,
-        )
+        @self.app.post("/v1/examine", response_model=schemas.ExamineResponse, **work)
         async def examine(
             file: Annotated[
                 list[UploadFile], File(description="One or more images.", min_length=1, max_length=FILES)
@@ -135,40 +123,41 @@ class _Api:
             content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
             return Response(content, media_type="application/json")
 
-        @self.app.post("/v1/counterfactual", responses=problems(*WORK_PROBLEMS), dependencies=security)
+        @self.app.post("/v1/counterfactual", **work)
         async def counterfactual(
             file: Annotated[UploadFile, File(description="An image.")],
             towards: Annotated[str, towards],
             target: Annotated[
                 float, Form(gt=0, lt=1, description="The posterior that the class should reach.")
             ] = 0.5,
-        ) -> CounterfactualResponse:
+        ) -> schemas.CounterfactualResponse:
             """The image, changed along the class means until 'towards' has the posterior 'target'."""
             if towards not in self.info.classes:
                 raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
             result = await self._change(file, self.info.classes.index(towards), target)
-            return CounterfactualResponse(model=self.info.name, result=result)
+            return schemas.CounterfactualResponse(model=self.info.name, result=result)
 
-        @self.app.get("/v1/models", responses=problems(403, 500, 503), dependencies=security)
-        async def models() -> ModelsResponse:
+    def _add_status_routes(self, security: list[Any], secret: bool) -> None:
+        @self.app.get("/v1/models", responses=_problems(secret, 403, 500, 503), dependencies=security)
+        async def models() -> schemas.ModelsResponse:
             """The model, its classes, the scores of held-out images, and the limits of this server."""
-            return ModelsResponse(models=[self.info])
+            return schemas.ModelsResponse(models=[self.info])
 
-        @self.app.get("/healthz", responses={503: {"model": ErrorResponse, "description": MEANINGS[503]}})
-        async def health() -> HealthResponse:
+        @self.app.get("/healthz", responses=_problems(False, 503))
+        async def health() -> schemas.HealthResponse:
             """Whether the server takes requests."""
             if not any(network.ready for network in self.networks):
                 raise HTTPException(503, "The network can't be loaded again: restart the server.")
-            return HealthResponse(needs_token=secret)
+            return schemas.HealthResponse(needs_token=secret)
 
-        @self.app.get(
-            "/metrics", response_class=PlainTextResponse, responses=problems(403, 500), dependencies=security
-        )
+        scraped = _problems(secret, 403, 500)
+
+        @self.app.get("/metrics", response_class=PlainTextResponse, responses=scraped, dependencies=security)
         async def metrics() -> Response:
             """Counts and latencies, in the text format of Prometheus."""
             return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
-    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[EncodedResponse]:
+    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[schemas.EncodedResponse]:
         images = await self._decoded(files)
         asked = [
             ImageRequest(_name(file), image, explain)
@@ -177,25 +166,25 @@ class _Api:
         ]
         judged = iter(await asyncio.wrap_future(self.queue.together(asked, len(asked))) if asked else ())
         results = [
-            EncodedResponse.of(each) if isinstance(each, UnusableResponse) else next(judged)
+            schemas.EncodedResponse.of(each) if isinstance(each, schemas.UnusableResponse) else next(judged)
             for each in images
         ]
         return results
 
     async def _change(self, file: UploadFile, towards: int, target: float) -> Any:
         (image,) = await self._decoded([file])
-        if isinstance(image, UnusableResponse):
+        if isinstance(image, schemas.UnusableResponse):
             return image
         asked = ImageRequest(_name(file), image, towards=towards, target=target)
         return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
 
-    async def _decoded(self, files: Sequence[UploadFile]) -> list[Tensor | UnusableResponse]:
+    async def _decoded(self, files: Sequence[UploadFile]) -> list[Decoded]:
         """Return each image as the model sees it, or why it can't be used."""
         deadline = time.monotonic() + self.limits.timeout
         return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, files, deadline)
 
-    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Tensor | UnusableResponse]:
-        found: list[Tensor | UnusableResponse] = []
+    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Decoded]:
+        found: list[Decoded] = []
         for file in files:
             if time.monotonic() > deadline:  # nobody waits for it any more
                 raise TimeoutError
@@ -206,6 +195,12 @@ class _Api:
             except BadImageError as error:
                 found.append(unusable(_name(file), error))
         return found
+
+
+def _problems(secret: bool, *codes: int) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses of a route; those of a server with a token include 401."""
+    listed = sorted((*codes, 401) if secret else codes)
+    return {code: {"model": schemas.ErrorResponse, "description": MEANINGS[code]} for code in listed}
 
 
 def _name(file: UploadFile) -> str:

@@ -16,28 +16,16 @@ PIXELS = 89_478_485
 class Limits:
     """What one server accepts."""
 
-    max_queue: Annotated[
-        int,
-        Option("Longest queue: requests read, waiting or answered at a time; more get HTTP 429.", least=1),
-    ] = 64
+    max_queue: Annotated[int, Option("Longest queue of requests; more get HTTP 429.", least=1)] = 64
     batch: Annotated[
         int | None,
-        Option(
-            "Images that pass the network together, at most; a request is not divided.",
-            least=1,
-            default="64, fewer if images are large",
-        ),
+        Option("Most images that pass the network together.", least=1, default="64, fewer if they are large"),
     ] = None
-    max_megabytes: Annotated[
-        float, Option("Largest request, in megabytes.", above=0, below=1e6, metavar="MB")
-    ] = 16
+    max_megabytes: Annotated[float, Option("Largest request, in MB.", above=0, below=1e6)] = 16
     max_pixels: Annotated[
-        int,
-        Option("Largest image, in pixels; decoding takes up to 24 bytes per pixel.", least=1, most=PIXELS),
+        int, Option("Largest image; decoding takes up to 24 bytes per pixel.", least=1, most=PIXELS)
     ] = 25_000_000
-    timeout: Annotated[
-        float, Option("Seconds from the first byte of a request to its answer.", above=0, below=1e6)
-    ] = 30
+    timeout: Annotated[float, Option("Seconds until a request must be answered.", above=0, below=1e6)] = 30
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,16 +40,11 @@ class Limits:
 class ServeOptions:
     """Where a server listens, and how its network runs."""
 
-    host: Annotated[
-        str, Option("Address to listen at; 0.0.0.0 lets other machines in: set a token then.", metavar="HOST")
-    ] = "127.0.0.1"
-    port: Annotated[int, Option("Port to listen at; 0 takes any free one.", least=0, most=65535)] = 8000
+    host: Annotated[str, Option("Address; 0.0.0.0 lets other machines in: set a token then.")] = "127.0.0.1"
+    port: Annotated[int, Option("Port; 0 takes any free one.", least=0, most=65535)] = 8000
     token: Annotated[
         str | None,
-        Option(
-            "Token that clients must send. Prefer the variable CANDID_TOKEN: other users can read your "
-            "command line."
-        ),
+        Option("Token that clients must send. Prefer CANDID_TOKEN: other users can read your command line."),
     ] = None
     workers: Annotated[
         int | None,

@@ -19,29 +19,16 @@ from candid.explanations.explainer import Explainer, Explanation
 from candid.explanations.similarity import similarity
 from candid.models import checkpoint, zoo
 from candid.models.protocol import Model, as_latent, require_latent
-from candid.serve.schemas import (
-    ChangedResponse,
-    ClassMapResponse,
-    DecisionSpaceResponse,
-    EncodedResponse,
-    ExaminationResponse,
-    ExplanationResponse,
-    HeatmapsResponse,
-    HeldOutResponse,
-    ImageRequest,
-    ImpossibleResponse,
-    ModelResponse,
-    NeighbourResponse,
-    StepResponse,
-    TailResponse,
-    UnusableResponse,
-)
+from candid.serve import schemas
+from candid.serve.schemas import EncodedResponse, ImageRequest
 from candid.trust.examine import Examiner, Unusable
 from candid.trust.judge import Judge
 from candid.trust.verdict import Examination
 
 TOP = 5
 """Heatmaps and nearest classes."""
+SPACE = ("along", "away", "means_along", "means_away", "half_width", "half_height", "boundary")
+"""The parts of a decision space that are sent unchanged."""
 KINDS = {"resnet": "ResNet"}
 SMALL = 64
 """Pixels on a side."""
@@ -53,7 +40,7 @@ BARS, KNOWN = 40, 2000
 class Description:
     """What the server's own process knows about the model."""
 
-    info: ModelResponse
+    info: schemas.ModelResponse
     preprocessing: Preprocessing
     batch: int
     """Images that should pass the network together, at most."""
@@ -98,9 +85,9 @@ class Service:
         for explain in (True, False, False):
             self.answer([[ImageRequest("", grey, explain)]])
 
-    def _info(self, name: str, summary: str | None) -> ModelResponse:
+    def _info(self, name: str, summary: str | None) -> schemas.ModelResponse:
         judge = self.examiner.judge
-        return ModelResponse(
+        return schemas.ModelResponse(
             name=name,
             kind=self.model.kind,
             summary=summary,
@@ -119,10 +106,10 @@ class Service:
 
     def examine(
         self, requests: Sequence[Sequence[ImageRequest]]
-    ) -> list[list[ExaminationResponse | UnusableResponse] | Exception]:
+    ) -> list[list[schemas.ExaminationResponse | schemas.UnusableResponse] | Exception]:
         """Return the answers to each request, from one pass; an exception if there are none."""
         found = iter(self.examiner.judged([(each.path, each.image) for asked in requests for each in asked]))
-        answers: list[list[ExaminationResponse | UnusableResponse] | Exception] = []
+        answers: list[list[schemas.ExaminationResponse | schemas.UnusableResponse] | Exception] = []
         for asked in requests:
             judged = list(islice(found, len(asked)))
             try:
@@ -134,54 +121,50 @@ class Service:
 
     def _answer(
         self, asked: ImageRequest, found: Examination | Unusable
-    ) -> ExaminationResponse | UnusableResponse:
+    ) -> schemas.ExaminationResponse | schemas.UnusableResponse:
         if isinstance(found, Unusable):
             return unusable(asked.path, found.reason)
         explanation = None
         if asked.explain and self.explainer is not None:
             explanation = self._explained(found, self.explainer.explain(found))
         seen = as_png(asked.image) if asked.explain else None
-        return ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
+        return schemas.ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
 
-    def _explained(self, examined: Examination, explanation: Explanation) -> ExplanationResponse:
+    def _explained(self, examined: Examination, explanation: Explanation) -> schemas.ExplanationResponse:
         maps, space = explanation.maps, explanation.space
         by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
-        return ExplanationResponse(
+        return schemas.ExplanationResponse(
             kind=explanation.summary.kind,
             summary=explanation.summary.sentence,
-            heatmaps=HeatmapsResponse(
+            heatmaps=schemas.HeatmapsResponse(
                 saliency_nats=maps.saliency[0].tolist(),
                 classes=[
-                    ClassMapResponse(class_=self.classes[y], log_posterior_nats=total, values_nats=values)
+                    schemas.ClassMapResponse(
+                        class_=self.classes[y], log_posterior_nats=total, values_nats=values
+                    )
                     for y, total, values in zip(*(each.tolist() for each in by_class), strict=True)
                 ],
             ),
-            decision_space=DecisionSpaceResponse(
+            decision_space=schemas.DecisionSpaceResponse(
                 posterior={
                     self.classes[y]: share for y, share in zip(space.classes, space.posterior, strict=True)
                 },
-                along=space.along,
-                away=space.away,
-                means_along=list(space.means_along),
-                means_away=list(space.means_away),
-                half_width=space.half_width,
-                half_height=space.half_height,
-                boundary=space.boundary,
+                **{name: getattr(space, name) for name in SPACE},
             ),
             nearest_classes=self.neighbours[self.classes.index(examined.label)],
         )
 
-    def change(self, asked: ImageRequest) -> ChangedResponse | ImpossibleResponse:
+    def change(self, asked: ImageRequest) -> schemas.ChangedResponse | schemas.ImpossibleResponse:
         """Return what would make the image the class ``asked.towards``."""
         try:
             model = require_latent(self.examiner.frozen, "A counterfactual")
             return self._changed(asked, counterfactual(model, asked.image, asked.towards, asked.target))
         except CandidError as error:
-            return ImpossibleResponse(path=asked.path, error=str(error))
+            return schemas.ImpossibleResponse(path=asked.path, error=str(error))
 
-    def _changed(self, asked: ImageRequest, found: Counterfactual) -> ChangedResponse:
+    def _changed(self, asked: ImageRequest, found: Counterfactual) -> schemas.ChangedResponse:
         before = int(found.posteriors[0].argmax())
-        return ChangedResponse(
+        return schemas.ChangedResponse(
             path=asked.path,
             class_=self.classes[found.y],
             class_before=self.classes[before],
@@ -191,7 +174,7 @@ class Service:
             length_in_standard_deviations=found.length,
             bits_per_dim=found.bits_per_dim,
             steps=[
-                StepResponse(
+                schemas.StepResponse(
                     image=as_png(image),
                     posterior=float(posterior[found.y]),
                     posterior_before=float(posterior[before]),
@@ -225,9 +208,9 @@ def _missing(model: Model, judge: Judge | None) -> list[str]:
     return found
 
 
-def unusable(path: str, reason: object) -> UnusableResponse:
+def unusable(path: str, reason: object) -> schemas.UnusableResponse:
     """Return why a file can't be used, in one sentence."""
-    return UnusableResponse(path=path, error=f"This file can't be used: {reason}.")
+    return schemas.UnusableResponse(path=path, error=f"This file can't be used: {reason}.")
 
 
 def as_png(image: Tensor) -> str:
@@ -235,13 +218,13 @@ def as_png(image: Tensor) -> str:
     return base64.b64encode(to_png(image)).decode()
 
 
-def _neighbours(model: Model) -> list[list[NeighbourResponse]]:
+def _neighbours(model: Model) -> list[list[schemas.NeighbourResponse]]:
     """Return the nearest classes of each class."""
     found = similarity(model, order="given")
     nearest = found.distances.argsort(dim=1, stable=True)
     return [
         [
-            NeighbourResponse(
+            schemas.NeighbourResponse(
                 class_=found.names[j],
                 distance=float(found.distances[i, j]),
                 expected_uncertainty=float(found.uncertainty[i, j]),
@@ -252,7 +235,7 @@ def _neighbours(model: Model) -> list[list[NeighbourResponse]]:
     ]
 
 
-def _held_out(judge: Judge) -> HeldOutResponse:
+def _held_out(judge: Judge) -> schemas.HeldOutResponse:
     """Return the levels and the histogram of held-out scores, as p-values at the ends of its bars."""
     known = judge.held_out.statistics
     chosen = torch.linspace(0, len(judge.held_out) - 1, min(KNOWN, len(judge.held_out))).round().long()
@@ -262,12 +245,12 @@ def _held_out(judge: Judge) -> HeldOutResponse:
     beyond = scores[p_values <= judge.novelty / 2]  # up to the first of these: further bars would be narrow
     last = beyond[0] if len(beyond) else scores[-1]
     ends = np.linspace(float(scores[0]), float(last), BARS + 1)
-    return HeldOutResponse(
+    return schemas.HeldOutResponse(
         images=len(judge.held_out),
         score=judge.score.name,
         novelty=judge.novelty,
         error=judge.error,
-        tail=TailResponse(
+        tail=schemas.TailResponse(
             scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()
         ),
     )

@@ -11,7 +11,6 @@ from markupsafe import Markup, escape
 from candid._support.tables import Cell, area_cell
 from candid._support.text import METRICS, listed, number, percent
 from candid._support.version import __version__
-from candid.reports.audit.chart import dots
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import missing, side_by_side
@@ -238,14 +237,16 @@ def _areas(name: str, metrics: dict[str, Any]) -> Table:
 def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:
     results = found.corruptions
     assert results is not None
-    errors = {each.name: list(each.mean_errors.values()) for each in results}
-    clean = {each.name: each.clean_error for each in results}
     means = listed(f"{each.name} {percent(each.mean_error)}" for each in results)
-    labels = [name.replace("_", " ") for name in results.models[0].errors]
     (_, *head), rows = corruption_table(results)
     relative = "" if results.reference is None else f"; mCE relative to {results.reference.name}"
     return {
-        "chart": Markup(dots(labels, errors, clean, f"Errors by corruption. Means: {means}.")),
+        "chart": {
+            "labels": [name.replace("_", " ") for name in results.models[0].errors],
+            "shares": {each.name: list(each.mean_errors.values()) for each in results},
+            "lines": {each.name: each.clean_error for each in results},
+            "alt": f"Errors by corruption. Means: {means}.",
+        },
         "table": Table(
             f"Errors{relative}; below, areas under the ROC curve by corruption (%)",
             ["metric", *(row[0][0] for row in rows)],
