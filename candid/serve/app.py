@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -95,10 +95,19 @@ class _Api:
             self.networks, lambda network, requests: network.answer(requests), self.limits.batch or 64
         )
         with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
-            grey = to_png(torch.full(self.info.image_shape, 128, dtype=torch.uint8))
-            await self._decoded([UploadFile(BytesIO(grey))])  # loads what the first user would wait for
+            await self._warm_up()
             yield
         await asyncio.to_thread(self.queue.close)
+
+    async def _warm_up(self) -> None:
+        """Decode an image and refuse a request, which loads what the first user would wait for."""
+        grey = to_png(torch.full(self.info.image_shape, 128, dtype=torch.uint8))
+        await self._decoded([UploadFile(BytesIO(grey))])
+        part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+        body = {"type": "http.request", "body": part + grey + b"\r\n--x--\r\n", "more_body": False}
+        headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+        wrong = {"type": "http", "method": "POST", "path": "/v1/examine", "query_string": b"explain=maybe"}
+        await self.app({**wrong, "headers": headers}, _returning(body), _returning(None))
 
     def _add_work_routes(self, security: list[Any], secret: bool) -> None:
         work: dict[str, Any] = {"responses": _problems(secret, *WORK_PROBLEMS), "dependencies": security}
@@ -195,6 +204,13 @@ class _Api:
             except BadImageError as error:
                 found.append(unusable(_name(file), error))
         return found
+
+
+def _returning(value: Any) -> Callable[..., Awaitable[Any]]:
+    async def answer(*_: object) -> Any:
+        return value
+
+    return answer
 
 
 def _problems(secret: bool, *codes: int) -> dict[int | str, dict[str, Any]]:
