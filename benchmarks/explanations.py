@@ -72,7 +72,7 @@ def measure(preset: str, batch: int, quick: bool) -> tuple[dict[str, Timings], d
 
     @torch.inference_mode()
     def forward() -> Any:
-        return fast(x)
+        return fast.outputs(x)
 
     def explained() -> Any:
         return heatmaps(fast, forward(), top=TOP, spatial=spatial)
