@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import CycloptsError
 from PIL import Image
 
 import candid
-from candid._support.errors import NonFiniteError
+from candid._support.errors import CandidError, NonFiniteError
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CRITERIA
 from candid.reports.audit.options import AuditOptions
@@ -282,7 +283,7 @@ def test_mistakes_are_said_before_anything_runs(runs: Path, tmp_path: Path) -> N
         ((own, "--data", "digits", "--steps", "0"), "'steps' must be at least 1"),
     ):
         done = command(*arguments, "--out", out, "--workers", "0")
-        assert done.exit_code == 2, (arguments, done.output)
+        assert isinstance(done.exception, CandidError | CycloptsError), (arguments, done.output)
         assert message in str(done.exception)
         assert not out.exists()
 
