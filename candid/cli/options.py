@@ -67,6 +67,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
 
     @functools.wraps(function)
     def run(*positionals: Any, **given: Any) -> int | None:
+        for name, value in given.items():
+            if name in hints and (option := config.option_of(hints[name])) is not None and option.range:
+                config.convert(value, hints[name], name)
         for name, (cls, typed) in groups.items():
             own = {f.name: given.pop(f.name) for f in config.fields(cls) if f.name in given}
             given[name] = own if typed else config.build(cls, own)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid.data.formats import PARTS, Query, SplitRule, format_of
 from candid.data.images import Preprocessing, path_of
+from candid.data.options import Part
 from candid.data.splits import FileSplit, IndexedSplit, Split
 
-Part = Literal["train", "val", "test", "all"]
 TEST_SHARE = 0.2
 
 

@@ -14,9 +14,10 @@ from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
-from candid.data.datasets import Part, open_part
+from candid.data.datasets import open_part
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
+from candid.data.options import Part
 from candid.data.splits import Split
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples

@@ -12,9 +12,10 @@ from candid._support.config import build
 from candid._support.distributed import launch, summed
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
-from candid.data.datasets import Part, open_part, trained_on
+from candid.data.datasets import open_part, trained_on
 from candid.data.images import Preprocessing
 from candid.data.loader import NamedBatch
+from candid.data.options import Part
 from candid.data.splits import Split
 from candid.inference.metrics import fit_temperature
 from candid.inference.predictions import to_float

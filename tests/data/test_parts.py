@@ -11,10 +11,11 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT
-from candid.data.datasets import Part, open_dataset, open_images, open_part
+from candid.data.datasets import open_dataset, open_images, open_part
 from candid.data.formats import CIFAR_CLASSES, SplitRule
 from candid.data.images import Preprocessing
 from candid.data.loader import named_batches
+from candid.data.options import Part
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.data.shard_helpers import PREPROCESSING, seeds, write_shards
