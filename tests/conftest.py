@@ -9,6 +9,14 @@ from tests.helpers import SHARED
 torch.set_num_threads(1)
 
 
+LONG = ("training/test_processes.py", "cli/test_demo.py", "flow/test_classifier.py", "test_benchmarks.py")
+"""They come first: at the end of a run the other process would wait for them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -389,7 +389,7 @@ def test_command_draws_a_preview(tmp_path: Path) -> None:
         assert figure.height > 2 * figure.width - 200
     for arguments, message in (
         (["--preview", str(tmp_path / "none.png")], "none.png' can't be used: "),
-        (["--preview", str(photo), "--size", "4"], "4 x 4 pixels are too small"),
+        (["--preview", str(photo), "--size", "4"], "'size' must be at least 8, not 4"),
         (["--preview", str(photo), "digits"], "leave the other names out"),
         (["digits"], "Name one or more models"),
         (["model", "digits", "--severities", "high"], "--severities takes whole numbers"),
