@@ -23,7 +23,7 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (6 minutes)
+test: lint ## Style, types, doctests and all tests (7 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)

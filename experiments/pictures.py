@@ -28,6 +28,7 @@ def draw_page(browser: Browser, picture: Path) -> None:
         page.goto(f"http://127.0.0.1:{port}")
         page.set_input_files("#pick", photo)
         page.wait_for_selector("#space svg path.ring")
+        page.wait_for_timeout(1000)  # until the page has faded in
         page.screenshot(path=picture)
 
 

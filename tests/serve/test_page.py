@@ -83,6 +83,7 @@ def test_an_image_is_judged_and_explained(visit: Visit, server: Running) -> None
     expect(page.locator("#neighbours tr")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert visit.violations() == []
+    assert not {word for word in ("undefined", "NaN", "null") if word in page.locator("main").inner_html()}
 
 
 def test_heatmaps_switch_by_keyboard_and_fade(visit: Visit) -> None:

@@ -41,7 +41,7 @@ export function histogram(heldOut, p, width) {
   plot.append(text(spot + (here > 0.5 ? 7 : -7), top - 26, `this image: p = ${short(p)}`, { class: "strong", "text-anchor": side }));
   plot.append(text(x(limit) - 6, top + 8, "novel from here", { class: "tick halo", "text-anchor": "end" }));
   plot.append(text(left, bottom + 20, "usual", { class: "tick" }), text(right, bottom + 20, "unusual", { class: "tick", "text-anchor": "end" }));
-  plot.append(text((left + right) / 2, bottom + 38, `score of ${heldOut.images.toLocaleString("en")} held-out images, test “${heldOut.test}”`,
+  plot.append(text((left + right) / 2, bottom + 38, `score “${heldOut.score}” of ${heldOut.images.toLocaleString("en")} held-out images`,
     { class: "unit", "text-anchor": "middle" }));
   return plot;
 }
