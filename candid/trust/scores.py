@@ -4,7 +4,7 @@ This module imports torch only where it computes, so that help texts can list th
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -36,16 +36,6 @@ def statistics_of(predictions: "Predictions") -> dict[str, "Tensor"]:
     if predictions.log_density is not None:
         found["log_density"] = predictions.log_density
     return found
-
-
-def with_ensemble(statistics: Statistics, others: Sequence[Statistics]) -> dict[str, "Tensor"]:
-    """Return ``statistics`` with the log densities that other models give to the same images."""
-    import torch
-
-    densities = [each["log_density"] for each in (statistics, *others)]
-    if len({len(density) for density in densities}) > 1:
-        raise CandidError("The models of an ensemble must have seen the same images: evaluate them alike.")
-    return {**statistics, "log_densities": torch.stack(densities, 1)}
 
 
 @dataclass(frozen=True)
