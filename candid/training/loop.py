@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from candid._support.config import to_dict
 from candid._support.distributed import StopFlag, first_error, summed
@@ -25,6 +24,7 @@ from candid.training.display import TrainingDisplay
 from candid.training.losses import losses_of, sums_over, training_metrics, validation_metrics
 from candid.training.optimiser import (
     build_optimiser,
+    clip_gradients,
     first_nonfinite_gradient,
     is_over,
     learning_rate,
@@ -135,7 +135,7 @@ class Run:
                 if losses is not None:
                     self.fabric.backward(losses.total / len(self.parts))
             sums = [a + b / len(self.parts) for a, b in zip(sums, agreed, strict=True)]
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        norm = clip_gradients(self.model, self.options)
         if not math.isfinite(float(norm)):
             raise self._diverged(
                 f"The gradient of '{first_nonfinite_gradient(self.model)}' became non-finite"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from candid.models.flow.coupling import ActNorm
 from candid.models.flow.mixture import LatentMixture
@@ -35,6 +35,17 @@ def build_optimiser(model: nn.Module, options: TrainOptions) -> torch.optim.Opti
     if options.optimiser == "sgd":
         return torch.optim.SGD(used, lr=options.learning_rate, momentum=options.momentum, fused=True)
     return torch.optim.AdamW(used, lr=options.learning_rate, betas=(options.momentum, 0.99), fused=True)
+
+
+def clip_gradients(model: nn.Module, options: TrainOptions) -> Tensor:
+    """Scale the gradient down to the norm ``clip``; return the norm that it had."""
+    clipped: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_free = name.startswith("mixture.") and not options.clip_means
+        (others if is_free else clipped).append(parameter)
+    norm = nn.utils.clip_grad_norm_(clipped, options.clip)
+    return norm + nn.utils.get_total_norm([p.grad for p in others if p.grad is not None])
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

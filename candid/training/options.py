@@ -11,6 +11,7 @@ from candid.models.flow.presets import preset
 
 Schedule = Literal["one-cycle", "plateau"]
 Crop = Literal["none", "shift", "jitter", "resized"]
+MeansStart = Literal["random", "blocks"]
 SplitRule = Literal["hash", "shuffled"]
 Memory = Literal["plain", "inverse"]
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
@@ -50,6 +51,9 @@ class TrainOptions:
     means_rate: Annotated[float, Option("Learning rate of class means, times --learning-rate.", above=0)] = (
         0.1
     )
+    means_start: Annotated[
+        MeansStart, Option("Class means at the start: random (0.7 sigma apart) or in blocks (3.5 sigma).")
+    ] = "random"
     # Their parameter is ten times the scale, and moves that much slower.
     scales_rate: Annotated[float, Option("Rate of ActNorm's scales, times --learning-rate.", above=0)] = 5.0
     warmup: Annotated[
@@ -60,6 +64,10 @@ class TrainOptions:
     momentum: Annotated[float, Option("Momentum of SGD, first beta of AdamW.", least=0, below=1)] = 0.9
     weight_decay: Annotated[float, Option("Weight decay of convolution weights.", least=0)] = 1e-4
     clip: Annotated[float, Option("Largest norm of the gradient.", above=0)] = 8.0
+    clip_means: Annotated[
+        bool,
+        Option("Whether the class means are part of that norm.", flag="--clip-means/--no-clip-means"),
+    ] = True
     label_smoothing: Annotated[float, Option("Share of a label for all classes.", least=0, most=1)] = 0.05
     actnorm_from_data: Annotated[bool, Option("Start ActNorm with the statistics of a first batch.")] = True
     crop: Annotated[Crop, Option("Random crops of training images.")] = "none"

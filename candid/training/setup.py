@@ -93,6 +93,8 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Model:
         model = ResNet(ResNetConfig.beside(layout), names, seed=options.seed)
     else:
         model = GenerativeClassifier(layout, names, options.memory, seed=options.seed)
+        if options.means_start == "blocks":
+            model.mixture.start_in_blocks()
     if options.means_only:
         assert isinstance(model, GenerativeClassifier)
         model.flow.requires_grad_(False)

@@ -102,7 +102,8 @@ class ClassifierConfig:
     classes: int
     """Number of classes."""
     rank: int | None = None
-    """Number of prototypes of the means beyond the constant coefficients; None: one per class (full rank)."""
+    """Number of prototypes of the means beyond the constant coefficients; None: one per class (full rank),
+    0: no means beyond them."""
     mean: tuple[float, ...] = (0.5,)
     """Subtracted from the image in [0, 1]: one number per channel, or one for all."""
     std: tuple[float, ...] = (0.25,)
@@ -114,7 +115,9 @@ class ClassifierConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_range(self, 1, 10_000_000, "classes", *(["rank"] if self.rank is not None else []))
+        check_range(self, 1, 10_000_000, "classes")
+        if self.rank is not None:
+            check_range(self, 0, 10_000_000, "rank")
         for key in ("mean", "std"):
             if len(getattr(self, key)) not in (1, self.flow.channels):
                 raise CandidError(

@@ -13,6 +13,9 @@ from candid.models.flow.config import check_planar, check_priors
 from candid.models.flow.initial import normal
 from candid.models.flow.precision import full_precision
 
+BLOCK_DISTANCE = 3.5
+"""Distance of the class means at the start of the released models' training, in standard deviations."""
+
 
 class LatentMixture(nn.Module):
     """``p(z) = sum_y p(y) N(z; mu_y, 1)`` with means that are cheap to hold.
@@ -24,14 +27,15 @@ class LatentMixture(nn.Module):
 
     The M x (D - C) matrix of the second part is never formed: products with it go through the
     prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
-    its own (full rank, for few classes). ``planar`` means lie in one plane of all D dimensions, without a
-    free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two numbers a class.
+    its own (full rank, for few classes), ``rank=0`` leaves the second part out. ``planar`` means lie in one
+    plane of all D dimensions, without a free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two
+    numbers a class.
 
     Args:
         classes: M, the number of classes.
         constant: C, the number of constant coefficients.
         dimensions: D, the length of z.
-        rank: K, or None for full rank.
+        rank: K, 0 for none, or None for full rank.
         priors: class priors, M positive numbers that sum to one; None for uniform ones.
         planar: whether all means lie in one plane; then ``constant`` doesn't count, and there is no rank.
 
@@ -53,8 +57,8 @@ class LatentMixture(nn.Module):
         planar: bool = False,
     ) -> None:
         super().__init__()
-        if rank is not None and rank < 1:
-            raise CandidError(f"'rank' must be at least 1, not {rank}.")
+        if rank is not None and rank < 0:
+            raise CandidError(f"'rank' must be at least 0, not {rank}.")
         check_planar(planar, rank)
         constant, rank = (0, 2) if planar else (constant, rank)
         self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
@@ -62,11 +66,35 @@ class LatentMixture(nn.Module):
         self.mean = nn.Parameter(_normal(classes, constant, times=math.sqrt(0.18 / max(constant, 1))))
         rest, rows = dimensions - constant, classes if rank is None else rank + planar
         self.prototypes = nn.Parameter(_normal(rows, rest, times=0.3, over=math.sqrt(max(rest, 1))))
-        self.alpha = None if rank is None else nn.Parameter(_normal(classes, rank, over=math.sqrt(rank)))
+        self.alpha = None
+        if rank is not None:
+            self.alpha = nn.Parameter(_normal(classes, rank, over=math.sqrt(max(rank, 1))))
         check_priors(priors, classes)
         logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
         self.register_buffer("log_priors", torch.tensor(logs))
         self.register_buffer("frozen_norms", None)
+
+    @torch.no_grad()
+    def start_in_blocks(self) -> None:
+        """Put the means :data:`BLOCK_DISTANCE` apart: each class gets a block of constant coefficients.
+
+        Raises:
+            CandidError: if there are more classes than constant coefficients.
+
+        >>> mixture = LatentMixture(classes=4, constant=12, dimensions=48, rank=0)
+        >>> mixture.start_in_blocks()
+        >>> round(float(mixture.pairwise_distances()[0, 1]), 4)
+        3.5
+        """
+        size = self.constant // self.classes
+        if not size:
+            raise CandidError(
+                f"{self.classes} classes can't start in blocks of {self.constant} constant coefficients: "
+                "use means_start = 'random'."
+            )
+        blocks = torch.eye(self.classes).repeat_interleave(size, 1) * BLOCK_DISTANCE / math.sqrt(2 * size)
+        self.mean.zero_()
+        self.mean[:, : self.classes * size] = blocks
 
     @property
     def weights(self) -> Tensor | None:
