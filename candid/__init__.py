@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from candid.reports.audit.run import Audit, audit
     from candid.robustness.attacks.benchmark import AttackResults, attack
     from candid.robustness.corruptions.benchmark import CorruptionResults, corrupt
+    from candid.training.refit import Refit, refit
     from candid.training.train import TrainResult, train
     from candid.trust.calibrate import calibrate
     from candid.trust.examine import Unusable, examine, examine_stream
@@ -46,6 +47,7 @@ __all__ = [
     "GenerativeClassifier",
     "Judge",
     "NonFiniteError",
+    "Refit",
     "ResNet",
     "ResNetConfig",
     "Score",
@@ -68,6 +70,7 @@ __all__ = [
     "information_bottleneck_loss",
     "load",
     "load_any",
+    "refit",
     "register_score",
     "save",
     "train",
@@ -90,6 +93,7 @@ _LAZY = {
     "robustness.attacks.benchmark": ("AttackResults", "attack"),
     "robustness.corruptions.benchmark": ("CorruptionResults", "corrupt"),
     "reports.audit.run": ("Audit", "audit"),
+    "training.refit": ("Refit", "refit"),
     "training.train": ("TrainResult", "train"),
     "trust.calibrate": ("calibrate",),
     "trust.examine": ("Unusable", "examine", "examine_stream"),

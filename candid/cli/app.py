@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "candid.cli.train:train",
     "evaluate": "candid.cli.evaluate:evaluate",
     "calibrate": "candid.cli.evaluate:calibrate",
+    "refit": "candid.cli.evaluate:refit",
     "compare": "candid.cli.evaluate:compare",
     "corrupt": "candid.cli.corrupt:corrupt",
     "attack": "candid.cli.attack:attack",

@@ -142,6 +142,29 @@ def calibrate(model: ModelName, data: DataName, /, options: CalibrateOptions) ->
 
 
 @command
+def refit(
+    model: ModelName,
+    data: DataName,
+    /,
+    *,
+    out: Annotated[
+        Path | None, Option("Folder for the refitted model.", metavar="DIR", default="the model's own folder")
+    ] = None,
+    options: CalibrateOptions,
+) -> None:
+    """Refit the class means of a model: held-out images say how far apart they are.
+
+    Posteriors stay the same. Densities, decision spaces and expected uncertainties then describe the images.
+    'candid train' does it at its end. DATA is what the model was trained on, or other images of its classes.
+    """
+    from candid.training.refit import refit as run
+
+    progress = TerminalProgress()
+    found = run(model, data, out=out, progress=progress, **vars(options))
+    progress.log(f"{model}: {found}")
+
+
+@command
 def compare(
     evaluations: Annotated[list[str], Option("Folders that 'candid evaluate' wrote.", metavar="FOLDER...")],
     /,

@@ -69,8 +69,8 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         model: of any kind in :data:`KINDS`. Held-out scores that were measured before its weights, classes
             or preprocessing changed are left out.
         path: the folder.
-        half: whether to store matrices and kernels in half precision. That halves the file and rounds them,
-            so held-out scores are left out, too.
+        half: whether to store the network's matrices and kernels in half precision. That halves the file and
+            rounds them, so held-out scores are left out, too. Class means stay exact.
 
     Returns:
         The folder.
@@ -106,7 +106,7 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
     weights, scores = model.state_dict(), model.held_out
     if half:
-        weights, scores = {name: _halved(tensor) for name, tensor in weights.items()}, {}
+        weights, scores = {name: _halved(name, tensor) for name, tensor in weights.items()}, {}
     elif scores and not scores_belong(model):
         log.warning("The held-out scores are left out: the model has changed since. Calibrate it again.")
         scores = {}
@@ -114,9 +114,13 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
     return folder
 
 
-def _halved(tensor: Tensor) -> Tensor:
+EXACT = ("mixture.", "flow.span.")
+"""Tensors that are never rounded to half precision: posteriors depend on them directly."""
+
+
+def _halved(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor in half precision; vectors and numbers too large for it stay as they are."""
-    if tensor.ndim < 2 or not tensor.is_floating_point():
+    if tensor.ndim < 2 or not tensor.is_floating_point() or name.startswith(EXACT):
         return tensor
     rounded = tensor.half()
     return rounded if rounded.isfinite().all() else tensor

@@ -18,6 +18,7 @@ from candid.data.splits import Split, training_keys
 from candid.inference.predictions import to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
+from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.loss import Losses
 from candid.models.protocol import as_latent
 from candid.training.display import TrainingDisplay
@@ -30,10 +31,11 @@ from candid.training.optimiser import (
     learning_rate,
     set_learning_rate,
 )
+from candid.training.refit import can_refit, refit_mixture
 from candid.training.run_folder import RESTORE, Row, RunFolder, State, data_digest
 from candid.training.setup import Setup, batch_norms
 from candid.training.tensorboard import TensorBoardWriter
-from candid.trust.calibrate import calibrate_saved
+from candid.trust.calibrate import attach_held_out
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
@@ -289,27 +291,35 @@ class Run:
         self._save(val)
         self._raise_together()
         if val["loss"] > self.best:
-            best = checkpoint.load_any(self.folder.best)
-            self.model.load_state_dict(best.state_dict())
-            val = self._evaluate(self.data.val)
+            self.model = checkpoint.load_any(self.folder.best).to(self.fabric.device)
+        self._refit()
+        val = self._evaluate(self.data.val)
         seconds = sum(row["seconds"] for row in self.rows)
         results: dict[str, Any] = {"val": val, "seconds": seconds, "step": self.step}
         if self.data.test is not None:
             results["test"] = self._evaluate(self.data.test)
-        passes = Runner(self.model, self.fabric, None, self.options.workers, self.display)
-        calibrate_saved(passes, self.data.train, self.data.val, self.preprocessing, self.folder.best)
+        runner = Runner(self.model, self.fabric, None, self.options.workers, self.display)
+        attach_held_out(runner, self.data.train, self.data.val, self.preprocessing)
         if self.fabric.is_global_zero:
-            self._store_keys()
+            self._attach_keys()
+            checkpoint.save(self.model, self.folder.best)
             self.folder.write_results(results)
         return results
 
-    def _store_keys(self) -> None:
-        """Store hashes of the training images with the best model, so that evaluation can recognise them."""
+    def _refit(self) -> None:
+        """Refit the mixture to the held-out images, unless that was done or can't be."""
+        model = self.model
+        if isinstance(model, GenerativeClassifier) and model.config.flow.span is None and can_refit(model):
+            workers, held_out = self.options.workers, self.data.val
+            found = refit_mixture(model, self.fabric, held_out, self.preprocessing, workers, self.display)
+            self.display.log(str(found))
+
+    def _attach_keys(self) -> None:
+        """Add hashes of the training images to the model, so that evaluation can recognise them."""
         workers, model = self.options.workers, self.model
         keys = training_keys(self.data.train, model.preprocessing, workers, self.display)
         if keys is not None and model.held_out:
             model.held_out["training_keys"] = keys
-            checkpoint.save_held_out(model, self.folder.best)
 
     @torch.no_grad()
     def _average_statistics(self) -> None:

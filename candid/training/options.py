@@ -16,6 +16,8 @@ SplitRule = Literal["hash", "shuffled"]
 Memory = Literal["plain", "inverse"]
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
+ADDED: dict[str, Any] = {"means_start": "random", "clip_means": True}
+"""Options of later versions with what earlier ones did: these values don't enter the digest of a run."""
 RENAMED = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "grad_accumulation"}
 """Keys of older recipes and run folders, with their present names."""
 
@@ -126,7 +128,8 @@ class TrainOptions:
         free = MACHINE_KEYS - {"workers"} if is_shards(self.data) else MACHINE_KEYS
         if self.schedule == "plateau":
             free |= {"epochs"}
-        return {key: value for key, value in to_dict(self).items() if key not in free}
+        values = to_dict(self).items()
+        return {key: value for key, value in values if key not in free and ADDED.get(key, ...) != value}
 
     def resumed(self, flags: Mapping[str, Any]) -> "TrainOptions":
         """Return these options of a run with the ``flags`` that may change; the others must agree with it."""
@@ -134,12 +137,12 @@ class TrainOptions:
         if "model" in given:
             given["model"] = {**self.model, **given["model"]}
         changed = replace(self, **given)
-        deciding = changed.deciding()
-        for key, value in self.deciding().items():
-            if key not in deciding or deciding[key] != value:
+        before, after = self.deciding(), changed.deciding()
+        for key in before | after:
+            if key not in before or key not in after or before[key] != after[key]:
                 raise CandidError(
-                    f"The run was started with {key} = {value!r}: it can't change in a resumed run; "
-                    "leave the option out, or start a new run with another --out."
+                    f"The run was started with {key} = {getattr(self, key)!r}: it can't change in a "
+                    "resumed run; leave the option out, or start a new run with another --out."
                 )
         return changed
 

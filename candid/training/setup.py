@@ -17,6 +17,7 @@ from candid.inference.predictions import to_float
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.coupling import ActNorm
+from candid.models.flow.span import restore
 from candid.models.resnet import ResNet, ResNetConfig
 from candid.training.options import TrainOptions
 
@@ -89,6 +90,8 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Model:
                 f"{flow.channels} x {flow.height} x {flow.width}: choose its --preset."
             )
         model.class_names = _continued(model.class_names, class_names, options.start)
+        if isinstance(model, GenerativeClassifier) and not model.config.planar:
+            restore(model)  # the end of the training refits it
     elif options.baseline:
         model = ResNet(ResNetConfig.beside(layout), names, seed=options.seed)
     else:

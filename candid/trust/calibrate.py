@@ -65,7 +65,7 @@ def calibrate(
     loaded = _loaded(folder) if folder is not None else model
     assert not isinstance(loaded, str | os.PathLike)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)
-    found = measure(runner, *_splits(loaded, data, chosen, progress), loaded.preprocessing)
+    found = measure(runner, *calibration_splits(loaded, data, chosen, progress), loaded.preprocessing)
     if found is not None:
         found.attach(loaded)
         if folder is not None:
@@ -81,7 +81,7 @@ def _loaded(folder: Path) -> Model:
         return cast(Model, checkpoint.load(folder, held_out=False))
 
 
-def _splits(
+def calibration_splits(
     model: Model, data: str, options: CalibrateOptions, progress: Progress
 ) -> tuple[Split | None, Split]:
     """Return the training images, if there are any, and the held-out images."""
@@ -102,7 +102,7 @@ def _splits(
         return None, held_out
     try:
         train = open_part(data, model.class_names, "train", training).split
-        return prepared(_fewer(train), "training images"), held_out
+        return prepared(fewer(train), "training images"), held_out
     except CandidError as error:
         progress.log(f"Mahalanobis distances are skipped: the training images can't be read: {error}")
         return None, held_out
@@ -121,9 +121,9 @@ def measure(
     """
     gaussian = None
     if train is not None:
-        gaussian = feature_gaussian(runner, _fewer(train), preprocessing)
+        gaussian = feature_gaussian(runner, fewer(train), preprocessing)
     measures = measures_for(SCORES.values(), gaussian)
-    found = runner.predictions(_fewer(held_out), preprocessing, "held-out images", measures)
+    found = runner.predictions(fewer(held_out), preprocessing, "held-out images", measures)
     if found is None:
         return None
     if (found.labels < 0).any():
@@ -133,10 +133,8 @@ def measure(
     return HeldOut(statistics_of(found), fit_temperature(found.logits, found.labels), gaussian)
 
 
-def calibrate_saved(
-    runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing, path: Path
-) -> None:
-    """Calibrate the saved model in the folder ``path``, unless there are too few images."""
+def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:
+    """Measure held-out images and store their scores with the model, unless there are too few images."""
     if len(held_out) < FEWEST_IMAGES:
         runner.progress.log(
             f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed"
@@ -145,10 +143,9 @@ def calibrate_saved(
     found = measure(runner, train, held_out, preprocessing)
     if found is not None:
         found.attach(runner.model)
-        checkpoint.save_held_out(runner.model, path)
 
 
-def _fewer(split: Split) -> Split:
+def fewer(split: Split) -> Split:
     """Return at most ``MOST_IMAGES`` of it; all of tar shards."""
     return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
 

@@ -17,6 +17,7 @@ from candid.models.flow.coupling import (
 )
 from candid.models.flow.invertible import Invertible
 from candid.models.flow.pooling import DCTPooling, HaarPooling
+from candid.models.flow.span_layer import SpanScaling
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 
 
@@ -57,6 +58,9 @@ def build_flow(config: FlowConfig) -> Chain:
     layers["dct"] = DCTPooling(channels, height, width)
     if config.dct == "released":
         layers["dct_scale"] = CoefficientScale(released_dct_scale(height))
+    if config.span is not None:
+        directions, prototypes = config.span
+        layers["span"] = SpanScaling(directions, config.constant_coefficients, config.dimensions, prototypes)
     return Chain(layers)
 
 

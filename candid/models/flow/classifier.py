@@ -199,7 +199,9 @@ class GenerativeClassifier(ImageClassifier):
         return self(x).z
 
     def feature_maps(self, x: Tensor) -> Tensor:
-        """Return the last maps before the DCT, (B, C, h, w): the latent is their cosine transform.
+        """Return the last maps before the DCT, (B, C, h, w).
+
+        The latent is their cosine transform; in a refitted model the span of the means is rescaled after it.
 
         >>> GenerativeClassifier.from_preset("digits").eval().feature_maps(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 64, 1, 1])

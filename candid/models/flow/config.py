@@ -42,6 +42,8 @@ class FlowConfig:
     dct: Literal["orthonormal", "released"] = "orthonormal"
     clamp: float = 0.7
     """Largest absolute log-scale of a coupling."""
+    span: tuple[int, int] | None = None
+    """The numbers of directions and prototypes of the last layer of a refitted model; None: it has none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -54,6 +56,8 @@ class FlowConfig:
                 "'blocks' and 'widths' need one entry for each of 1 to 16 stages, "
                 f"not {len(self.blocks)} and {len(self.widths)}."
             )
+        if self.span is not None:
+            check_range(self, 0, 10_000_000, "span")
         if self.clamp <= 0:
             raise CandidError(f"'clamp' must be positive, not {self.clamp}.")
         if self.entry != "none" and self.channels < 2:

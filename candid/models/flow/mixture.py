@@ -160,11 +160,20 @@ class LatentMixture(nn.Module):
         return means + temperature * noise.to(means.device)
 
     @torch.no_grad()
+    def mean_products(self) -> Tensor:
+        """Return ``mu_i . mu_j`` in float64, (M, M)."""
+        mean, prototypes = self.mean.double(), self.prototypes.double()
+        return mean @ mean.T + self._combine(self._combine(prototypes @ prototypes.T).T)
+
+    @torch.no_grad()
+    def double_copy(self) -> "LatentMixture":
+        """Return a copy in float64 on the CPU that is not trained."""
+        return copy.deepcopy(self).requires_grad_(False).cpu().double()
+
+    @torch.no_grad()
     def pairwise_distances(self) -> Tensor:
         """Return ``|mu_i - mu_j|`` in float64, (M, M); a unit is one standard deviation."""
-        mean, prototypes = self.mean.double(), self.prototypes.double()
-        gram = prototypes @ prototypes.T
-        products = mean @ mean.T + self._combine(self._combine(gram).T)
+        products = self.mean_products()
         norms = products.diagonal()
         squares = norms[:, None] + norms[None, :] - 2 * products
         return squares.clamp(min=0).sqrt().fill_diagonal_(0)

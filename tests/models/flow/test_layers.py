@@ -22,7 +22,9 @@ from candid.models.flow.coupling import (
 )
 from candid.models.flow.frozen import freeze
 from candid.models.flow.invertible import Invertible
+from candid.models.flow.mixture import LatentMixture
 from candid.models.flow.pooling import DCTPooling, HaarPooling, dct_matrix
+from candid.models.flow.span import span_of
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 from tests.helpers import autograd_log_det, randomise
 
@@ -37,6 +39,14 @@ def frozen_chain(mixing: Invertible) -> Invertible:
     )
     layers = [coupling, ActNorm(12), mixing, AffineCoupling(12, narrow)]
     return freeze(randomise(Chain(layers).double()))
+
+
+def span_scaling() -> Invertible:
+    """The span of random means, with a scale and a shift."""
+    layer = span_of(LatentMixture(classes=4, constant=6, dimensions=24, rank=2)).layer
+    layer.log_scale += 0.7
+    layer.shift += 1.5
+    return layer
 
 
 LAYERS: dict[str, tuple[Callable[[], Invertible], tuple[int, ...]]] = {
@@ -65,6 +75,7 @@ LAYERS: dict[str, tuple[Callable[[], Invertible], tuple[int, ...]]] = {
     "haar, orthonormal": (lambda: HaarPooling(scale=1.0), (1, 2, 2)),
     "dct": (lambda: DCTPooling(3, 4, 5), (3, 4, 5)),
     "coefficient scale": (lambda: CoefficientScale(released_dct_scale(3)), (18,)),
+    "span": (span_scaling, (24,)),
     "frozen, orthogonal": (lambda: frozen_chain(OrthogonalMixing(12)), (3, 4, 6)),
     "frozen, permutation": (lambda: frozen_chain(Permutation(12)), (3, 4, 6)),
     "chain": (
