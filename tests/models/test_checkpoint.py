@@ -80,8 +80,9 @@ def test_half_precision_weights_load_and_stay_invertible(tmp_path: Path) -> None
     full, half = candid.save(model, tmp_path / "full"), candid.save(model, tmp_path / "half", half=True)
     assert weights_of(half).stat().st_size < 0.7 * weights_of(full).stat().st_size
     stored = load_file(weights_of(half))
-    assert {t.dtype for t in stored.values() if t.ndim > 1} == {torch.float16}
-    assert {t.dtype for t in stored.values() if t.ndim == 1} == {torch.float32}
+    rounded = {name for name, tensor in stored.items() if tensor.dtype == torch.float16}
+    matrices = {name for name, tensor in stored.items() if tensor.ndim > 1}
+    assert rounded == {name for name in matrices if not name.startswith("mixture.")}
     loaded = candid.load(half)
     assert not loaded.held_out, "scores of other weights"
     x = torch.rand(3, 3, 16, 16)

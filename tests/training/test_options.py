@@ -17,7 +17,7 @@ from candid.training.recipes import load_options, read_toml, recipes, write_toml
 
 
 def test_every_recipe_is_a_configuration_and_every_preset_has_one() -> None:
-    assert set(recipes()) == {"cifar10", "cifar10-quick", "digits", "imagenet", "tiny-imagenet"}
+    assert set(recipes()) == {"cifar10", "cifar10-quick", "digits", "imagenet", "tiny-imagenet", "tiny20"}
     assert set(RECIPE_OF_PRESET) == set(PRESETS)
     for name in recipes():
         assert load_options(name, data="somewhere").preset in PRESETS
