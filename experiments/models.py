@@ -1,6 +1,6 @@
-"""Train the bundled models and put them into ``candid/zoo``.
+"""Train the bundled models and put them into ``candid/models/zoo``.
 
-``python -m experiments.models cifar-10-batches-bin``
+``python -m experiments.models cifar-10-batches-bin --tiny tiny20``
 
 Each run is a folder in ``runs/zoo``; what was stopped goes on where it was, what is finished is kept.
 """
@@ -23,26 +23,42 @@ MODELS: dict[str, tuple[str, ...]] = {
     "cifar10-beta1": ("--beta", "1", "--precision", "32"),
     "cifar10-betainf": ("--beta", "inf"),
     "cifar10-resnet": ("--baseline", "--precision", "32"),
+    "cifar10-beta2": ("--beta", "2"),
     "cifar10-beta4": ("--beta", "4"),
     "cifar10-beta16": ("--beta", "16"),
     "cifar10-beta0": ("--beta", "0"),
     "cifar10-resnet-unsmoothed": ("--baseline", "--label-smoothing", "0"),
+    "tiny20": (),
+}
+"""The bundled models: what each has of its own, next to the recipe that its name begins with."""
+NOT_BUNDLED: dict[str, tuple[str, ...]] = {
     "cifar10-beta1-seed1": ("--beta", "1", "--seed", "1"),
     "cifar10-resnet-seed1": ("--baseline", "--seed", "1"),
 }
-"""All with the recipe ``cifar10``, and what each has of its own. The last two show what chance
-(and bfloat16) does."""
+"""Models that show what chance (and bfloat16) does; their results stay on the page."""
+
+
+def recipe(name: str) -> str:
+    """Return the recipe of the model ``name``."""
+    return name.partition("-")[0]
+
+
+def command(name: str, data: str | None = None) -> list[str]:
+    """Return the command that trains the model ``name``, without the folder of the run."""
+    published = {"cifar10": "cifar-10-batches-bin"}.get(recipe(name), recipe(name))
+    options = (MODELS | NOT_BUNDLED)[name]
+    return ["candid", "train", data or published, "--recipe", recipe(name), *options]
 
 
 def train(name: str, data: str, runs: Path, threads: int) -> None:
-    """Until it is finished; a run that exists already goes on."""
+    """Train until it is finished; a run that exists already goes on."""
     run = runs / name
     resumed = (run / "config.toml").is_file()
-    options = ["--resume"] if resumed else [data, "--recipe", "cifar10", *MODELS[name]]
+    arguments = ["candid", "train", "--resume"] if resumed else command(name, data)
     run.parent.mkdir(parents=True, exist_ok=True)
     with (runs / f"{name}.log").open("a", encoding="utf-8") as log:
         subprocess.run(
-            [sys.executable, "-m", "candid", "train", *options, "--out", str(run)],
+            [sys.executable, "-m", *arguments, "--out", str(run)],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             stdout=log,
             stderr=log,
@@ -51,7 +67,7 @@ def train(name: str, data: str, runs: Path, threads: int) -> None:
 
 
 def pack(name: str, data: str, runs: Path) -> Path:
-    """The best model of a run in half precision, calibrated after that, in the zoo with its card."""
+    """Put the best model of a run into the zoo, in half precision, calibrated after that, with its card."""
     packed, place = runs / name / "packed", zoo.FOLDER / name
     model = checkpoint.load_any(runs / name / "model" / "best")
     config = model.metadata["training"]["config"]
@@ -63,7 +79,7 @@ def pack(name: str, data: str, runs: Path) -> Path:
         return place  # with the figures on its card
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(packed, place)
-    write_card(name, MODELS[name], runs / name)
+    write_card(name, command(name), runs / name)
     return place
 
 
@@ -77,16 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.models", description=__doc__)
     parser.add_argument("data", metavar="DATA", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these; all otherwise")
+    parser.add_argument("--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/")
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="the folder for runs")
-    parser.add_argument("--jobs", type=int, default=1, help="so many at once; cores are shared")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at once; cores are shared")
     asked = parser.parse_args(arguments)
-    names = asked.names or list(MODELS)
+    names = asked.names or [name for name in MODELS if asked.tiny or recipe(name) == "cifar10"]
     threads = max(1, (os.cpu_count() or 1) // asked.jobs)
+    sources = {name: asked.data if recipe(name) == "cifar10" else asked.tiny for name in names}
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for _ in pool.map(lambda name: train(name, asked.data, asked.runs, threads), names):
+        for _ in pool.map(lambda name: train(name, sources[name], asked.runs, threads), names):
             pass
     for name in names:
-        print(pack(name, asked.data, asked.runs))
+        if name in MODELS:
+            print(pack(name, sources[name], asked.runs))
 
 
 if __name__ == "__main__":
