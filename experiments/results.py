@@ -26,7 +26,8 @@ from candid.models import zoo
 from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import style
 from experiments.cards import add_figures
-from experiments.tables import card_figures, filled, headline, second_seed, tables, title
+from experiments.models import NOT_BUNDLED, command
+from experiments.tables import card_figures, filled, headline, tables, title
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results"
@@ -47,7 +48,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
     """What ``candid evaluate`` says of a model, and how often it is sure."""
     out = work / "evaluation" / name
     others = [argument for each in ood for argument in ("--ood", each)]
-    candid("evaluate", name, data, "--out", out, "--temperature", *others)
+    candid("evaluate", name, data, "--out", out, "--temperature", "--ten-crop", *others)
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     predictions = test_predictions(out)
     scaled = metrics["temperature_scaled"]
@@ -56,6 +57,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
         "beta": metrics["beta"] if metrics["kind"] == "generative" else None,
         "images": metrics["images"],
         **_figures(metrics),
+        "ten_crops": _figures(metrics["ten_crop"]),
         "sure": int((predictions.posterior >= CRITICAL).sum()),
         "scaled": {
             "temperature": scaled["temperature"],
@@ -142,13 +144,12 @@ def examined(work: Path) -> None:
 
 def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_images: int, work: Path) -> Any:
     """All figures of all bundled models; what is drawn goes to the page's folder."""
-    names = sorted(zoo.names(), key=_order)
-    first = [name for name in names if not second_seed(name)]
+    names = sorted((name for name in zoo.names() if name.startswith("cifar10")), key=_order)
     models = {name: evaluated(name, data, ood, work) for name in names}
-    candid("compare", *(work / "evaluation" / name for name in first), "--out", work / "comparison")
+    candid("compare", *(work / "evaluation" / name for name in names), "--out", work / "comparison")
     shutil.copy(work / "comparison" / "trade_off.png", PAGE)
     bins = {}
-    for name in first:
+    for name in names:
         if zoo.card(name)["beta"] == "0.0":  # it does not classify
             continue
         found = test_predictions(work / "evaluation" / name)
@@ -157,10 +158,20 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
     results = {
         "models": models,
         "corruptions": corrupted(names, data, corrupted_images, work),
-        "attacks": attacked(first, data, attacked_images, work),
-        "explanations": explained(first, data, work),
+        "attacks": attacked(names, data, attacked_images, work),
+        "explanations": explained(names, data, work),
     }
     examined(work)
+    return with_not_bundled(results)
+
+
+def with_not_bundled(results: Any) -> Any:
+    """Return ``results`` with the earlier ones of models that are no longer bundled, marked as such."""
+    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for name in NOT_BUNDLED:
+        trained_by = " ".join(command(name))
+        results["models"][name] = earlier["models"][name] | {"bundled": False, "command": trained_by}
+        results["corruptions"] += [each for each in earlier["corruptions"] if each["model"] == name]
     return results
 
 
@@ -174,7 +185,7 @@ def written(results: Any) -> None:
     ):
         with replacing(path) as file:
             file.write_text(text, encoding="utf-8")
-    for name in results["models"]:
+    for name in zoo.names():
         add_figures(name, *card_figures(name, results))
 
 

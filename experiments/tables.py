@@ -1,16 +1,17 @@
 """The tables of ``docs/results`` as pure functions of ``results.json``."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from candid._support.text import number
-from candid.models import zoo
 from candid.robustness.corruptions.apply import CORRUPTIONS
 
 Results = Mapping[str, Any]
 PAPER = {
     "1": (4.34, 67.30, 3.87, 75.6),
+    "2": (6.14, 71.73, 4.13, 73.6),
     "4": (8.72, 73.69, 4.31, 70.84),
     "16": (17.43, 75.54, 4.15, 62.43),
     "∞": (47.01, 76.27, 5.12, 44.24),
@@ -24,6 +25,7 @@ The mean at beta 1 is that of its fifteen areas; 67.9 is printed.
 PAPER_AREAS = {
     "0": (94.9, 94.3, 98.0, 95.7, 89.8, 88.3, 89.5, 38.1, 43.1, 94.8, 44.7, 96.7, 65.5, 63.0, 66.2),
     "1": (95.3, 95.2, 98.6, 92.9, 87.1, 84.9, 87.4, 33.0, 45.4, 96.5, 43.5, 97.0, 60.4, 61.9, 55.6),
+    "2": (94.8, 95.2, 98.5, 87.8, 82.6, 81.3, 84.9, 30.9, 43.2, 96.5, 44.1, 95.2, 56.6, 61.0, 51.2),
     "4": (92.7, 93.8, 97.4, 77.6, 76.7, 75.6, 81.7, 31.0, 43.2, 95.5, 44.5, 89.2, 54.1, 61.7, 48.0),
     "16": (83.7, 84.6, 88.0, 46.7, 56.7, 63.5, 67.9, 43.2, 52.0, 80.2, 45.6, 66.3, 53.3, 62.0, 42.7),
     "∞": (39.5, 44.5, 40.6, 42.8, 48.1, 46.3, 46.0, 40.9, 38.9, 36.1, 44.3, 48.5, 52.2, 47.9, 47.0),
@@ -99,8 +101,8 @@ def filled(page: str, found: Mapping[str, str]) -> str:
 
 def title(name: str) -> str:
     """``β = 1``, or which ResNet, and which of its kind."""
-    beta = zoo.card(name)["beta"]
-    kind = "ResNet" if beta is None else f"β = {number(float(beta))}"
+    beta = re.search(r"beta(\d+|inf)", name)
+    kind = "ResNet" if beta is None else f"β = {number(float(beta[1]))}"
     if "unsmoothed" in name:
         return f"{kind}, hard labels"
     return f"{kind}, second seed" if second_seed(name) else kind
@@ -141,8 +143,8 @@ def _markdown(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def _table_1(results: Results) -> Table:
-    head = ["", "L_X", "L_Y", "bits/dim", "accuracy (%)", "OCE"]
-    head += ["paper: bits/dim", "accuracy (%)", "OCE"]
+    head = ["", "L_X", "L_Y", "bits/dim", "accuracy (%)", "accuracy, ten crops (%)", "OCE"]
+    head += ["paper: bits/dim", "accuracy, ten crops (%)", "OCE"]
 
     def rows() -> Iterator[Sequence[str]]:
         for name, model in results["models"].items():
@@ -154,6 +156,7 @@ def _table_1(results: Results) -> Table:
                 _number(model["L_Y"], 3) if classifies else "–",
                 _number(model.get("bits_per_dim"), 3),
                 _with_interval(model, "accuracy", 100, 2) if classifies else "–",
+                _with_interval(model.get("ten_crops", {}), "accuracy", 100, 2) if classifies else "–",
                 _with_interval(model, "oce", 1, 2) if classifies else "–",
                 *(_number(value, 2) for value in (bits, accuracy, oce)),
             )
@@ -174,8 +177,8 @@ def _calibration(results: Results) -> Table:
                 f"**{title(name)}**",
                 f"{model['sure']:,}",
                 _with_interval(model, "oce", 1, 2),
-                _number(model["ece"], 2, 100),
-                _number(model["mce"], 2, 100),
+                _with_interval(model, "ece", 100, 2),
+                _with_interval(model, "mce", 100, 1),
                 _with_interval(model, "top1_ece", 100, 2),
                 f"{scaled['temperature']:.2f}",
                 f"{scaled['sure']:,}",
@@ -193,17 +196,20 @@ def _corruptions(results: Results) -> Table:
 
     def rows() -> Iterator[Sequence[str]]:
         for record in results["corruptions"]:
-            name = title(record["model"])
+            name, ends = title(record["model"]), record.get("intervals", {})
             errors = [
                 _number(record["clean_error"], 2, 100),
-                _number(record["mce"], 1, 100),
-                _number(record["relative_mce"], 1, 100),
+                _between(record["mce"], ends.get("mce")),
+                _between(record["relative_mce"], ends.get("relative_mce")),
                 f"{record['entropy_increase_nats']:+.2f}",
             ]
             yield (
                 f"**{name}**",
                 *(errors if name != "β = 0" else ("–",) * 4),
-                *(_number(record["mean_auc"].get(test), 1, 100) for test in tests),
+                *(
+                    _between(record["mean_auc"].get(test), ends.get("mean_auc", {}).get(test))
+                    for test in tests
+                ),
                 _number(PAPER.get(name.removeprefix("β = "), (None,) * 4)[3], 1),
             )
 
@@ -217,7 +223,8 @@ def _corruption_areas(results: Results, test: str) -> Table:
             if areas is None:
                 continue
             name = title(record["model"])
-            yield f"**{name}**", *(_area(areas[corruption]) for corruption in CORRUPTIONS)
+            ends = record.get("intervals", {}).get("auc", {}).get(test, {})
+            yield f"**{name}**", *(_area(areas[each], ends.get(each)) for each in CORRUPTIONS)
             found = PAPER_AREAS.get(name.removeprefix("β = "))
             if test == "two-tailed" and found is not None:
                 yield "*on ImageNet*", *(_area(area / 100) for area in found)
@@ -233,7 +240,8 @@ def _other_images(results: Results) -> Table:
         for name, model in results["models"].items():
             for test in tests:
                 if test in model["false_positives"]:
-                    areas = (_area(model["ood"][each][test]["auc"]) for each in sets)
+                    found = [model["ood"][each][test] for each in sets]
+                    areas = (_area(each["auc"], each.get("intervals", {}).get("auc")) for each in found)
                     alarms = _number(model["false_positives"][test]["0.05"], 1, 100)
                     yield f"**{title(name)}**, {test}", *areas, alarms
 
@@ -296,9 +304,17 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def _area(share: float) -> str:
-    """In percent; good detection is bold, as in the paper."""
-    return f"**{100 * share:.1f}**" if share >= 0.85 else f"{100 * share:.1f}"
+def _area(share: float, ends: Sequence[float] | None = None) -> str:
+    """Return an AUC in percent with half the width of its interval; good ones are bold, as in the paper."""
+    shown = f"**{100 * share:.1f}**" if share >= 0.85 else f"{100 * share:.1f}"
+    return shown if ends is None else f"{shown} ± {50 * (ends[1] - ends[0]):.1f}"
+
+
+def _between(share: float | None, ends: Sequence[float] | None) -> str:
+    """Return a share in percent, with its interval if there is one."""
+    if share is None or ends is None:
+        return _number(share, 1, 100)
+    return f"{100 * share:.1f} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
 
 
 def _with_interval(figures: Mapping[str, Any], key: str, factor: float, digits: int) -> str:

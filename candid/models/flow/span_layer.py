@@ -1,5 +1,7 @@
 """The last layer of a refitted model: it rescales the span of the class means."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,19 @@ class SpanScaling(Invertible):
         self.register_buffer("centre", torch.zeros(directions))
         self.register_buffer("shift", torch.zeros(directions))
         self.register_buffer("log_scale", torch.zeros(()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SpanScaling":
+        """Make U orthonormal to the last digit again when it is widened, by Newton steps."""
+        digits_before = torch.finfo(self.constant.dtype).bits
+        super()._apply(fn, recurse)
+        if torch.finfo(self.constant.dtype).bits > digits_before:
+            gram = self.prototypes @ self.prototypes.T
+            for _ in range(2):
+                products = self.constant @ self.constant.T + self.weights @ gram @ self.weights.T
+                step = 1.5 * torch.eye(len(products)).to(products) - 0.5 * products
+                self.constant, self.weights = step @ self.constant, step @ self.weights
+                self.centre = step @ self.centre
+        return self
 
     def coordinates(self, z: Tensor) -> Tensor:
         """Return ``c = U^T z - c_0``, (B, R)."""

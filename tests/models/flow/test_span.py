@@ -101,6 +101,12 @@ def test_the_basis_is_orthonormal_and_factored(generator: torch.Generator) -> No
     torch.testing.assert_close(basis @ basis.T, torch.eye(8).double(), rtol=0, atol=1e-10)
 
 
+def test_a_widened_basis_is_orthonormal_again() -> None:
+    layer = span_of(LatentMixture(classes=9, constant=12, dimensions=48, rank=2)).layer.float().double()
+    basis = torch.cat((layer.constant, layer.weights @ layer.prototypes), 1)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(8).double(), rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_a_rescaled_model_is_saved_and_loaded(half: bool, tmp_path: object) -> None:
     model = small_model(3).float()
