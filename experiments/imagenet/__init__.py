@@ -1,0 +1,1 @@
+"""The paper's tables and figures from released checkpoints and an ImageNet folder: one command, one page."""

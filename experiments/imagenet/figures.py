@@ -1,0 +1,159 @@
+"""Figures 3, 4 and 6 as the paper arranges them; 'candid explain' draws Figure 5."""
+
+import csv
+import json
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from candid._support.errors import CandidError
+from candid.explanations.explainer import Explainer, Explanation
+from candid.explanations.similarity import similarity
+from candid.models.protocol import LatentModel
+from candid.reports.plots import comparison, style
+from candid.reports.plots.examine import draw_decision_space, heatmaps
+from candid.trust.examine import Examiner, Unusable
+from candid.trust.verdict import Examination
+from experiments.imagenet import paper
+
+TYPICAL = 0.2
+"""The p-value from which a photo is typical enough for the first three cases."""
+OVERLAP = 2 * 1.645
+"""Means that are closer than this, in standard deviations, have overlapping circles."""
+Row = dict[str, str]
+Distance = Callable[[str, str], float]
+"""Of the means of two classes, by their names."""
+
+
+def draw_trade_off(models: Mapping[str, Mapping[str, Any]], classes: int, path: Path) -> bool:
+    """Draw Figure 3, the paper's models in grey; return whether any model has a known beta."""
+    rows = [
+        {
+            "name": name,
+            "beta": _beta(model["beta"]),
+            "L_X": model.get("L_X_printed"),
+            "L_Y": model["L_Y"],
+            "bits_per_dim": model.get("bits_printed"),
+            "accuracy": model["ten_crop"]["accuracy"],
+        }
+        for name, model in models.items()
+        if model["beta"] is not None or model["kind"] == "resnet"
+    ]
+    if not any(row["beta"] for row in rows):
+        return False
+    figure = comparison.trade_off(rows)
+    if classes == paper.CLASSES:
+        theirs = [row for beta, row in paper.TABLE_2.items() if beta not in ("0", "ResNet")]
+        for axes, (x, y) in zip(figure.axes, ((0, 1), (2, 3)), strict=True):
+            xs, ys = [row[x] for row in theirs], [row[y] for row in theirs]
+            axes.plot(xs, ys, "x--", color=style.GREY, linewidth=0.8, zorder=2)  # type: ignore[arg-type]
+        figure.suptitle("each marker is a model, with its β; grey crosses: the paper's", fontsize=11)
+    style.save(figure, path)
+    return True
+
+
+def _beta(beta: str | None) -> float | None:
+    return math.inf if beta == "∞" else None if beta is None else float(beta)
+
+
+def draw_decisions(model: LatentModel, table: Path, given: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Draw Figures 4 and 6 of the ``given`` photos, or of one photo of each kind in ``table``.
+
+    Args:
+        model: the model, with held-out scores.
+        table: ``images.csv`` of its evaluation.
+        given: photos to show instead.
+        out: the folder of the figures.
+
+    Returns:
+        What is shown, and the expected uncertainty of the paper's example of similar classes.
+    """
+    paths = list(given)
+    if not paths:
+        rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+        paths = [Path(row["path"]) for row in chosen_photos(rows, _distance(model))]
+    explainer, found = Explainer(model), []
+    for examined in Examiner(model, evidence=True).examine(paths):
+        if isinstance(examined, Unusable):
+            raise CandidError(f"'{examined.path}' can't be used: {examined.reason}.")
+        found.append((examined, explainer.explain(examined)))
+    names = model.class_names
+    style.save(_decision_spaces(found, names), out / "figure-4.png")
+    files = [f"figure-6-{i}.png" for i in range(1, len(found) + 1)]
+    for file, (examined, explanation) in zip(files, found, strict=True):
+        style.save(heatmaps(_image(examined), explanation.maps, names), out / file)
+    shown = [
+        {"photo": path.name, "kind": explanation.summary.kind, "sentence": explanation.summary.sentence}
+        for path, (_, explanation) in zip(paths, found, strict=True)
+    ]
+    pair = None
+    if len(names) == paper.CLASSES:
+        cats = similarity(model, [paper.TABBY, paper.TIGER_CAT], order="given")
+        pair = {
+            "distance": float(cats.distances[0, 1]),
+            "expected_uncertainty": float(cats.uncertainty[0, 1]),
+        }
+    return {"photos": shown, "cats": pair, "files": ["figure-4.png", *files]}
+
+
+def _distance(model: LatentModel) -> Distance:
+    found = similarity(model, order="given")
+    number, distances = {name: i for i, name in enumerate(found.names)}, found.distances
+    return lambda a, b: float(distances[number[a], number[b]])
+
+
+def chosen_photos(rows: Sequence[Row], distance: Distance) -> list[Row]:
+    """Return the four cases of the paper's Figure 4, by the model's own numbers; different ones if possible.
+
+    The most confident decision, the most uncertain one between similar classes and the one between different
+    classes, and the photo with the smallest p-value.
+
+    Args:
+        rows: of ``images.csv``.
+        distance: of the means of two classes.
+    """
+    typical = [row for row in rows if float(row["p_value"] or 1) >= TYPICAL] or list(rows)
+
+    def second(row: Row) -> float:
+        return list(json.loads(row["posterior"]).values())[1]
+
+    def overlap(row: Row) -> bool:
+        first, second, *_ = json.loads(row["posterior"])
+        return distance(first, second) < OVERLAP
+
+    confident = max(typical, key=lambda row: (row["label"] == row["true_label"], float(row["confidence"])))
+    near = [row for row in typical if overlap(row)]
+    far = [row for row in typical if not overlap(row)]
+    novel = min(rows, key=lambda row: float(row["p_value"] or 1))
+    chosen = [confident]
+    for group in (near, far):
+        others = [row for row in group or typical if row not in (*chosen, novel)] or group or typical
+        chosen.append(max(others, key=second))
+    return [*chosen, novel]
+
+
+@rc_context(style.STYLE)
+def _decision_spaces(found: Sequence[tuple[Examination, Explanation]], names: Sequence[str]) -> Figure:
+    """Draw each photo next to its place in the space of its five most probable classes, two in a row."""
+    rows = math.ceil(len(found) / 2)
+    figure = Figure(figsize=(14, 4.3 * rows), layout="constrained")
+    parts = figure.subfigures(rows, 2, squeeze=False)
+    for part, (examined, explanation) in zip(parts.flat, found, strict=False):
+        picture, axes = part.subplots(1, 2, width_ratios=[1, 1.7])
+        p_value = "" if examined.p_value is None else f"p = {examined.p_value:.2g}"
+        style.picture_of(picture, _image(examined), p_value)
+        draw_decision_space(axes, explanation.space, names)
+        sentence = textwrap.fill(explanation.summary.sentence, 88)
+        part.suptitle(style.plain(sentence), x=0.02, ha="left", fontsize=10)
+    return figure
+
+
+def _image(examined: Examination) -> Tensor:
+    assert examined.evidence is not None
+    return examined.evidence.image

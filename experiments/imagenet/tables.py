@@ -1,0 +1,273 @@
+"""The tables and the sentences of the page, as pure functions of ``results.json``."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from candid._support.tables import GOOD
+from candid._support.text import listed
+from candid.robustness.corruptions.apply import CORRUPTIONS
+from experiments.imagenet import paper
+
+Results = Mapping[str, Any]
+Model = Mapping[str, Any]
+Rows = Iterator[Sequence[str]]
+LINE = "paper"
+"""The name of a line with the paper's values."""
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Return what stands between the marks of the page, in Markdown."""
+    models = results["models"]
+    return {
+        "photos": _photos(results),
+        "table-2": _markdown(_TABLE_2, _table_2(models)),
+        "here-table-2": f"*Here*: {_here_table_2(models)}",
+        "figure-3": _figure_3(results),
+        "calibration": _markdown(("", "ECE (%)", "MCE (%)", "OCE"), _calibration(models)),
+        "here-calibration": f"*Here*: {_trend(models, 'OCE', lambda model: model.get('oce'), rising=True)}",
+        "calibration-curves": "\n".join(
+            f"![Share of right predictions against confidence, {title(model)}](calibration-{name}.png)"
+            for name, model in _classifiers(models)
+        ),
+        "decisions": _decisions(results),
+        "similar-classes": _markdown(_PAIRS, _pairs(results)),
+        "here-similar-classes": f"*Here*: {_here_similar(results)}",
+        "heatmaps": "\n".join(
+            f"![Heatmaps of {each['photo']}](figure-6-{i}.png)"
+            for i, each in enumerate(results["decisions"]["photos"], 1)
+        ),
+        "receptive-fields": _markdown(("", "width at half maximum (pixels)"), _fields(results)),
+        "corruptions": _markdown(_CORRUPTIONS, _corruptions(results)),
+        "here-corruptions": f"*Here*: {_here_corruptions(results)}",
+        "areas": _markdown(("", *(each.short for each in CORRUPTIONS.values())), _areas(results)),
+        "attacks": _attacks(results),
+    }
+
+
+def title(model: Model) -> str:
+    """Return ``β = 1``, ``ResNet``, or the model's name if its beta is not known."""
+    if model["kind"] == "resnet":
+        return "ResNet"
+    return model["name"] if model["beta"] is None else f"β = {model['beta']}"
+
+
+def _key(model: Model) -> str:
+    """Return the model's row in the paper's tables."""
+    return "ResNet" if model["kind"] == "resnet" else str(model["beta"])
+
+
+def _classifiers(models: Mapping[str, Model]) -> list[tuple[str, Model]]:
+    return [(name, model) for name, model in models.items() if model["beta"] != "0"]
+
+
+def _markdown(head: Sequence[str], rows: Rows) -> str:
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
+
+
+def _number(value: float | None, digits: int, factor: float = 1) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
+
+
+def _with_interval(metrics: Mapping[str, Any], key: str, digits: int, factor: float = 1) -> str:
+    if metrics.get(key) is None:
+        return "none confident" if key == "oce" else "–"
+    low, high = (f"{factor * end:.{digits}f}" for end in metrics["intervals"][key])
+    return f"{factor * metrics[key]:.{digits}f} ({low} to {high})"
+
+
+def _theirs(values: Sequence[float | None] | None, digits: Sequence[int]) -> Rows:
+    """Yield the line with the paper's values, if it has this model."""
+    if values is not None:
+        yield f"*{LINE}*", *(_number(value, places) for value, places in zip(values, digits, strict=True))
+
+
+def _photos(results: Results) -> str:
+    photos = results["photos"]
+    held_out = (
+        "photos of a folder of their own"
+        if photos["own_held_out"]
+        else "other photos of the same folder, some of each class, chosen by a hash of their names"
+    )
+    text = (
+        f"{photos['evaluated']:,} validation photos of {photos['classes']:,} classes are evaluated. P-values "
+        f"and scores of detection need held-out photos: {photos['held_out']:,} {held_out}. No table counts them."
+    )
+    if photos["trial"]:
+        text += " **This is a trial with few photos: its numbers mean little.**"
+    if photos["classes"] != paper.CLASSES:
+        text += " **The paper's models have 1000 classes: its numbers can't be compared with these.**"
+    return text
+
+
+_TABLE_2 = ("", "L_X", "L_Y", "bits/dim, as printed", "bits/dim, true", "accuracy, ten crops (%)", "OCE")
+
+
+def _table_2(models: Mapping[str, Model]) -> Rows:
+    for model in models.values():
+        classifies = model["beta"] != "0"
+        yield (
+            f"**{title(model)}**",
+            _number(model.get("L_X_printed"), 2),
+            _number(model["L_Y"], 2) if classifies else "–",
+            _number(model.get("bits_printed"), 2),
+            _with_interval(model, "bits_per_dim", 2),
+            _with_interval(model["ten_crop"], "accuracy", 2, 100) if classifies else "–",
+            _with_interval(model, "oce", 2) if classifies else "–",
+        )
+        if (found := paper.TABLE_2.get(_key(model))) is not None:
+            yield from _theirs((*found[:3], None, *found[3:]), (2,) * 6)
+
+
+def _here_table_2(models: Mapping[str, Model]) -> str:
+    differences: dict[str, list[float]] = {"accuracy": [], "bits": []}
+    for model in models.values():
+        _, _, bits, accuracy, _ = paper.TABLE_2.get(_key(model), (None,) * 5)
+        if accuracy is not None:
+            differences["accuracy"].append(abs(100 * model["ten_crop"]["accuracy"] - accuracy))
+        if bits is not None and "bits_printed" in model:
+            differences["bits"].append(abs(model["bits_printed"] - bits))
+    parts = []
+    if differences["accuracy"]:
+        parts.append(f"accuracy by up to {max(differences['accuracy']):.2f} points")
+    if differences["bits"]:
+        parts.append(f"bits/dim, as printed, by up to {max(differences['bits']):.2f}")
+    same = (
+        f"From the paper's values differ {listed(parts)}. "
+        if parts
+        else "The paper has none of these models. "
+    )
+    return same + _trend(models, "Accuracy", lambda model: model["ten_crop"]["accuracy"], rising=True)
+
+
+def _trend(
+    models: Mapping[str, Model], what: str, value: Callable[[Model], float | None], rising: bool
+) -> str:
+    """Say whether a value rises, or falls, with every larger beta."""
+    found = [(model["beta"], value(model)) for _, model in _classifiers(models) if model["kind"] != "resnet"]
+    known = [(beta, each) for beta, each in found if beta is not None and each is not None]
+    if len(known) < 2:
+        return f"{what} can't be compared between betas: that needs two models or more."
+    verb = "rise" if rising else "fall"
+    wrong = [f"from beta {a} to {b}" for (a, x), (b, y) in pairwise(known) if (y <= x if rising else y >= x)]
+    return f"{what} does not {verb} {listed(wrong)}." if wrong else f"{what} {verb}s with every larger beta."
+
+
+def _figure_3(results: Results) -> str:
+    if results["figure_3"]:
+        return "![Losses, and accuracy against bits per dimension, by beta](figure-3.png)"
+    return "There is no Figure 3: it needs a model of known beta above 0, such as `beta_1.avg.pt`."
+
+
+def _calibration(models: Mapping[str, Model]) -> Rows:
+    for _, model in _classifiers(models):
+        errors = [_with_interval(model, key, 2, 100) for key in ("ece", "mce")]
+        yield f"**{title(model)}**", *errors, _with_interval(model, "oce", 2)
+        yield from _theirs(paper.CALIBRATION.get(_key(model)), (2,) * 3)
+
+
+def _decisions(results: Results) -> str:
+    photos = results["decisions"]["photos"]
+    lines = [f"{i}. `{each['photo']}`: {each['sentence']}" for i, each in enumerate(photos, 1)]
+    return "\n".join(["![Where four photos lie between their classes](figure-4.png)", "", *lines])
+
+
+_PAIRS = ("closest classes", "distance of means (σ)", "expected uncertainty (%)", "measured (%)")
+
+
+def _pairs(results: Results) -> Rows:
+    for pair in results["explanation"]["closest_pairs"]:
+        both = " – ".join(pair["classes"])
+        shares = (_number(pair[f"{key}_uncertainty"], 2, 100) for key in ("expected", "measured"))
+        yield both, _number(pair["distance"], 2), *shares
+
+
+def _here_similar(results: Results) -> str:
+    closest = results["explanation"]["closest_pairs"][0]
+    share = 100 * closest["expected_uncertainty"]
+    names = " and ".join(closest["classes"])
+    text = f"The closest classes are {names}, with an expected uncertainty of {share:.3g} %."
+    cats = results["decisions"]["cats"]
+    if cats is not None:
+        text += f" Of tabby and tiger cat it is {100 * cats['expected_uncertainty']:.3g} %."
+    return text
+
+
+def _fields(results: Results) -> Rows:
+    for name, field in results["explanation"]["receptive_fields"].items():
+        width = field["width_at_half_maximum_pixels"]
+        yield f"**{title(results['models'][name])}**", _number(width, 1)
+
+
+_CORRUPTIONS = ("", "clean error (%)", "mCE (%)", "rel. mCE (%)", "Δ entropy (nats)", "mean AUC (%)")
+
+
+def _corruptions(results: Results) -> Rows:
+    for name, record in results["corruptions"].items():
+        model = results["models"][name]
+        errors = (
+            _number(record["clean_error"], 2, 100),
+            _number(record.get("mce"), 1, 100),
+            _number(record.get("relative_mce"), 1, 100),
+            f"{record['entropy_increase_nats']:+.2f}",
+        )
+        auc = _number(record["mean_auc"].get("two-tailed"), 1, 100)
+        yield f"**{title(model)}**", *(errors if model["beta"] != "0" else ("–",) * 4), auc
+        yield from _theirs(paper.CORRUPTIONS.get(_key(model)), (2, 1, 0, 2, 1))
+
+
+def _areas(results: Results) -> Rows:
+    for name, record in results["corruptions"].items():
+        if (found := record["auc"].get("two-tailed")) is None:
+            continue
+        model = results["models"][name]
+        yield f"**{title(model)}**", *(_area(found[corruption]) for corruption in CORRUPTIONS)
+        if (theirs := paper.AREAS.get(_key(model))) is not None:
+            yield f"*{LINE}*", *(_area(area / 100) for area in theirs)
+
+
+def _here_corruptions(results: Results) -> str:
+    records = results["corruptions"]
+    areas = records[results["shown"]]["auc"]["two-tailed"]
+    shares = sorted(areas, key=areas.__getitem__)
+    best, worst = (
+        listed(f"{CORRUPTIONS[name].name.replace('_', ' ')} ({100 * areas[name]:.0f} %)" for name in names)
+        for names in (reversed(shares[-3:]), shares[:3])
+    )
+
+    def area(model: Model) -> float | None:
+        found: float | None = records[model["name"]]["mean_auc"].get("two-tailed")
+        return found
+
+    trend = _trend(results["models"], "The mean AUC", area, rising=False)
+    shown = title(results["models"][results["shown"]])
+    return f"At {shown}, {best} are detected best, and {worst} worst. {trend}"
+
+
+def _attacks(results: Results) -> str:
+    if results["attacks"] is None:
+        return "Attacks were not measured: `--attacked 200` does it, with as many photos as the paper."
+    head = ("", "κ", "d", "success (%)", "mean L2", "confidence (%)", "AUC, two-tailed (%)", "adaptive (%)")
+
+    def rows() -> Rows:
+        for attack in results["attacks"]["metrics"]:
+            found = attack["detection"]
+            yield (
+                f"**{title(results['models'][attack['model']])}**",
+                "∞" if attack["kappa"] == "inf" else f"{attack['kappa']:g}",
+                f"{attack['d']:g}",
+                _number(attack["success"], 1, 100),
+                _number(attack["l2_mean"], 3),
+                _number(attack["confidence"], 1, 100),
+                "–" if found is None else _area(found["two_tailed"]),
+                _number(attack["adaptive_two_tailed"], 1, 100),
+            )
+
+    figures = "![Perturbation, detection and uncertainty](attacks.png)\n![Attacked photos](examples.png)"
+    return f"{_markdown(head, rows())}\n\n{figures}"
+
+
+def _area(share: float) -> str:
+    """Return a share in percent; good detection is bold, as in the paper."""
+    return f"**{100 * share:.1f}**" if share >= GOOD else f"{100 * share:.1f}"
