@@ -9,7 +9,13 @@ from tests.helpers import SHARED
 torch.set_num_threads(1)
 
 
-LONG = ("training/test_processes.py", "cli/test_demo.py", "flow/test_classifier.py", "test_benchmarks.py")
+LONG = (
+    "training/test_processes.py",
+    "cli/test_demo.py",
+    "flow/test_classifier.py",
+    "test_benchmarks.py",
+    "test_imagenet.py",
+)
 """They come first: at the end of a run the other process would wait for them."""
 
 

@@ -89,7 +89,11 @@ def draw_decisions(model: LatentModel, table: Path, given: Sequence[Path], out: 
     for file, (examined, explanation) in zip(files, found, strict=True):
         style.save(heatmaps(_image(examined), explanation.maps, names), out / file)
     shown = [
-        {"photo": path.name, "kind": explanation.summary.kind, "sentence": explanation.summary.sentence}
+        {
+            "photo": f"{path.parent.name}/{path.name}",
+            "kind": explanation.summary.kind,
+            "sentence": explanation.summary.sentence,
+        }
         for path, (_, explanation) in zip(paths, found, strict=True)
     ]
     pair = None

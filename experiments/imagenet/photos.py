@@ -82,7 +82,7 @@ def find_photos(
     own_table = imagenet / "classes.csv"
     names = class_names(list(found), classes or (own_table if own_table.is_file() else None))
     if held_out is None:
-        apart, rest = _divided(found, share)
+        apart, rest = divided(found, share)
     else:
         apart, rest = photos_by_class(held_out), found
         _check_known(held_out, apart, names)
@@ -91,6 +91,11 @@ def find_photos(
         _check_known(train, [entry.name for entry in subfolders(train)], names)
     if images is not None:
         apart, rest = _spread(apart, max(images, FEWEST_IMAGES)), _spread(rest, images)
+    if (count := sum(map(len, apart.values()))) < FEWEST_IMAGES:
+        raise CandidError(
+            f"{count} photos are held out, too few for p-values, which need {FEWEST_IMAGES}: give a larger "
+            "--held-out-share, or other photos with --held-out."
+        )
     return Photos(names, rest, apart, held_out is not None, train)
 
 
@@ -154,11 +159,11 @@ def _check_known(folder: Path, wnids: Sequence[str] | ByClass, names: Mapping[st
     for wnid in wnids:
         if wnid not in names:
             raise CandidError(
-                f"'{folder}' has a class folder '{wnid}' that the photos to evaluate do not have."
+                f"'{folder}' has a class folder '{wnid}' that the photos to evaluate do not have: remove it."
             )
 
 
-def _divided(found: ByClass, share: float) -> tuple[ByClass, ByClass]:
+def divided(found: ByClass, share: float) -> tuple[ByClass, ByClass]:
     """Return the held-out photos of each class, at least one, and the others."""
     if not 0 < share < 1:
         raise CandidError(f"The held-out share lies between 0 and 1, not {share:g}.")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,7 +12,7 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.files import safe_name
-from candid._support.text import number
+from candid._support.text import number, short_name
 from candid.data.formats import subfolders
 from candid.data.splits import size_and_date
 from candid.evaluation.compare import METRICS
@@ -64,7 +65,7 @@ class Study:
 
     def __init__(self, options: Options) -> None:
         self.options, self.out, self.work = options, options.out, options.out / "work"
-        self.sources = _named_sources(options.checkpoints)
+        self.sources = named_sources(options.checkpoints)
         self.found = self._found()
         self.data = self.out / "photos"
         self.stages = Stages(self.out, 5 + 3 * len(self.sources) + bool(options.attacked))
@@ -262,14 +263,16 @@ class Study:
         return {"metrics": record["metrics"], "files": ["attacks.png", "examples.png"]}
 
 
-def _named_sources(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the checkpoints by name: ``beta_1`` for beta_1.avg.pt."""
+def named_sources(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the checkpoints by name: ``beta_1`` for beta_1.avg.pt and for runs/beta_1/model/best."""
     found: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
             raise CandidError(f"There is no checkpoint '{path}': name a released file or a model folder.")
-        stem = path.resolve().name.removesuffix(".pth").removesuffix(".pt").removesuffix(".avg")
-        name = safe_name(stem)
+        name = short_name(path) if path.is_dir() else path.name
+        name = safe_name(re.sub(r"(\.avg)?\.pth?$", "", name))
+        if name in ("model", "best", "last"):  # the commands leave these words out of a model's name
+            name = f"checkpoint-{name}"
         if name in found:
             raise CandidError(f"'{found[name]}' and '{path}' are both called '{name}': rename one of them.")
         found[name] = path

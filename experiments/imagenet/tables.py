@@ -1,6 +1,6 @@
 """The tables and the sentences of the page, as pure functions of ``results.json``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +19,14 @@ LINE = "paper"
 def tables(results: Results) -> dict[str, str]:
     """Return what stands between the marks of the page, in Markdown."""
     models = results["models"]
+    overconfidence = {name: model.get("oce") for name, model in _classifiers(models)}
     return {
         "photos": _photos(results),
         "table-2": _markdown(_TABLE_2, _table_2(models)),
-        "here-table-2": f"*Here*: {_here_table_2(models)}",
+        "here-table-2": f"*Here*: {_here_table_2(results)}",
         "figure-3": _figure_3(results),
         "calibration": _markdown(("", "ECE (%)", "MCE (%)", "OCE"), _calibration(models)),
-        "here-calibration": f"*Here*: {_trend(models, 'OCE', lambda model: model.get('oce'), rising=True)}",
+        "here-calibration": f"*Here*: {_trend('OCE', overconfidence, models)}",
         "calibration-curves": "\n".join(
             f"![Share of right predictions against confidence, {title(model)}](calibration-{name}.png)"
             for name, model in _classifiers(models)
@@ -92,7 +93,8 @@ def _photos(results: Results) -> str:
     )
     text = (
         f"{photos['evaluated']:,} validation photos of {photos['classes']:,} classes are evaluated. P-values "
-        f"and scores of detection need held-out photos: {photos['held_out']:,} {held_out}. No table counts them."
+        f"and scores of detection need held-out photos: {photos['held_out']:,} {held_out}. "
+        "No table counts them."
     )
     if photos["trial"]:
         text += " **This is a trial with few photos: its numbers mean little.**"
@@ -120,35 +122,33 @@ def _table_2(models: Mapping[str, Model]) -> Rows:
             yield from _theirs((*found[:3], None, *found[3:]), (2,) * 6)
 
 
-def _here_table_2(models: Mapping[str, Model]) -> str:
-    differences: dict[str, list[float]] = {"accuracy": [], "bits": []}
+def _here_table_2(results: Results) -> str:
+    models = results["models"]
+    accuracy: list[float] = []
+    bits: list[float] = []
     for model in models.values():
-        _, _, bits, accuracy, _ = paper.TABLE_2.get(_key(model), (None,) * 5)
-        if accuracy is not None:
-            differences["accuracy"].append(abs(100 * model["ten_crop"]["accuracy"] - accuracy))
-        if bits is not None and "bits_printed" in model:
-            differences["bits"].append(abs(model["bits_printed"] - bits))
-    parts = []
-    if differences["accuracy"]:
-        parts.append(f"accuracy by up to {max(differences['accuracy']):.2f} points")
-    if differences["bits"]:
-        parts.append(f"bits/dim, as printed, by up to {max(differences['bits']):.2f}")
-    same = (
-        f"From the paper's values differ {listed(parts)}. "
-        if parts
-        else "The paper has none of these models. "
-    )
-    return same + _trend(models, "Accuracy", lambda model: model["ten_crop"]["accuracy"], rising=True)
+        _, _, their_bits, their_accuracy, _ = paper.TABLE_2.get(_key(model), (None,) * 5)
+        if their_accuracy is not None:
+            accuracy.append(abs(100 * model["ten_crop"]["accuracy"] - their_accuracy))
+        if their_bits is not None:
+            bits.append(abs(model["bits_printed"] - their_bits))
+    accuracies = {name: model["ten_crop"]["accuracy"] for name, model in _classifiers(models)}
+    parts = [f"{max(accuracy):.2f} points of accuracy"] if accuracy else []
+    parts += [f"{max(bits):.2f} bits/dim, as printed"] if bits else []
+    text = _trend("Accuracy", accuracies, models)
+    if parts and results["photos"]["classes"] == paper.CLASSES:
+        text += f" The largest difference to the paper is {listed(parts)}."
+    return text
 
 
 def _trend(
-    models: Mapping[str, Model], what: str, value: Callable[[Model], float | None], rising: bool
+    what: str, values: Mapping[str, float | None], models: Mapping[str, Model], rising: bool = True
 ) -> str:
-    """Say whether a value rises, or falls, with every larger beta."""
-    found = [(model["beta"], value(model)) for _, model in _classifiers(models) if model["kind"] != "resnet"]
-    known = [(beta, each) for beta, each in found if beta is not None and each is not None]
+    """Say whether a value of the models rises, or falls, with every larger beta."""
+    betas = {name: models[name]["beta"] for name in values}
+    known = [(betas[name], each) for name, each in values.items() if betas[name] and each is not None]
     if len(known) < 2:
-        return f"{what} can't be compared between betas: that needs two models or more."
+        return f"{what} is known of less than two models, so there is no trend with beta."
     verb = "rise" if rising else "fall"
     wrong = [f"from beta {a} to {b}" for (a, x), (b, y) in pairwise(known) if (y <= x if rising else y >= x)]
     return f"{what} does not {verb} {listed(wrong)}." if wrong else f"{what} {verb}s with every larger beta."
@@ -236,11 +236,8 @@ def _here_corruptions(results: Results) -> str:
         for names in (reversed(shares[-3:]), shares[:3])
     )
 
-    def area(model: Model) -> float | None:
-        found: float | None = records[model["name"]]["mean_auc"].get("two-tailed")
-        return found
-
-    trend = _trend(results["models"], "The mean AUC", area, rising=False)
+    means = {name: each["mean_auc"].get("two-tailed") for name, each in records.items()}
+    trend = _trend("The mean AUC", means, results["models"], rising=False)
     shown = title(results["models"][results["shown"]])
     return f"At {shown}, {best} are detected best, and {worst} worst. {trend}"
 
