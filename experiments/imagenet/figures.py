@@ -145,9 +145,10 @@ def chosen_photos(rows: Sequence[Row], distance: Distance) -> list[Row]:
 @rc_context(style.STYLE)
 def _decision_spaces(found: Sequence[tuple[Examination, Explanation]], names: Sequence[str]) -> Figure:
     """Draw each photo next to its place in the space of its five most probable classes, two in a row."""
-    rows = math.ceil(len(found) / 2)
-    figure = Figure(figsize=(14, 4.3 * rows), layout="constrained")
-    parts = figure.subfigures(rows, 2, squeeze=False)
+    columns = min(2, len(found))
+    rows = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(7 * columns, 4.3 * rows), layout="constrained")
+    parts = figure.subfigures(rows, columns, squeeze=False)
     for part, (examined, explanation) in zip(parts.flat, found, strict=False):
         picture, axes = part.subplots(1, 2, width_ratios=[1, 1.7])
         p_value = "" if examined.p_value is None else f"p = {examined.p_value:.2g}"

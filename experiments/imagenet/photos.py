@@ -86,6 +86,11 @@ def find_photos(
     else:
         apart, rest = photos_by_class(held_out), found
         _check_known(held_out, apart, names)
+        evaluated = {file.resolve() for files in rest.values() for file in files}
+        if any(file.resolve() in evaluated for files in apart.values() for file in files):
+            raise CandidError(
+                f"'{held_out}' has photos that are evaluated: hold out others, or leave --held-out out."
+            )
     train = imagenet / "train" if (imagenet / "train").is_dir() and images is None else None
     if train is not None:
         _check_known(train, [entry.name for entry in subfolders(train)], names)

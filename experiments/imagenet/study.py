@@ -190,7 +190,16 @@ class Study:
         candid("evaluate", self._model(name), self.data, *arguments, launch=asked.launch)
         shutil.copy(out / "calibration.png", self.out / figure)
         metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-        kept = ("images", "held_out_images", "intervals", "ten_crop", "false_positives", "verdicts", *METRICS)
+        kept = (
+            "images",
+            "held_out_images",
+            "held_out_overlap",
+            "intervals",
+            "ten_crop",
+            "false_positives",
+            "verdicts",
+            *METRICS,
+        )
         found = {key: metrics[key] for key in kept if key in metrics} | {"files": [figure]}
         if "L_X" in found:
             found["L_X_printed"] = found["L_X"] - model["dct_error"]

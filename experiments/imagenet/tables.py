@@ -96,6 +96,9 @@ def _photos(results: Results) -> str:
         f"and scores of detection need held-out photos: {photos['held_out']:,} {held_out}. "
         "No table counts them."
     )
+    overlap = max(model["held_out_overlap"] for model in results["models"].values())
+    if overlap:
+        text += f" {overlap:,} of the evaluated photos have the same pixels as a held-out one."
     if photos["trial"]:
         text += " **This is a trial with few photos: its numbers mean little.**"
     if photos["classes"] != paper.CLASSES:

@@ -214,8 +214,11 @@ def test_a_share_of_each_class_is_held_out_whatever_else_there_is(
         assert [file.name for file in divided(moved, share)[0][name]] == [file.name for file in apart[name]]
 
 
-def test_photos_of_a_trial_are_spread_and_other_photos_can_be_held_out(imagenet: Path) -> None:
-    found = find_photos(imagenet, images=7, held_out=imagenet / "val")
+def test_photos_of_a_trial_are_spread_and_other_photos_can_be_held_out(
+    tmp_path: Path, imagenet: Path
+) -> None:
+    make_photos(tmp_path, 4)
+    found = find_photos(imagenet, images=7, held_out=tmp_path)
     assert sum(map(len, found.test.values())) == 7 and len(found.test) == CLASSES
     assert sum(map(len, found.held_out.values())) == 20
     assert found.own_held_out and found.train is None
@@ -324,6 +327,7 @@ def test_mistakes_are_named_in_one_sentence(
         ([released, str(tmp_path / "few")], "4 photos are held out, too few"),
         ([released, photos, "--held-out", photos + "/train"], "10 photos are held out, too few"),
         ([released, str(tmp_path / "few"), "--held-out", photos + "/val"], "'n00000004' that the photos"),
+        ([released, photos, "--held-out", photos + "/val"], "has photos that are evaluated"),
         ([released, photos, "--held-out", "nowhere"], "There is no folder 'nowhere'"),
         (
             [released, photos, "--classes", str(tmp_path / "classes.csv")],
