@@ -170,8 +170,6 @@ def _check_known(folder: Path, wnids: Sequence[str] | ByClass, names: Mapping[st
 
 def divided(found: ByClass, share: float) -> tuple[ByClass, ByClass]:
     """Return the held-out photos of each class, at least one, and the others."""
-    if not 0 < share < 1:
-        raise CandidError(f"The held-out share lies between 0 and 1, not {share:g}.")
     apart, rest = {}, {}
     for wnid, files in found.items():
         if len(files) < 2:

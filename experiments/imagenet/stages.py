@@ -43,6 +43,10 @@ class Stages:
         write_texts({path.name: json.dumps({"key": found, "result": result}, indent=1) + "\n"}, path.parent)
         return result
 
+    def last(self, title: str) -> None:
+        """Show the line of the last stage, which leaves no JSON file."""
+        print(f"[{self.total}/{self.total}] {title}", flush=True)
+
     def _has_files(self, result: Result) -> bool:
         return all((self.out / name).exists() for name in result.get("files", ()))
 
@@ -54,10 +58,10 @@ def _read(path: Path) -> Result:
         return {}
 
 
-def candid(*arguments: object, launch: str = "") -> None:
+def candid(*arguments: object, launch: str | None = None) -> None:
     """Run a command of the command line; ``launch`` starts its processes in place of this Python."""
     print("  candid", *arguments, flush=True)
-    before = shlex.split(launch) or [sys.executable]
+    before = [sys.executable] if launch is None else shlex.split(launch)
     done = subprocess.run([*before, "-m", "candid", *map(str, arguments)], stdout=subprocess.DEVNULL)
     if done.returncode:
         raise CandidError(

@@ -5,13 +5,13 @@ import math
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
-from candid._support.files import safe_name
+from candid._support.files import digest, safe_name
 from candid._support.text import number, short_name
 from candid.data.formats import subfolders
 from candid.data.splits import size_and_date
@@ -22,6 +22,7 @@ from candid.models.flow.backbone import released_dct_scale
 from candid.models.importers import import_any
 from experiments.imagenet import paper
 from experiments.imagenet.figures import draw_decisions
+from experiments.imagenet.options import StudyOptions
 from experiments.imagenet.photos import Photos, find_photos, link_folders
 from experiments.imagenet.stages import Result, Stages, candid
 
@@ -33,65 +34,38 @@ FIELD_IMAGES = 16
 """Photos for receptive fields."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for; the command's help explains each."""
-
-    checkpoints: list[Path]
-    imagenet: Path
-    out: Path
-    held_out: Path | None
-    held_out_share: float
-    classes: Path | None
-    images: int | None
-    corrupted: int
-    imagenet_c: Path | None
-    attacked: int
-    photo: list[Path]
-    group: list[str]
-    devices: int | None
-    workers: int
-    launch: str
-
-    @property
-    def processes(self) -> list[object]:
-        """Arguments that share a command over processes."""
-        devices = [] if self.devices is None else ["--devices", self.devices]
-        return [*devices, "--workers", self.workers]
-
-
 class Study:
-    """One run: all stages in their order."""
+    """One run: all stages in their order.
 
-    def __init__(self, options: Options) -> None:
+    Args:
+        checkpoints: released files, model folders or torchvision's files.
+        imagenet: a folder with ``val/<wnid>``, or with class folders alone.
+        options: everything else.
+    """
+
+    def __init__(self, checkpoints: Sequence[str], imagenet: str, options: StudyOptions) -> None:
         self.options, self.out, self.work = options, options.out, options.out / "work"
-        self.sources = named_sources(options.checkpoints)
+        self.sources, self.imagenet = named_sources([Path(each) for each in checkpoints]), Path(imagenet)
         self.found = self._found()
         self.data = self.out / "photos"
         self.stages = Stages(self.out, 5 + 3 * len(self.sources) + bool(options.attacked))
 
     def _found(self) -> Photos:
         asked = self.options
-        for path in (*asked.photo, *([asked.imagenet_c] if asked.imagenet_c else ())):
-            if not path.exists():
+        for path in (*map(Path, asked.photo), asked.imagenet_c):
+            if path is not None and not path.exists():
                 raise CandidError(f"There is no '{path}': check the name.")
-        return find_photos(asked.imagenet, asked.classes, asked.held_out, asked.held_out_share, asked.images)
+        return find_photos(self.imagenet, asked.classes, asked.held_out, asked.held_out_share, asked.images)
 
     def results(self) -> Result:
         """Run every stage; return all results, ready for JSON."""
         run, found = self.stages.run, self.found
-        photos = run(
-            "photos", "photos: links to the evaluated and the held-out ones", found.key, self._photos
-        )
+        photos = run("photos", "links to evaluated and held-out photos", found.key, self._photos)
         imported = [self._imported(name, path) for name, path in self.sources.items()]
         models = {each["name"]: each for each in sorted(imported, key=_order)}
-        shown = next(
-            (name for name, each in models.items() if _classifies(each) and each["kind"] != "resnet"), None
-        )
+        shown = next((name for name in models if _is_generative_classifier(models[name])), None)
         if shown is None:
-            raise CandidError(
-                "Figures 4 to 6 need a generative model with a beta above 0: add its checkpoint."
-            )
+            raise CandidError("Figures 4 to 6 need a generative model with a beta above 0: add one.")
         keys: dict[str, Any] = {name: [found.key, model["key"]] for name, model in models.items()}
         for name, model in models.items():
             run(f"calibrate-{name}", f"{name}: held-out scores", keys[name], partial(self._calibrated, name))
@@ -145,17 +119,17 @@ class Study:
         }
 
     def _imported(self, name: str, path: Path) -> Result:
-        record = path / "model.json" if path.is_dir() else path
-        key = [name, str(path), size_and_date(record), self.found.names]
+        record = checkpoint.model_folder(path) / checkpoint.RECORD if path.is_dir() else path
+        key = digest(name, str(path), size_and_date(record), list(self.found.names.items())).hexdigest()
         make = partial(self._import, name, path)
-        return self.stages.run(f"import-{name}", f"{name}: import", key, make) | {"key": repr(key)}
+        return self.stages.run(f"import-{name}", f"{name}: import", key, make) | {"key": key}
 
     def _import(self, name: str, path: Path) -> Result:
         model = checkpoint.load(path, held_out=False) if path.is_dir() else import_any(path)
         names, wnids = tuple(self.found.names.values()), tuple(self.found.names)
         if len(model.class_names) != len(names):
             raise CandidError(
-                f"'{path}' has {len(model.class_names)} classes and '{self.options.imagenet}' {len(names)} "
+                f"'{path}' has {len(model.class_names)} classes and '{self.imagenet}' {len(names)} "
                 "class folders: give the photos of all its classes, and no others."
             )
         if model.class_names not in (names, wnids, tuple(map(str, range(len(names))))):
@@ -208,7 +182,7 @@ class Study:
 
     def _explained(self, shown: str, names: Sequence[str]) -> Result:
         asked, out = self.options, self.work / "explanation"
-        groups = asked.group
+        groups = list(asked.group)
         if not groups and len(self.found.names) == paper.CLASSES:
             groups = [f"{name}={','.join(map(str, each))}" for name, each in paper.GROUPS.items()]
         others = [a for name in names if name != shown for a in ("--compare-with", self._model(name))]
@@ -239,7 +213,9 @@ class Study:
 
     def _decided(self, shown: str) -> Result:
         table = self.work / "evaluation" / shown / "images.csv"
-        return draw_decisions(checkpoint.load(self._model(shown)), table, self.options.photo, self.out)
+        return draw_decisions(
+            checkpoint.load(self._model(shown)), table, list(map(Path, self.options.photo)), self.out
+        )
 
     def _corrupted(self, models: dict[str, Result]) -> Result:
         asked, out = self.options, self.work / "corruption"
@@ -263,7 +239,7 @@ class Study:
 
     def _attacked(self, models: dict[str, Result]) -> Result:
         asked, out = self.options, self.work / "attacks"
-        folders = [self._model(name) for name, model in models.items() if _classifies(model)]
+        folders = [self._model(name) for name, model in models.items() if model["beta"] != "0"]
         more = "--images", asked.attacked, "--as-published", "--out", out, *asked.processes
         candid("attack", *folders, self.data, *more, launch=asked.launch)
         for figure in ("attacks.png", "examples.png"):
@@ -295,8 +271,8 @@ def _order(model: Result) -> tuple[bool, bool, float]:
     return model["kind"] == "resnet", beta is None, value
 
 
-def _classifies(model: Result) -> bool:
-    return model["beta"] != "0"
+def _is_generative_classifier(model: Result) -> bool:
+    return model["kind"] != "resnet" and model["beta"] != "0"
 
 
 def dct_error(model: Any) -> float:

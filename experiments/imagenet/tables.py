@@ -1,13 +1,19 @@
-"""The tables and the sentences of the page, as pure functions of ``results.json``."""
+"""The page: its tables and sentences are pure functions of ``results.json``."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from candid._support.files import write_texts
 from candid._support.tables import GOOD
 from candid._support.text import listed
 from candid.robustness.corruptions.apply import CORRUPTIONS
 from experiments.imagenet import paper
+from experiments.imagenet.figures import draw_trade_off
+from experiments.tables import filled
 
 Results = Mapping[str, Any]
 Model = Mapping[str, Any]
@@ -16,15 +22,23 @@ LINE = "paper"
 """The name of a line with the paper's values."""
 
 
-def tables(results: Results) -> dict[str, str]:
-    """Return what stands between the marks of the page, in Markdown."""
+def write_page(results: Results, out: Path) -> Path:
+    """Write ``results.json``, Figure 3 and the page into the folder ``out``; return where the page is."""
+    template = files("experiments.imagenet").joinpath("page.md").read_text(encoding="utf-8")
+    drawn = draw_trade_off(results["models"], results["photos"]["classes"], out / "figure-3.png")
+    page = filled(template, tables(results, drawn))
+    return write_texts({"results.json": json.dumps(results, indent=1) + "\n", "README.md": page}, out)[1]
+
+
+def tables(results: Results, trade_off: bool) -> dict[str, str]:
+    """Return what stands between the marks of the page, in Markdown; ``trade_off``: Figure 3 is there."""
     models = results["models"]
     overconfidence = {name: model.get("oce") for name, model in _classifiers(models)}
     return {
         "photos": _photos(results),
         "table-2": _markdown(_TABLE_2, _table_2(models)),
         "here-table-2": f"*Here*: {_here_table_2(results)}",
-        "figure-3": _figure_3(results),
+        "figure-3": _figure_3(trade_off),
         "calibration": _markdown(("", "ECE (%)", "MCE (%)", "OCE"), _calibration(models)),
         "here-calibration": f"*Here*: {_trend('OCE', overconfidence, models)}",
         "calibration-curves": "\n".join(
@@ -157,8 +171,8 @@ def _trend(
     return f"{what} does not {verb} {listed(wrong)}." if wrong else f"{what} {verb}s with every larger beta."
 
 
-def _figure_3(results: Results) -> str:
-    if results["figure_3"]:
+def _figure_3(trade_off: bool) -> str:
+    if trade_off:
         return "![Losses, and accuracy against bits per dimension, by beta](figure-3.png)"
     return "There is no Figure 3: it needs a model of known beta above 0, such as `beta_1.avg.pt`."
 

@@ -62,7 +62,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder / "beta_1.avg.pt"), str(folder / "resnet")]
 
 
-def in_this_process(called: list[str], *arguments: object, launch: str = "") -> None:
+def in_this_process(called: list[str], *arguments: object, launch: str | None = None) -> None:
     """Run a command, corruptions at one severity, and note its name."""
     called.append(str(arguments[0]))
     done = candid_command(*arguments, *(("--severities", "3") if arguments[0] == "corrupt" else ()))
@@ -80,7 +80,7 @@ def finished(
     arguments += ["--held-out-share", "0.5", "--corrupted", "2"]
     called: list[str] = []
 
-    def stopped(*given: object, launch: str = "") -> None:
+    def stopped(*given: object, launch: str | None = None) -> None:
         if given[0] == "explain":
             raise CandidError("the disk is full")
         in_this_process(called, *given)
@@ -91,7 +91,7 @@ def finished(
             main(arguments)
         assert called == ["calibrate", "evaluate", "calibrate", "evaluate"]
         called.clear()
-        patch.setattr(study, "candid", lambda *given, launch="": in_this_process(called, *given))
+        patch.setattr(study, "candid", lambda *given, launch=None: in_this_process(called, *given))
         main(arguments)
         assert called == ["explain", "corrupt"]
     return arguments, out
@@ -176,7 +176,7 @@ def test_sentences_say_where_a_trend_breaks_and_how_far_the_paper_is(
 ) -> None:
     _, out = finished
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    results |= {"figure_3": True, "photos": results["photos"] | {"classes": 1000}}
+    results["photos"]["classes"] = 1000
     first = results["models"]["beta_1"]
     first["intervals"]["oce"] = [0, 1]
     accuracies = {"0": 0.001, "1": 0.6730, "2": 0.7273, "4": 0.72, "∞": 0.76}
@@ -190,7 +190,7 @@ def test_sentences_say_where_a_trend_breaks_and_how_far_the_paper_is(
     results["explanation"]["receptive_fields"] = {}
     for name in ("beta_1", "resnet"):
         del results["models"][name], results["corruptions"][name]
-    found = tables(results | {"shown": "1"})
+    found = tables(results | {"shown": "1"}, True)
     assert "Accuracy does not rise from beta 2 to 4. " in found["here-table-2"]
     assert "1.69 points of accuracy and 43.01 bits/dim, as printed" in found["here-table-2"]
     assert found["here-calibration"] == "*Here*: OCE does not rise from beta 2 to 4."
@@ -308,7 +308,7 @@ def test_mistakes_are_named_in_one_sentence(
     tmp_path: Path, imagenet: Path, checkpoints: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     released, resnet = checkpoints
-    photos, out = str(imagenet), ["--out", str(tmp_path / "out"), "--held-out-share", "0.5"]
+    photos, out = str(imagenet), ["--out", str(tmp_path / "out")]
     (tmp_path / "foreign.pt").write_bytes(b"text")
     (tmp_path / "flat" / "val").mkdir(parents=True)
     (tmp_path / "training" / "train").mkdir(parents=True)
@@ -335,15 +335,20 @@ def test_mistakes_are_named_in_one_sentence(
         ),
         ([released, photos, "--classes", released], "is not a table with the columns"),
         ([released, photos, "--photo", "nothing.jpg"], "There is no 'nothing.jpg'"),
+        ([released, photos, "--held-out-share", "1"], "must be above 0 and below 1"),
+        ([released, photos, "--imags", "3"], "--imags"),
+        ([released], "Name one or more checkpoints"),
         ([resnet, photos], "need a generative model with a beta above 0"),
     ):
-        assert message in refused([*arguments, *out], capsys), arguments
+        share = [] if "--held-out-share" in arguments else ["--held-out-share", "0.5"]
+        assert message in refused([*arguments, *out, *share], capsys), arguments
     four = tmp_path / "four-classes"
     make_photos(four, 20)
     (four / "n00000004").rename(tmp_path / "fifth")
-    line = refused([released, str(four), *out], capsys)
+    line = refused([released, str(four), *out, "--held-out-share", "0.5"], capsys)
     assert "has 5 classes and" in line and "4 class folders" in line
     model = candid.load(resnet)
     model.class_names = tuple("abcde")
     candid.save(model, tmp_path / "named")
-    assert "has classes of its own, such as 'a'" in refused([str(tmp_path / "named"), photos, *out], capsys)
+    line = refused([str(tmp_path / "named"), photos, *out, "--held-out-share", "0.5"], capsys)
+    assert "has classes of its own, such as 'a'" in line
