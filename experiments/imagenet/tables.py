@@ -165,7 +165,7 @@ def _trend(
     betas = {name: models[name]["beta"] for name in values}
     known = [(betas[name], each) for name, each in values.items() if betas[name] and each is not None]
     if len(known) < 2:
-        return f"{what} is known of less than two models, so there is no trend with beta."
+        return f"{what} is known of fewer than two models, so there is no trend with beta."
     verb = "rise" if rising else "fall"
     wrong = [f"from beta {a} to {b}" for (a, x), (b, y) in pairwise(known) if (y <= x if rising else y >= x)]
     return f"{what} does not {verb} {listed(wrong)}." if wrong else f"{what} {verb}s with every larger beta."
