@@ -110,8 +110,8 @@ def explained(names: Sequence[str], data: str, work: Path) -> Any:
     for name in (SHOWN, *(name for name in ("cifar10-beta0", "cifar10-betainf") if name in names)):
         out = work / "explanation" / name
         others = [name for name in names if name != SHOWN and "unsmoothed" not in name]
-        beside = [a for other in others for a in ("--beside", other)] if name == SHOWN else []
-        candid("explain", name, "--data", data, "--pairs", 45, *beside, "--out", out)
+        compared = [a for other in others for a in ("--compare-with", other)] if name == SHOWN else []
+        candid("explain", name, "--data", data, "--pairs", 45, *compared, "--out", out)
         shutil.copy(out / "samples.png", PAGE / f"samples-{name}.png")
         record = json.loads((out / "explanation.json").read_text(encoding="utf-8"))
         found[name] = {key: record[key] for key in ("closest_pairs", "receptive_fields")}
