@@ -40,10 +40,10 @@ METRICS = {
     "bits_per_dim": Metric("bits/dim", 1, "{:.3f}"),
     "L_X": Metric("L_X (as in the paper)", 1, "{:.3f}"),
     "L_Y": Metric("L_Y (as in the paper)", 1, "{:.3f}"),
-    "ece": Metric("ECE, all classes", 100, "{:.2f} %"),
-    "mce": Metric("MCE, all classes", 100, "{:.2f} %"),
+    "ece": Metric("ECE, all classes, 15 bins", 100, "{:.2f} %"),
+    "mce": Metric("MCE, all classes, 15 bins", 100, "{:.2f} %"),
     "oce": Metric("OCE (confident: ≥ 99.7 %)", 1, "{:.2f}"),
-    "top1_ece": Metric("ECE, top class", 100, "{:.2f} %"),
+    "top1_ece": Metric("ECE, top class, 15 bins", 100, "{:.2f} %"),
 }
 """The metrics of an evaluation, in the order in which they are shown."""
 

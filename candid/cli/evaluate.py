@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DataName = Annotated[str, Option("A data set with labels, as for 'candid train'.", metavar="DATA")]
 KINDS = ("accept", "ambiguous", "novel")
+ROOM = 2
+"""The number of sets of other images up to which a table has room for intervals."""
 
 
 @command
@@ -92,16 +94,14 @@ def _show(metrics: dict[str, Any]) -> None:
     show_table(title, ("", "(95 % interval)", *present.values()), rows)
     if metrics.get("ood"):
         sets, rates = metrics["ood"], metrics["false_positives"]
+        cell = _area_with_interval if len(sets) <= ROOM else _area
         rows = [
-            (
-                score,
-                *(f"{100 * scores[score]['auc']:.1f}" for scores in sets.values()),
-                f"{100 * rate['0.05']:.1f} %",
-            )
+            (score, *(cell(scores[score]) for scores in sets.values()), f"{100 * rate['0.05']:.1f} %")
             for score, rate in rates.items()
         ]
-        title = "Area under the ROC curve (%); share of the data's images with p ≤ 0.05"
-        show_table(title, ("score", *sets, "false positives"), rows)
+        intervals = "95 % interval" if len(sets) <= ROOM else "95 % intervals are in ood.csv"
+        title = f"Area under the ROC curve (%; {intervals}); share of the data's images with p ≤ 0.05"
+        show_table(title, ("score", *sets, "false positives"), rows, tight=True)
     if "verdicts" in metrics:
         found = metrics["verdicts"]
         levels = f"novelty {found['novelty']:.2g}, error {found['error']:.2g}"
@@ -113,6 +113,15 @@ def _show(metrics: dict[str, Any]) -> None:
         show_table(title, ("images", *KINDS), rows)
 
 
+def _area(metrics: dict[str, Any]) -> str:
+    return f"{100 * metrics['auc']:.1f}"
+
+
+def _area_with_interval(metrics: dict[str, Any]) -> str:
+    low, high = metrics["intervals"]["auc"]
+    return f"{_area(metrics)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def _value(metrics: dict[str, Any], key: str) -> str:
     if metrics.get(key) is None:
         return "none above 99.7 %" if key == "oce" and key in metrics else ""
@@ -121,7 +130,7 @@ def _value(metrics: dict[str, Any], key: str) -> str:
 
 def _interval(metrics: dict[str, Any], key: str) -> str:
     ends = metrics["intervals"].get(key)
-    return "" if ends is None else f" ({' to '.join(METRICS[key].shown(e).removesuffix(' %') for e in ends)})"
+    return "" if ends is None else f" ({METRICS[key].interval(ends)})"
 
 
 @command

@@ -1,22 +1,23 @@
-"""Calibration error: are 80 % of the predictions with a posterior of 80 % correct? Temperature, intervals.
+"""Calibration error: are 80 % of the predictions with a posterior of 80 % correct?
 
 Two conventions are in use. The paper counts every class's posterior of every image as one prediction
 (``all_bins``); most others count only the most probable class of each image (``top_bins``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.randomness import generator
+from candid.inference.intervals import Interval, binomial_interval, bootstrap_intervals
 from candid.inference.metrics import check_labels
 
 CRITICAL = 0.997
 """The confidence at which the paper calls a prediction confident."""
+BINS = 15
+"""Number of bins of the calibration errors; the paper does not state its own."""
 _AT_ONCE = 2**18  # numbers in one piece of work: bounds the memory, whatever the number of images
 
 
@@ -40,15 +41,7 @@ class Bins(NamedTuple):
         return torch.where(self.count > 0, right.sqrt() / self.count.clamp(min=1), 0.0)
 
 
-class Interval(NamedTuple):
-    """A metric on these images, and the range in which it may lie on others of their kind."""
-
-    value: float
-    low: float
-    high: float
-
-
-def all_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
+def all_bins(posterior: Tensor, labels: Tensor, bins: int = BINS) -> Bins:
     """Return bins in which every class's posterior (N, M) is a prediction, correct if it is the label (N,).
 
     >>> all_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).accuracy.tolist()
@@ -58,7 +51,7 @@ def all_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
     return _bins_of(_every_class(posterior, labels, bins).sum(0))
 
 
-def top_bins(posterior: Tensor, labels: Tensor, bins: int = 15) -> Bins:
+def top_bins(posterior: Tensor, labels: Tensor, bins: int = BINS) -> Bins:
     """Return bins in which only the most probable class of each image is a prediction.
 
     >>> top_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).count.tolist()
@@ -102,7 +95,7 @@ def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CR
 def calibration_metrics(
     posterior: Tensor,
     labels: Tensor,
-    bins: int = 15,
+    bins: int = BINS,
     resamples: int = 1000,
     seed: int = 0,
     level: float = 0.95,
@@ -122,37 +115,9 @@ def calibration_metrics(
         return torch.stack((_expected(every), _maximum(every), _expected(top)), -1)
 
     per_image = torch.cat([part.flatten(1) for part in parts], 1)
-    ece, mce, top1_ece = _intervals(per_image, figures, resamples, seed, level)
+    ece, mce, top1_ece = bootstrap_intervals(per_image, figures, resamples, seed, level)
     oce = _overconfidence_interval(_sure(posterior, labels, CRITICAL).sum(0), CRITICAL, level)
     return {"ece": ece, "mce": mce, "oce": oce, "top1_ece": top1_ece}
-
-
-def mean_interval(values: Tensor, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Return the mean of one value per image (N,), with its bootstrap interval.
-
-    >>> mean_interval(torch.tensor([3.0, 3.0]))
-    Interval(value=3.0, low=3.0, high=3.0)
-    """
-    if values.ndim != 1 or not len(values):
-        raise CandidError(f"One value per image is needed, (images,), not {tuple(values.shape)}.")
-    if not values.isfinite().all():
-        raise CandidError("Some values are NaN or infinite: they have no mean.")
-    n = len(values)
-    (interval,) = _intervals(values.double()[:, None], lambda sums: sums / n, resamples, seed, level)
-    assert interval is not None
-    return interval
-
-
-def share_interval(hits: Tensor, level: float = 0.95) -> Interval:
-    """Return the share of images that are hits (N,), with its exact binomial interval.
-
-    >>> value, low, high = share_interval(torch.tensor([True, True, True]))
-    >>> value, round(low, 9), high
-    (1.0, 0.292401774, 1.0)
-    """
-    if hits.ndim != 1 or not len(hits):
-        raise CandidError(f"One value per image is needed, (images,), not {tuple(hits.shape)}.")
-    return _binomial(int(hits.sum()), len(hits), level)
 
 
 def _check(posterior: Tensor, labels: Tensor, bins: int = 1) -> None:
@@ -231,44 +196,4 @@ def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Int
     sure, wrong = map(int, sums)
     if not sure:
         return None
-    return Interval(*(share / (1 - critical) for share in _binomial(wrong, sure, level)))
-
-
-def _binomial(hits: int, n: int, level: float) -> Interval:
-    """Return Clopper and Pearson's interval of a share."""
-    low, high = binomtest(hits, n).proportion_ci(level, method="exact")
-    return Interval(hits / n, float(low), float(high))
-
-
-def _intervals(
-    per_image: Tensor, figures: Callable[[Tensor], Tensor], resamples: int, seed: int, level: float
-) -> list[Interval | None]:
-    """Return percentile intervals of metrics (..., F), functions of the sums (..., K) of ``per_image``.
-
-    None for a figure that is NaN; resamples in which it is NaN are left out. Resampling adds noise, which
-    moves a maximum or an absolute value up, so an interval is widened where it would miss the value.
-    """
-    if resamples < 1 or not 0 < level < 1:
-        raise CandidError("A bootstrap needs at least one resample and a level between 0 and 1.")
-    values = figures(per_image.sum(0))
-    resampled = figures(_resampled_sums(per_image, resamples, seed))
-    tails = resampled.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    lows, highs = resampled.nanquantile(tails, dim=0)
-    lows, highs = lows.fmin(values), highs.fmax(values)
-    rows = torch.stack((values, lows, highs), 1)
-    return [None if row.isnan().any() else Interval(*row.tolist()) for row in rows]
-
-
-def _resampled_sums(per_image: Tensor, resamples: int, seed: int) -> Tensor:
-    """Return sums of ``per_image`` (N, K) over N images drawn with replacement, (R, K).
-
-    How often each image is drawn, (R, N), times ``per_image``, for some resamples at a time.
-    """
-    n, random = len(per_image), generator(seed)
-    sums = per_image.new_empty(resamples, per_image.shape[1])
-    for part in sums.split(max(1, 4 * _AT_ONCE // n)):
-        times = torch.empty(len(part), n, dtype=torch.float64)
-        for row in times:
-            row.copy_(torch.randint(n, (n,), generator=random).bincount(minlength=n))
-        part.copy_(times.to(per_image) @ per_image)
-    return sums
+    return Interval(*(share / (1 - critical) for share in binomial_interval(wrong, sure, level)))

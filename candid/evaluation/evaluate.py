@@ -16,8 +16,9 @@ from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_images
 from candid.data.splits import Split, seen_in_training
-from candid.evaluation.calibration_error import Interval, calibration_metrics, mean_interval, share_interval
+from candid.evaluation.calibration_error import BINS, calibration_metrics
 from candid.evaluation.options import EvaluateOptions
+from candid.inference.intervals import Interval, mean_interval, share_interval
 from candid.inference.metrics import check_labels, label_ranks
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Runner
@@ -191,6 +192,7 @@ class _Study:
             "data": self.data,
             "part": self.part,
             "images": len(own),
+            "calibration_bins": BINS,
             **as_json(performance(own, self.model)),
         }
         if crops is not None:

@@ -53,7 +53,8 @@ def _cell(value: Any) -> object:
 
 
 def _ood_rows(evaluation: Evaluation) -> Iterator[Sequence[object]]:
-    yield "set", "score", "family", "auc", "fpr_at_95_tpr", "detected_at_5_percent"
+    yield "set", "score", "family", "auc", "fpr_at_95_tpr", "detected_at_5_percent", "auc_low", "auc_high"
     for name, scores in evaluation.metrics["ood"].items():
         for score, metrics in scores.items():
-            yield name, score, SCORES[score].family, *(metrics[key] for key in ("auc", "fpr95", "detected"))
+            values = (metrics[key] for key in ("auc", "fpr95", "detected"))
+            yield name, score, SCORES[score].family, *values, *metrics["intervals"]["auc"]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,9 +77,12 @@ class Detection:
             for name, values in self.values_outside.items()
         }
 
-    def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Return, by set and score, the AUC, the false-positive rate at 95 % and the share with p <= 0.05."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+    def metrics(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return, by set and score, the AUC, the false-positive rate at 95 % and the share with p <= 0.05.
+
+        The AUC has its 95 % interval under ``intervals``.
+        """
+        found: dict[str, dict[str, dict[str, Any]]] = {}
         for name, values in self.values_outside.items():
             p = self.p_values(self.outside[name])
             found[name] = {

@@ -14,19 +14,20 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator as generator_of
+from candid._support.text import METRICS
 from candid.evaluation import calibration_error as calibration
 from candid.evaluation.calibration_error import (
+    BINS,
     Bins,
-    Interval,
     all_bins,
     calibration_metrics,
     expected_calibration_error,
     maximum_calibration_error,
-    mean_interval,
     overconfidence_error,
-    share_interval,
     top_bins,
 )
+from candid.inference import intervals
+from candid.inference.intervals import Interval, mean_interval, share_interval
 
 PEER = json.loads((Path(__file__).parent / "torchmetrics_errors.json").read_text())
 
@@ -245,9 +246,14 @@ def test_intervals_are_reproducible_and_come_in_pieces(
     assert figures(seed=0) == first
     assert figures(seed=1) != first
     for at_once in (1, 100):
-        monkeypatch.setattr(calibration, "_AT_ONCE", at_once)
+        for module in (calibration, intervals):
+            monkeypatch.setattr(module, "_AT_ONCE", at_once)
         for a, b in zip(figures(seed=0), first, strict=True):
             assert a == pytest.approx(b, abs=1e-12)
+
+
+def test_what_is_printed_names_the_number_of_bins() -> None:
+    assert all(f"{BINS} bins" in METRICS[name].label for name in ("ece", "mce", "top1_ece"))
 
 
 def covers(interval: Interval | None, truth: float) -> bool:

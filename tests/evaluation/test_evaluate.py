@@ -184,7 +184,10 @@ def test_every_test_is_made_on_every_set(model: Path, photos: Path) -> None:
     assert found.metrics["ood"].keys() == {"noise", "photos"}
     for tests in found.metrics["ood"].values():
         assert tests.keys() == ALL_TESTS | OF_ANY_CLASSIFIER
-        assert all(0 <= value <= 1 for figures in tests.values() for value in figures.values())
+        for figures in tests.values():
+            low, high = figures["intervals"]["auc"]
+            assert 0 <= low <= figures["auc"] <= high <= 1
+            assert all(0 <= figures[key] <= 1 for key in ("fpr95", "detected"))
     assert found.metrics["ood"]["noise"]["joint"]["auc"] > 0.9
     assert len(found.judged["photos"].verdicts) == 12
     for shares in found.metrics["verdicts"]["sets"].values():
@@ -223,6 +226,7 @@ def test_files_hold_a_line_for_each_image_and_test(model: Path, tmp_path: Path) 
     assert all((row["verdict"] == "novel") == (row["classes"] == "") for row in rows)
     tests = list(csv.DictReader((tmp_path / "out" / "ood.csv").read_text().splitlines()))
     assert {row["score"] for row in tests} == ALL_TESTS | OF_ANY_CLASSIFIER
+    assert all(float(row["auc_low"]) <= float(row["auc"]) <= float(row["auc_high"]) for row in tests)
 
 
 def test_an_ensemble_adds_waic(model: Path, run_folder: Path, tmp_path: Path) -> None:
@@ -275,6 +279,10 @@ def test_the_command_prints_tables_and_draws(model: Path, photos: Path, tmp_path
     done = candid_command("evaluate", str(model), "digits", *options)
     assert done.exit_code == 0, done.output
     assert "top-1 accuracy" in done.stdout and "joint" in done.stdout and "ambiguous" in done.stdout
+    assert "MCE, all classes, 15 bins" in done.stdout
+    metrics = json.loads((out / "metrics.json").read_text())
+    low, high = metrics["ood"]["photos"]["joint"]["intervals"]["auc"]
+    assert f"({100 * low:.1f} to {100 * high:.1f})" in done.stdout and metrics["calibration_bins"] == 15
     assert "photos: images of 20 x 30 pixels are fitted to 8 x 8" in done.output
     for name in ("calibration", "ood_zones", "roc", "auc"):
         with Image.open(out / f"{name}.png") as image:

@@ -6,11 +6,21 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn import metrics
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.inference.roc import area_under_curve, detection_metrics, false_positive_rate_at, roc_curve
+from candid.inference.roc import (
+    area_under_curve,
+    auc_interval,
+    detection_metrics,
+    false_positive_rate_at,
+    paired_placements,
+    placement_interval,
+    placements,
+    roc_curve,
+)
 
 FINITE = st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6)  # whole numbers make ties
 SCORES = st.lists(FINITE, min_size=1, max_size=25)
@@ -74,10 +84,129 @@ def test_area_is_exact_on_many_images(generator: torch.Generator) -> None:
 
 def test_figures_of_any_memory_layout() -> None:
     inliers, outliers = torch.tensor([[0.0, 1.0], [1.0, 2.0]], dtype=torch.float64).unbind(1)
-    assert detection_metrics(inliers, outliers) == {"auc": 0.875, "fpr95": 0.5}
+    interval = list(auc_interval(inliers, outliers))
+    expected = {"auc": 0.875, "fpr95": 0.5, "intervals": {"auc": interval}}
+    assert detection_metrics(inliers, outliers) == expected
 
 
-@pytest.mark.parametrize("function", [roc_curve, area_under_curve, false_positive_rate_at, detection_metrics])
+@settings(deadline=None, max_examples=60)
+@given(WITH_INFINITE, WITH_INFINITE, st.floats(0.01, 0.999))
+@example([0.0], [1.0], 0.95)
+@example([0.0], [0.0], 0.95)
+@example([1.0] * 3, [0.0] * 4, 0.95)
+def test_an_interval_is_wilsons_with_delongs_variance(
+    inliers: list[float], outliers: list[float], level: float
+) -> None:
+    """From all pairs, as DeLong, DeLong and Clarke-Pearson define it, with one more image at random."""
+    wins = np.array([[(o > i) + 0.5 * (o == i) for o in outliers] for i in inliers])
+    area, sides = wins.mean(), [np.append(wins.mean(1), 0.5), np.append(wins.mean(0), 0.5)]
+    for found, side in zip(placements(tensor(inliers), tensor(outliers)), sides, strict=True):
+        np.testing.assert_allclose(found, side[:-1], rtol=0, atol=1e-12)
+    variance = sum(np.var(side, ddof=1) / len(side) for side in sides)
+    share = (sides[0].mean() + sides[1].mean()) / 2
+    number = share * (1 - share) / variance if variance > 1e-20 else min(len(inliers), len(outliers))
+    low, high = auc_interval(tensor(inliers), tensor(outliers), level)
+    assert 0 <= low <= area + 1e-12 and area - 1e-12 <= high <= 1
+    for end in (low, high):  # Wilson: the ends are shares that the one found is just compatible with
+        assert (area - end) ** 2 == pytest.approx(
+            norm.ppf((1 + level) / 2) ** 2 * end * (1 - end) / number, abs=1e-9
+        )
+
+
+def test_the_variance_is_that_of_hanley_and_mcneil_for_exponential_scores(generator: torch.Generator) -> None:
+    """Their formula is exact there: with rates 1 and 1/4, the area is 4/5."""
+    area, n, m = 0.8, 4000, 3000
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    spread = math.sqrt((area * (1 - area) + (m - 1) * (q1 - area**2) + (n - 1) * (q2 - area**2)) / (n * m))
+    low, high = auc_interval(
+        torch.empty(n).exponential_(generator=generator), 4 * torch.empty(m).exponential_(generator=generator)
+    )
+    assert (high - low) / (2 * 1.96) == pytest.approx(spread, rel=0.05)
+
+
+def normal(n: int, m: int, shift: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, generator=generator), torch.randn(m, generator=generator) + shift
+
+
+def tied(n: int, m: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Half of the inliers and a share of the outliers have a score of 1, the others 0."""
+    inliers, outliers = torch.rand(n, generator=generator) < 0.5, torch.rand(m, generator=generator) < share
+    return inliers.double(), outliers.double()
+
+
+def hidden(n: int, m: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A share of the outliers are like inliers; the others are far away."""
+    inliers, outliers = normal(n, m, 0.0, generator)
+    return inliers, torch.where(torch.rand(m, generator=generator) < share, outliers, outliers + 20)
+
+
+@pytest.mark.parametrize(
+    ("draw", "number", "truth"),
+    [
+        (normal, 0.0, 0.5),
+        (normal, 1.0, norm.cdf(1 / math.sqrt(2))),
+        (normal, 3.0, norm.cdf(3 / math.sqrt(2))),
+        (tied, 0.9, 0.7),
+        (hidden, 0.1, 0.95),
+    ],
+)
+@pytest.mark.parametrize(("n", "m"), [(100, 100), (200, 30)])
+def test_intervals_cover_the_true_area(
+    draw: Callable[..., tuple[Tensor, Tensor]],
+    number: float,
+    truth: float,
+    n: int,
+    m: int,
+    generator: torch.Generator,
+) -> None:
+    intervals = [auc_interval(*draw(n, m, number, generator)) for _ in range(400)]
+    hits = np.mean([low <= truth <= high for low, high in intervals])
+    assert (0.92 if m == 100 else 0.9) <= hits
+    assert hits <= 0.975 or truth > 0.9  # of few errors, the interval is wider than it has to be
+
+
+def versions(images: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The scores of images, and of two versions of each that depend on it."""
+    own = torch.randn(images, generator=generator)
+    return own, own + 1 + 0.3 * torch.randn(2, images, generator=generator)
+
+
+def test_intervals_of_versions_of_the_same_images_cover_the_true_area(generator: torch.Generator) -> None:
+    """A random image against a version of another: the shift is 1, the variance 1 + 1 + 0.09."""
+    truth, n = norm.cdf(1 / math.sqrt(2.09)), 100
+    rows = torch.arange(n)
+    hits, widths = [], []
+    for _ in range(400):
+        own, others = versions(n, generator)
+        low, high = placement_interval([paired_placements(own, others, rows)])
+        hits.append(low <= truth <= high)
+        widths.append((high - low) / np.subtract(*auc_interval(own, others.flatten())[::-1]))
+    assert 0.92 <= np.mean(hits) <= 0.98
+    assert np.mean(widths) < 0.6  # pairs move together, which leaves less to chance
+
+
+def test_paired_placements_are_influences(generator: torch.Generator) -> None:
+    """Their mean is the area, and an image left out changes it by its own share."""
+    own, others = versions(200, generator)
+    rows = torch.arange(200)[torch.rand(200, generator=generator) < 0.7]
+    found = paired_placements(own[rows], others, rows)
+    area = area_under_curve(own[rows], others.flatten())
+    assert float(found.mean()) == pytest.approx(area, abs=1e-12)
+    for image in (int(rows[0]), next(i for i in range(200) if i not in rows)):
+        kept = torch.arange(200) != image
+        without = area_under_curve(own[rows[rows != image]], others[:, kept].flatten())
+        assert area - without == pytest.approx(float(found[image] - area) / 200, abs=2e-4)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, math.nan])
+def test_a_level_lies_between_0_and_1(level: float) -> None:
+    with pytest.raises(CandidError, match="between 0 and 1"):
+        auc_interval(torch.tensor([0.0]), torch.tensor([1.0]), level)
+
+
+@pytest.mark.parametrize(
+    "function", [roc_curve, area_under_curve, auc_interval, false_positive_rate_at, detection_metrics]
+)
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
