@@ -4,6 +4,8 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
+from candid._support.text import hundredths
+
 GOOD, SOME = 0.85, 0.55
 """AUC from which the paper calls a detection good, and above which it calls it partial."""
 LATEX_COLOURS = {"good": "Green", "some": "YellowOrange", "poor": "Red"}
@@ -13,11 +15,22 @@ Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 """Head and rows."""
 
 
-def area_cell(area: float | None) -> Cell:
-    """Return the cell of an area under the ROC curve, in percent."""
+def area_cell(area: float | None, interval: Sequence[float] | None = None) -> Cell:
+    """Return the cell of an area under the ROC curve, in percent, with its interval if there is one.
+
+    >>> area_cell(0.9, (0.88, 0.92))
+    ('90.0 (88.0 to 92.0)', 'good')
+    """
     if area is None:
         return "–", ""
-    return f"{100 * area:.1f}", "good" if area >= GOOD else "some" if area > SOME else "poor"
+    mark = "good" if area >= GOOD else "some" if area > SOME else "poor"
+    return with_interval(area, interval), mark
+
+
+def with_interval(share: float | None, interval: Sequence[float] | None) -> str:
+    """Return a share in percent, without the sign, and its interval if there is one."""
+    ends = "" if interval is None else f" ({' to '.join(map(hundredths, interval))})"
+    return hundredths(share) + ends
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> str:

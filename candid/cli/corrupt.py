@@ -11,6 +11,9 @@ from candid.cli.options import JsonFlag, command
 from candid.cli.show import show_table
 from candid.robustness.corruptions.options import CorruptOptions
 
+ROOM = 2
+"""The number of models up to which the table on a terminal has room for intervals."""
+
 
 @command
 def corrupt(
@@ -51,9 +54,12 @@ def corrupt(
     if as_json:
         print(json.dumps(found.to_dict()))
         return
-    head, rows = table(found)
+    head, rows = table(found, intervals=len(found.models) <= ROOM)
     lines = [(name, *(row[i][0] for row in rows)) for i, name in enumerate(head[1:], start=1)]
-    title = f"Corruptions: metrics, then areas under the ROC curve (%) of the score '{options.score}'"
+    title = (
+        "Corruptions: metrics (95 % intervals), then areas under the ROC curve (%) of the score "
+        f"'{options.score}'"
+    )
     show_table(title, ("", *(row[0][0] for row in rows)), lines)
     progress.log(f"Written: {', '.join(map(str, files))}")
 

@@ -227,11 +227,18 @@ def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
 def _areas(name: str, metrics: dict[str, Any]) -> Table:
     sets = metrics["ood"]
     rows = [
-        [score, *(area_cell(areas[score]["auc"]) for areas in sets.values()), f"{100 * rates['0.05']:.1f}"]
+        [score, *(_area(areas[score]) for areas in sets.values()), f"{100 * rates['0.05']:.1f}"]
         for score, rates in metrics["false_positives"].items()
     ]
-    caption = f"{name}: areas under the ROC curve (%) of all scores, and false alarms at a level of 5 % (%)"
+    caption = (
+        f"{name}: areas under the ROC curve (%; 95 % interval) of all scores, and false alarms at a level of "
+        "5 % (%)"
+    )
     return Table(caption, ["score", *sets, "false alarms"], rows)
+
+
+def _area(metrics: dict[str, Any]) -> Cell:
+    return area_cell(metrics["auc"], metrics["intervals"]["auc"])
 
 
 def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:

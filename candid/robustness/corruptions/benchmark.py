@@ -1,9 +1,9 @@
 """The corruption benchmark: errors, entropies and detection of models on corrupted images."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +15,21 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid.data.images import image_keys
+from candid.data.splits import Split
+from candid.inference.intervals import share_interval
 from candid.inference.metrics import error_rate, mean_entropy
-from candid.inference.roc import area_under_curve
+from candid.inference.predictions import Measure, Predictions
+from candid.inference.roc import area_under_curve, paired_placements
 from candid.inference.runner import Runner, Transform
 from candid.inference.study import Note, labelled_images, named_models
 from candid.models.protocol import Model
 from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+from candid.robustness.corruptions.intervals import Ends, area_intervals, error_intervals
 from candid.robustness.corruptions.options import CorruptOptions
 from candid.robustness.corruptions.registry import check_names
 from candid.trust.detection import Detection, unseen
 from candid.trust.judge import HeldOut, measures_of
-from candid.trust.scores import SCORES, Statistics, statistics_of
+from candid.trust.scores import SCORES, statistics_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -41,6 +45,14 @@ class Reference:
     name: str
     clean: float
     errors: Mapping[str, float]
+    by_image: Tensor | None = field(default=None, compare=False, repr=False)
+    """The errors on each image, as :attr:`CorruptedModel.by_image`; None of published ones."""
+
+    def tensor(self, corruptions: Iterable[str]) -> Tensor:
+        """Return the errors as :func:`error_intervals` takes them."""
+        if self.by_image is not None:
+            return self.by_image
+        return torch.tensor([self.clean, *(self.errors[name] for name in corruptions)], dtype=torch.float64)
 
 
 def alexnet() -> Reference:
@@ -70,6 +82,14 @@ class CorruptedModel:
     images: int = 0
     """Number of images of each corruption and severity."""
     severities: tuple[int, ...] = SEVERITIES
+    auc_intervals: dict[str, dict[str, Ends]] = field(default_factory=dict)
+    """The 95 % intervals of the areas by score and corruption; empty if the images are not known to be the
+    same for all corruptions."""
+    mean_auc_intervals: dict[str, Ends] = field(default_factory=dict)
+    """The 95 % intervals of the mean areas by score."""
+    by_image: Tensor | None = field(default=None, compare=False, repr=False)
+    """The errors on each image, (N, 1 + corruptions): on the clean image, then the share of severities at
+    which it is wrong; None if the images are not known to be the same for all corruptions."""
 
     @property
     def mean_errors(self) -> dict[str, float]:
@@ -93,7 +113,7 @@ class CorruptedModel:
 
     def as_reference(self) -> Reference:
         """Return the errors as a reference for other models."""
-        return Reference(self.name, self.clean_error, self.mean_errors)
+        return Reference(self.name, self.clean_error, self.mean_errors, self.by_image)
 
     def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
         """Return ``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors.
@@ -111,6 +131,20 @@ class CorruptedModel:
             if name in reference.errors
         }
 
+    def intervals(self, reference: Reference | None) -> dict[str, Any]:
+        """Return the 95 % intervals that are known, under the names of their metrics."""
+        found: dict[str, Any] = {"auc": self.auc_intervals, "mean_auc": self.mean_auc_intervals}
+        if self.by_image is None:
+            return found
+        found["clean_error"] = share_interval(self.by_image[:, 0] > 0)[1:]
+        if reference is None or not self.errors.keys() <= reference.errors.keys():
+            return found
+        other = reference.tensor(self.errors)
+        if other.ndim == 1 or other.shape == self.by_image.shape:
+            mce, relative = error_intervals(self.by_image, other)
+            found |= {"mce": mce, "relative_mce": relative}
+        return found
+
     def to_dict(self, reference: Reference | None) -> dict[str, Any]:
         """Return the metrics as JSON; rates are shares."""
         found: dict[str, Any] = {
@@ -124,6 +158,7 @@ class CorruptedModel:
             "auc": self.auc,
             "mean_auc": {score: _mean(values.values()) for score, values in self.auc.items()},
             "score": self.score,
+            "intervals": self.intervals(reference),
         }
         if reference is not None:
             own, relative = self.corruption_errors(reference), self.relative_errors(reference)
@@ -151,9 +186,14 @@ class CorruptionResults:
     def __iter__(self) -> Iterator[CorruptedModel]:
         return iter(self.models)
 
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The metrics of each model as JSON."""
+        return [each.to_dict(self.reference) for each in self.models]
+
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the metrics of each model as JSON."""
-        return [each.to_dict(self.reference) for each in self.models]
+        return self.records
 
 
 def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> CorruptionResults | None:
@@ -207,51 +247,86 @@ def _measured(
 ) -> CorruptedModel | None:
     """Return the metrics of one model; None in all processes but the first."""
     runner = Runner(model, fabric, options.out / "predictions", options.workers, progress)
-    held_out, measures = HeldOut.of(model), measures_of(model)
-    view = model.preprocessing
     _, split = labelled_images(model, data, options, progress)
-    clean = runner.predictions(split, view, f"{name}, clean", measures)
-    detection = None
-    if clean is not None and held_out is not None:
-        detection = Detection(held_out, unseen(statistics_of(clean), held_out)[0], {})
+    chosen, measures = options.corruptions or CORRUPTIONS, measures_of(model)
+    clean = runner.predictions(split, model.preprocessing, f"{name}, clean", measures)
+    passes = (_passes(options, split, runner, name, corruption, measures) for corruption in chosen)
+    if clean is None:
+        for _ in passes:  # the other processes share the work
+            pass
+        return None
+    held_out, statistics = HeldOut.of(model), statistics_of(clean)
+    detection = None if held_out is None else Detection(held_out, unseen(statistics, held_out)[0], {})
     errors: dict[str, list[float]] = {}
     entropies: dict[str, list[float]] = {}
     auc: dict[str, dict[str, float]] = {}
+    placed: dict[str, dict[str, Tensor]] = {}
+    by_image, names, paired = [_errors([clean])], _names(clean), True
     images: list[int] = []
-    for corruption in options.corruptions or CORRUPTIONS:
-        statistics: list[Statistics] = []
-        for severity in options.severities:
-            changed, transform = split, _transform(corruption, severity, options.seed)
-            if options.corrupted is not None:
-                folder = str(options.corrupted / corruption / str(severity))
-                (_, changed), transform = labelled_images(model, folder, options, progress, "all"), None
-            title = f"{name}, {corruption} {severity}"
-            found = runner.predictions(changed, view, title, measures, transform)
-            if found is not None:
-                errors.setdefault(corruption, []).append(error_rate(found.logits, found.labels))
-                entropies.setdefault(corruption, []).append(mean_entropy(found.posterior))
-                statistics.append(statistics_of(found))
-                images.append(len(found))
-        if detection is not None:
-            together = {key: torch.cat([each[key] for each in statistics]) for key in statistics[0]}
-            for score, values in detection.values(together).items():
-                area = area_under_curve(detection.values_inside[score], values)
-                auc.setdefault(score, {})[corruption] = area
-    if clean is None:
-        return None
-    error, entropy = error_rate(clean.logits, clean.labels), mean_entropy(clean.posterior)
+    for corruption, found in zip(chosen, passes, strict=True):
+        images += map(len, found)
+        paired = paired and all(_names(each) == names for each in found)
+        errors[corruption] = [error_rate(each.logits, each.labels) for each in found]
+        entropies[corruption] = [mean_entropy(each.posterior) for each in found]
+        if paired:
+            by_image.append(_errors(found))
+        if detection is None:
+            continue
+        parts = [statistics_of(each) for each in found]
+        together = {key: torch.cat([each[key] for each in parts]) for key in parts[0]}
+        rows = torch.isin(statistics["keys"], detection.inside["keys"]).nonzero().flatten()
+        for score, values in detection.values(together).items():
+            inside = detection.values_inside[score]
+            auc.setdefault(score, {})[corruption] = area_under_curve(inside, values)
+            if paired:
+                placements = paired_placements(inside, values.view(len(found), -1), rows)
+                placed.setdefault(score, {})[corruption] = placements
+    intervals = {score: area_intervals(each) for score, each in placed.items()} if paired else {}
     return CorruptedModel(
         name,
         model.record.beta,
-        error,
-        entropy,
+        error_rate(clean.logits, clean.labels),
+        mean_entropy(clean.posterior),
         errors,
         entropies,
         auc,
         options.score,
         min(images),
         options.severities,
+        {score: each for score, (each, _) in intervals.items()},
+        {score: mean for score, (_, mean) in intervals.items()},
+        torch.stack(by_image, 1) if paired else None,
     )
+
+
+def _passes(
+    options: CorruptOptions,
+    split: Split,
+    runner: Runner,
+    name: str,
+    corruption: str,
+    measures: Mapping[str, Measure],
+) -> list[Predictions]:
+    """Return the predictions at all severities of a corruption; none in all processes but the first."""
+    model, found = runner.model, []
+    for severity in options.severities:
+        changed, transform = split, _transform(corruption, severity, options.seed)
+        if options.corrupted is not None:
+            folder = str(options.corrupted / corruption / str(severity))
+            (_, changed), transform = labelled_images(model, folder, options, runner.progress, "all"), None
+        title = f"{name}, {corruption} {severity}"
+        found.append(runner.predictions(changed, model.preprocessing, title, measures, transform))
+    return [each for each in found if each is not None]
+
+
+def _errors(found: Sequence[Predictions]) -> Tensor:
+    """Return the share of predictions that are wrong for each image, (N,)."""
+    return torch.stack([each.logits.argmax(1) != each.labels for each in found]).double().mean(0)
+
+
+def _names(found: Predictions) -> list[str]:
+    """Return the images' names with their class folders: the same for a photo and its corrupted versions."""
+    return ["/".join(path.split("/")[-2:]) for path in found.paths]
 
 
 def _transform(corruption: str, severity: int, seed: int) -> Transform | None:

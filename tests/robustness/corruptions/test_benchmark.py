@@ -112,8 +112,26 @@ def test_alexnet_is_its_own_reference() -> None:
     record = swept.to_dict(published)
     assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
     assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
+    assert record["intervals"] == {"auc": {}, "mean_auc": {}}  # the errors on each image are not known
     perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
     assert swept.to_dict(perfect)["mce"] is None
+
+
+def test_metrics_have_intervals(runs: Path, tmp_path: Path) -> None:
+    models = [runs / "own/model/best", runs / "resnet/model/best"]
+    found = measured(runs, tmp_path, models=models, baseline=str(models[1]))
+    own, resnet = found.to_dict()
+    for name in ("clean_error", "mce", "relative_mce"):
+        low, high = own["intervals"][name]
+        assert low < own[name] < high
+    assert resnet["intervals"]["mce"] == resnet["intervals"]["relative_mce"] == (1, 1)  # always its own
+    for score, areas in own["auc"].items():
+        intervals = own["intervals"]["auc"][score]
+        assert all(intervals[name][0] <= area <= intervals[name][1] for name, area in areas.items())
+        low, high = own["intervals"]["mean_auc"][score]
+        assert low <= own["mean_auc"][score] <= high
+        assert high - low < max(b - a for a, b in intervals.values())
+    assert json.loads(json.dumps(own))["intervals"]["mce"] == list(own["intervals"]["mce"])
 
 
 def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> None:
@@ -130,6 +148,7 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
     model = candid.load(runs / "own/model/best")
     wrong = model.predict(corrupted(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
     assert own.images == 40 and own.severities == (1, 5)
+    assert own.by_image is None and own.auc and not own.auc_intervals  # 40 of 359 images: no pairs
     assert own.errors["contrast"][1] == pytest.approx(float(wrong.double().mean()), abs=0.026)
 
 
@@ -144,10 +163,12 @@ def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None
     assert len(rows) == 4 and float(rows[0]["error_5"]) == pytest.approx(
         own["errors"]["gaussian_noise"][1], rel=1e-5
     )
+    assert float(rows[0]["auc_joint_low"]) <= float(rows[0]["auc_joint"]) <= float(rows[0]["auc_joint_high"])
     area = f"{100 * own['auc']['two-tailed']['gaussian_noise']:.1f}"
     for ending in (".md", ".tex", ".html"):
         assert area in files[ending] and "mean AUC, two-tailed" in files[ending]
-        assert f"{100 * own['mce']:.1f}" in files[ending]
+        low, high = own["intervals"]["mce"]
+        assert f"{100 * own['mce']:.1f} ({100 * low:.1f} to {100 * high:.1f})" in files[ending]
     page = ElementTree.fromstring(files[".html"].split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert len(page.findall(".//tbody/tr")) == 2
     assert files[".tex"].count("\\\\") == 3
