@@ -14,6 +14,7 @@ from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
 from candid.cli.options import ModelName, command
+from candid.explanations.options import HeatmapRule
 from candid.trust.options import ExamineOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ class PageOptions:
             least=0,
         ),
     ] = 0.03
+    heatmap_rule: Annotated[
+        HeatmapRule,
+        Option(
+            "Heatmaps: 'candid' subtracts what classes share in proportion to the saliency of a position, "
+            "'paper' as the paper's text words it, which makes the maps of all classes look alike."
+        ),
+    ] = "candid"
     towards: Annotated[
         str | None, Option("Show on the page how the image would change towards this class.", metavar="CLASS")
     ] = None
@@ -111,7 +119,7 @@ def _drawing(
     from candid.reports.plots.examine import examination
 
     goal = None if pages.towards is None else _one_class(model.class_names, pages.towards)
-    explainer = Explainer(model, pages.top, pages.contrast, goal, pages.target)
+    explainer = Explainer(model, pages.top, pages.contrast, goal, pages.target, pages.heatmap_rule)
 
     def draw(examined: "Examination") -> dict[str, Any]:
         explanation = explainer.explain(examined)

@@ -7,7 +7,15 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
 from candid.explanations.decision_space import DecisionSpace, Summary, decision_spaces, summarise
-from candid.explanations.heatmaps import CONTRAST, Heatmaps, SpatialMixture, check_contrast, heatmaps
+from candid.explanations.heatmaps import (
+    CONTRAST,
+    Heatmaps,
+    SpatialMixture,
+    check_contrast,
+    check_rule,
+    heatmaps,
+)
+from candid.explanations.options import HeatmapRule
 from candid.models.protocol import Model, require_latent
 from candid.trust.verdict import Examination
 
@@ -33,23 +41,26 @@ class Explainer:
         contrast: float = CONTRAST,
         towards: int | None = None,
         target: float = TARGET,
+        rule: HeatmapRule = "candid",
     ) -> None:
         model = require_latent(model, "An explanation")
         if top < 1:
             raise CandidError(f"A page has the heatmap of at least 1 class, not of {top}.")
         check_contrast(contrast)
         check_target(target)
+        check_rule(rule)
         self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
-        self.towards, self.target = towards, target
+        self.towards, self.target, self.rule = towards, target, rule
         self.fast, self.spatial = model.frozen(), SpatialMixture(model)
 
     def explain(self, examined: Examination) -> Explanation:
         """Return heatmaps of the most probable classes, the decision space and perhaps a counterfactual."""
         if examined.evidence is None:
             raise CandidError("This examination has no outputs to explain: examine with evidence=True.")
-        (space,) = decision_spaces(self.model, examined.evidence.outputs)
+        outputs = examined.evidence.outputs
+        (space,) = decision_spaces(self.model, outputs)
         return Explanation(
-            heatmaps(self.model, examined.evidence.outputs, None, self.top, self.contrast, self.spatial),
+            heatmaps(self.model, outputs, None, self.top, self.contrast, self.spatial, self.rule),
             space,
             summarise(space, self.model.class_names, examined.p_value, examined.verdict),
             self._changed(examined.evidence.image),

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, did_you_mean
+from candid.explanations.options import HeatmapRule
 from candid.models.flow.pooling import DCTPooling
 from candid.models.flow.precision import full_precision
 from candid.models.protocol import LatentModel, Outputs, require_latent
@@ -87,6 +89,8 @@ class Heatmaps:
     """Q_Saliency, (B, h, w): the information that the model finds at each position, up to a constant."""
     largest_error: Tensor
     """Largest ``|sum_kl Q_Class(k, l, y) - log q(y | x)|`` over all classes, drawn or not, (B,)."""
+    rule: HeatmapRule = "candid"
+    """How S is distributed over the positions."""
 
 
 @torch.no_grad()
@@ -97,6 +101,7 @@ def heatmaps(
     top: int = 3,
     contrast: float = CONTRAST,
     spatial: SpatialMixture | None = None,
+    rule: HeatmapRule = "candid",
 ) -> Heatmaps:
     """Return saliency and posterior heatmaps from one forward pass: no gradients, no second pass.
 
@@ -109,6 +114,14 @@ def heatmaps(
     All classes share S_kl. With a contrast of 0 it takes away what they have in common at each position; with
     infinity it is even, and the maps show above all where the image is unusual.
 
+    The rule ``"paper"`` is the wording of the paper, for M classes::
+
+        r_kl = (log p(w_kl) - min_kl log p(w_kl)) / (max_kl log p(w_kl) - min_kl log p(w_kl))
+
+    with ``log p(w_kl) = -Q_Saliency(k, l)``. The paper's priors are equal and left out: this rule has
+    M p(y) in place of p(y) in Q_Class and S. The maps add up, too, but S_kl varies from position to
+    position by far more than classes differ.
+
     Args:
         model: in evaluation mode.
         outputs: what ``model.outputs(x)`` returned, of B images.
@@ -116,6 +129,7 @@ def heatmaps(
         top: number of classes.
         contrast: the paper's constant.
         spatial: made once for many calls; it depends on the model alone.
+        rule: how S is distributed over the positions.
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
@@ -135,13 +149,16 @@ def heatmaps(
         classes = log_posterior.topk(top).indices
     classes = classes.to(log_posterior.device)
     check_contrast(contrast)
+    check_rule(rule)
     assert outputs.latent is not None
     maps = spatial.maps(outputs.latent)
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
     terms, log_priors = spatial.terms(maps), spatial.log_priors.double()
     saliency = half_squares - (terms + log_priors).logsumexp(2)
+    if rule == "paper":
+        log_priors = log_priors + math.log(len(log_priors))
     evidence = (terms.sum(1) + log_priors).logsumexp(1) - half_squares.sum(1)  # S, (B,)
-    share = _shares(saliency, contrast)
+    share = _shares(saliency, contrast, rule)
     common = half_squares + evidence[:, None] * share  # |w_kl|^2 / 2 + S_kl
     sums = terms.sum(1) + log_priors - common.sum(1)[:, None]
     own = terms.gather(2, classes[:, None].expand(-1, spatial.positions, -1))
@@ -152,6 +169,7 @@ def heatmaps(
         posterior.mT.unflatten(2, spatial.shape),
         saliency.unflatten(1, spatial.shape),
         (sums - log_posterior).abs().amax(1),
+        rule,
     )
 
 
@@ -161,12 +179,23 @@ def check_contrast(contrast: float) -> None:
         raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
 
 
-def _shares(saliency: Tensor, contrast: float) -> Tensor:
+def check_rule(rule: str) -> None:
+    """Raise an error unless there is such a rule."""
+    if rule not in get_args(HeatmapRule):
+        raise CandidError(f"There is no heatmap rule '{rule}': {did_you_mean(rule, get_args(HeatmapRule))}")
+
+
+def _shares(saliency: Tensor, contrast: float, rule: HeatmapRule) -> Tensor:
     """Return the shares in which S is distributed over positions, (B, h w); rows sum to one."""
     even = torch.full_like(saliency, 1 / saliency.shape[1])
     if math.isinf(contrast):
         return even
-    relative = saliency / saliency.amax(1, keepdim=True).clamp(min=torch.finfo(saliency.dtype).tiny)
-    weights = (relative.clamp(min=0) + contrast) / (1 + contrast)
+    smallest = torch.finfo(saliency.dtype).tiny
+    low, high = (end[:, None] for end in saliency.aminmax(dim=1))
+    if rule == "paper":
+        relative = (high - saliency) / (high - low).clamp(min=smallest)
+    else:
+        relative = (saliency / high.clamp(min=smallest)).clamp(min=0)
+    weights = (relative + contrast) / (1 + contrast)
     total = weights.sum(1, keepdim=True)
     return torch.where(total > 0, weights / total, even)

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from candid._support.config import Option, check_fields
 
+HeatmapRule = Literal["candid", "paper"]
+"""How posterior heatmaps distribute what all classes share over the positions; see the theory page."""
+
 
 @dataclass(frozen=True)
 class ExplainOptions:

@@ -3,16 +3,19 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import idctn
+from scipy.special import logsumexp, softmax
 from torch import Tensor
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.heatmaps import Heatmaps, SpatialMixture, heatmaps
+from candid.explanations.options import HeatmapRule
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 from tests.helpers import LargestTensor, small_classifier
 
@@ -43,6 +46,7 @@ priors_of = st.integers(2, 5).flatmap(
     scale=st.floats(0, 40),
     spread=st.floats(0, 20),
     contrast=st.one_of(st.just(0.03), st.just(0.0), st.just(math.inf), st.just(1e308), st.floats(0, 10)),
+    rule=st.sampled_from(["candid", "paper"]),
     seed=st.integers(0, 1000),
 )
 def test_every_map_sums_to_its_log_posterior(
@@ -53,6 +57,7 @@ def test_every_map_sums_to_its_log_posterior(
     scale: float,
     spread: float,
     contrast: float,
+    rule: HeatmapRule,
     seed: int,
 ) -> None:
     total = math.fsum(weights)
@@ -66,7 +71,7 @@ def test_every_map_sums_to_its_log_posterior(
         seed,
     )
     z = latents(model, 2, spread, seed)
-    maps = all_maps(model, z, contrast=contrast)
+    maps = all_maps(model, z, contrast=contrast, rule=rule)
     expected = model.mixture.logits(z).detach().log_softmax(1).gather(1, maps.classes)
     assert torch.isfinite(maps.posterior).all() and maps.posterior.shape[2:] == size
     assert (maps.posterior.sum((2, 3)) - expected).abs().max() < 1e-8
@@ -78,7 +83,7 @@ def test_every_map_sums_to_its_log_posterior(
     "options", [{"rank": 2}, {"rank": None}, {"planar": True}, {"dct": "released", "size": (6, 6)}]
 )
 @pytest.mark.parametrize("priors", [None, (0.1, 0.2, 0.3, 0.4)])
-def test_maps_are_those_of_the_paper(options: dict[str, Any], priors: tuple[float, ...] | None) -> None:
+def test_maps_are_their_formulas(options: dict[str, Any], priors: tuple[float, ...] | None) -> None:
     model = mixture_model(priors=priors, **options)
     z, contrast = latents(model), 0.1
     maps = all_maps(model, z, contrast=contrast)
@@ -96,6 +101,35 @@ def test_maps_are_those_of_the_paper(options: dict[str, Any], priors: tuple[floa
     for i in range(len(z)):
         assert maps.posterior[i].allclose(expected[i, maps.classes[i]])
     assert maps.saliency.allclose(saliency)
+
+
+@pytest.mark.parametrize("options", [{"rank": 2}, {"planar": True}, {"dct": "released", "size": (6, 6)}])
+def test_the_papers_rule_is_what_its_text_says(options: dict[str, Any]) -> None:
+    """With equal priors, S = log sum_y q(z | y), and r_kl is log p(w_kl) in the range [0, 1]."""
+    model = mixture_model(**options)
+    z, classes = latents(model), torch.arange(4)
+    maps = heatmaps(model, outputs_for(model, z), classes.expand(len(z), -1), rule="paper")
+    w, means = (positions(model, each).numpy() for each in (z, model.mixture.means(classes)))
+    for i in range(len(z)):
+        log_q = -0.5 * ((w[i] - means) ** 2).sum(3)  # (M, h, w)
+        log_p = logsumexp(log_q, axis=0) - np.log(4)
+        r = (log_p - log_p.min()) / (log_p.max() - log_p.min())
+        s = logsumexp(log_q.sum((1, 2))) * (r + 0.03) / (r + 0.03).sum()
+        np.testing.assert_allclose(maps.posterior[i], log_q - s, rtol=0, atol=1e-9)
+        posterior = softmax(log_q.sum((1, 2)))
+        np.testing.assert_allclose(np.exp((log_q - s).sum((1, 2))), posterior, rtol=1e-9)
+    assert maps.rule == "paper"
+    own = heatmaps(model, outputs_for(model, z), classes.expand(len(z), -1))
+    np.testing.assert_array_equal(own.saliency, maps.saliency)
+    difference = own.posterior - maps.posterior  # the same for all classes
+    np.testing.assert_allclose(difference, difference[:, :1].expand_as(difference), rtol=0, atol=1e-9)
+
+
+def test_an_image_that_is_equally_salient_everywhere_has_even_shares() -> None:
+    model = mixture_model(classes=2, scale=0.0)
+    for contrast in (0.0, 0.03):
+        maps = all_maps(model, torch.zeros(1, model.dimensions).double(), contrast=contrast, rule="paper")
+        assert maps.posterior.allclose(maps.posterior.mean((2, 3), keepdim=True))
 
 
 def test_saliency_of_one_class_sums_to_its_distance() -> None:
@@ -169,6 +203,8 @@ def test_mistakes_are_said() -> None:
     for contrast in (-0.1, math.nan):
         with pytest.raises(CandidError, match="zero or positive"):
             heatmaps(model, outputs, contrast=contrast)
+    with pytest.raises(CandidError, match="did you mean 'paper'"):
+        heatmaps(model, outputs, rule="papers")  # type: ignore[arg-type]
     resnet = ResNet(ResNetConfig(height=32, width=32, classes=3, blocks=(1,), widths=(4,), stem="3x3"))
     with pytest.raises(CandidError, match="from a ResNet"):
         SpatialMixture(resnet)  # type: ignore[arg-type]

@@ -198,7 +198,8 @@ def test_json_lines_and_pages(model: GenerativeClassifier, folder: Path, tmp_pat
     pages = tmp_path / "pages"
     (folder / "more" / "0.png").write_bytes((folder / "1.png").read_bytes())
     sources = (folder / "0.png", folder / "text.png", folder / "more" / "0.png")
-    done = run(saved, *sources, "--json", "--figures", pages, "--towards", "dog", "--target", 0.6)
+    options = ("--towards", "dog", "--target", 0.6, "--heatmap-rule", "paper")
+    done = run(saved, *sources, "--json", "--figures", pages, *options)
     assert done.exit_code == 2
     first, bad, second = map(json.loads, done.stdout.splitlines())
     assert bad == {"path": str(folder / "text.png"), "error": bad["error"]} and bad["error"]

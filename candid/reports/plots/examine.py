@@ -165,7 +165,8 @@ def _draw_heatmaps(
         )
     if shown is not None:
         bar = figure.colorbar(shown, ax=axes[1:], shrink=0.8, fraction=0.025)
-        bar.set_label("against — for the class (nats)")
+        unit = "\n(nats; the paper's rule)" if maps.rule == "paper" else " (nats)"
+        bar.set_label(f"against — for the class{unit}")
 
 
 def _overlay(axes: Axes, image: Tensor, values: Tensor, colours: str, **scale: Any) -> Any:
