@@ -84,14 +84,19 @@ def _figures(found: "Evaluation", out: Path) -> list[Path]:
 
 def _show(metrics: dict[str, Any]) -> None:
     title = f"{metrics['model']} on {metrics['images']:,} images of {metrics['data']} ({metrics['part']})"
-    more = {"ten_crop": "ten crops", "temperature_scaled": "with temperature"}
-    present = {key: name for key, name in more.items() if key in metrics}
+    published = metrics.get("as_published", {})
+    more = {
+        "as published": published,
+        "ten crops": published.get("ten_crop") or metrics.get("ten_crop"),
+        "with temperature": metrics.get("temperature_scaled"),
+    }
+    present = {name: values for name, values in more.items() if values}
     rows = []
     for key in METRICS:
         if key in metrics:
             own = _value(metrics, key) + _interval(metrics, key)
-            rows.append((METRICS[key].label, own, *(_value(metrics[other], key) for other in present)))
-    show_table(title, ("", "(95 % interval)", *present.values()), rows)
+            rows.append((METRICS[key].label, own, *(_value(each, key) for each in present.values())))
+    show_table(title, ("", "(95 % interval)", *present), rows)
     if metrics.get("ood"):
         sets, rates = metrics["ood"], metrics["false_positives"]
         cell = _area_with_interval if len(sets) <= ROOM else _area
@@ -202,5 +207,6 @@ def compare(
         for row in rows
     ]
     columns = ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE")
-    show_table("Trade-off between likelihood and classification", columns, shown)
+    how = ", measured as published" if rows[0]["as_published"] else ""
+    show_table(f"Trade-off between likelihood and classification{how}", columns, shown)
     print(f"Written: {options.out / 'comparison.csv'}, {figure}")

@@ -109,8 +109,28 @@ def ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
     >>> ten_crops(torch.rand(2, 3, 36, 36), (32, 32)).shape
     torch.Size([2, 10, 3, 32, 32])
     """
+    crops = _five_crops(
+        images, size, tuple((n - m) // 2 for n, m in zip(images.shape[2:], size, strict=True))
+    )
+    return torch.cat((crops, crops.flip(4)), dim=1)
+
+
+def published_ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the ten crops of the paper's authors, those of torchvision: (B, 10, C, height, width).
+
+    They differ from :func:`ten_crops` where a margin is odd. The images are mirrored before they are cropped,
+    and half a pixel is rounded to an even number, so the centre of the mirror image may be one pixel off.
+
+    >>> published_ten_crops(torch.rand(2, 3, 73, 90), (64, 64)).shape
+    torch.Size([2, 10, 3, 64, 64])
+    """
+    centre = tuple(round((n - m) / 2) for n, m in zip(images.shape[2:], size, strict=True))
+    return torch.cat([_five_crops(each, size, centre) for each in (images, images.flip(3))], dim=1)
+
+
+def _five_crops(images: Tensor, size: tuple[int, int], centre: tuple[int, ...]) -> Tensor:
+    """Return the four corners, row by row, and the crop at ``centre``, (B, 5, C, height, width)."""
     height, width = size
     bottom, right = images.shape[2] - height, images.shape[3] - width
-    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-    crops = torch.stack([images[:, :, t : t + height, s : s + width] for t, s in places], dim=1)
-    return torch.cat((crops, crops.flip(4)), dim=1)
+    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
+    return torch.stack([images[:, :, t : t + height, s : s + width] for t, s in places], dim=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
-from candid.data.augment import Box, augmented, random_box
+from candid.data.augment import Box, augmented, published_ten_crops, random_box
 
 EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -64,12 +64,21 @@ def decode(
     Grey, paletted, transparent (over white), CMYK and 16-bit images become 8-bit grey or RGB. A JPEG is
     decoded at a half, a quarter or an eighth of its size where the crop needs no more.
     """
+    return _read(source, lambda image: _cropped(image, channels, size, box), check)
+
+
+def _read(
+    source: Path | bytes,
+    crop: Callable[[Image.Image], Tensor],
+    check: Callable[[Image.Image], None] | None = None,
+) -> Tensor:
+    """Return what ``crop`` makes of an image file."""
     with _file(source) as file:
         image = _open(file)
         if check is not None:
             check(image)
         try:
-            return _cropped(image, channels, size, box)
+            return crop(image)
         except BadImageError:
             raise
         except Exception as error:  # PIL's decoders raise whatever they like
@@ -91,8 +100,13 @@ def _cropped(
     y = upright.size[1] - height * scale if orientation in UPSIDE_DOWN else 0
     right, bottom = min(right, width), min(bottom, height)
     scaled = (left * scale + x, top * scale + y, right * scale + x, bottom * scale + y)
-    pixels = np.array(resized(upright, scaled, size))
-    return torch.from_numpy(pixels.reshape(*size, channels)).permute(2, 0, 1)
+    return _pixels(resized(upright, scaled, size))
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """Return a grey or RGB image as (C, H, W)."""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
 def _reduce(image: Image.Image, surplus: float) -> float:
@@ -188,6 +202,7 @@ class Preprocessing:
         width: pixels.
         crop: the random crops of training images.
         flip: whether half of the training images are mirrored.
+        published: show images as the paper's authors did in testing: their centre, or ten crops of each.
     """
 
     channels: int
@@ -195,6 +210,7 @@ class Preprocessing:
     width: int
     crop: Crop = "none"
     flip: bool = False
+    published: Literal["centre", "ten crops"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "crop", current_crop(self.crop))
@@ -229,9 +245,31 @@ def decode_as(
     numbers: Tensor | None = None,
     check: Callable[[Image.Image], None] | None = None,
 ) -> Tensor:
-    """Return one image as the model sees it, (C, H, W); randomly cropped if ``numbers`` (5,) are given."""
+    """Return one image as the model sees it, (C, H, W); randomly cropped if ``numbers`` (5,) are given.
+
+    Ten published crops are (10, C, H, W).
+    """
+    if preprocessing.published is not None:
+        return _read(source, partial(_as_published, preprocessing), check)
     box = preprocessing.box if numbers is None else partial(random_box, numbers=numbers)
     return decode(source, preprocessing.channels, preprocessing.size, box, check)
+
+
+def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Tensor:
+    """Return crops of the whole image as torchvision makes them from files.
+
+    The shorter side is resized to 8/7 of the model's (256 pixels for 224) by PIL's bilinear filter, which
+    averages over all pixels of a smaller image. Orientations in EXIF data are ignored.
+    """
+    image = _in_mode(image, MODES[preprocessing.channels])
+    side, shorter = round(preprocessing.height * 256 / 224), min(image.size)
+    width, height = (int(side * length / shorter) for length in image.size)
+    if width * height > LARGEST:
+        raise BadImageError(f"it would have {width} x {height} pixels with a shorter side of {side}")
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    crops = published_ten_crops(_pixels(image)[None], preprocessing.size)[0]
+    return crops if preprocessing.published == "ten crops" else crops[4]
 
 
 def decode_batch(

@@ -14,7 +14,7 @@ from candid.evaluation.options import CompareOptions
 
 Row = dict[str, Any]
 METRICS = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
-COLUMNS = ("name", "beta", "crops", *METRICS)
+COLUMNS = ("name", "beta", "crops", *METRICS, "as_published")
 
 
 def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
@@ -43,17 +43,20 @@ def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
 def read_rows(folders: Sequence[Path]) -> list[Row]:
     """Return one row per evaluation, by rising beta, ResNets last.
 
-    Accuracies are of ten crops if all evaluations have them.
+    Metrics are as published if all evaluations have these (``--as-published``), and accuracies are of ten
+    crops if all have them.
     """
     found = [_metrics(folder) for folder in folders]
     if len({(each["data"], each["part"], each["images"]) for each in found}) > 1:
         raise CandidError("The models were evaluated on different images: evaluate them on the same ones.")
-    crops = all("ten_crop" in each for each in found)
+    published = all("as_published" in each for each in found)
+    shown = [each["as_published"] if published else each for each in found]
+    crops = all("ten_crop" in each for each in shown)
     rows = [
-        {"name": _name(folder), "beta": _beta(each), "crops": 10 if crops else 1}
-        | {key: each.get(key) for key in METRICS}
-        | ({"accuracy": each["ten_crop"]["accuracy"]} if crops else {})
-        for folder, each in zip(folders, found, strict=True)
+        {"name": _name(folder), "beta": _beta(each), "crops": 10 if crops else 1, "as_published": published}
+        | {key: metrics.get(key) for key in METRICS}
+        | ({"accuracy": metrics["ten_crop"]["accuracy"]} if crops else {})
+        for folder, each, metrics in zip(folders, found, shown, strict=True)
     ]
     return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
 

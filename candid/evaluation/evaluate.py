@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +107,15 @@ def evaluate(model: Any, data: str, progress: Progress = SILENT, **options: Any)
     return None if found is None else study.evaluation(*found)
 
 
+class _Crops(NamedTuple):
+    """What the model says of other crops of the data."""
+
+    ten: Tensor | None
+    """Log posteriors averaged over ten crops, (N, M)."""
+    published: Predictions | None
+    """Predictions for the images as the paper's authors showed them."""
+
+
 class _Study:
     """One evaluation: what was asked for, and the loaded models."""
 
@@ -123,7 +132,18 @@ class _Study:
         if self.held_out is not None:
             levels = options.score, options.novelty, options.error
             self.judge = Judge.of(self.model, *levels, held_out=self.held_out)
+        if options.as_published:
+            self._check_published()
         self.part, self.splits = self._splits()
+
+    def _check_published(self) -> None:
+        """Refuse models whose images are not photos, of which there is more than the model sees."""
+        shown = self.model.preprocessing
+        if shown.crop != "resized" or shown.height != shown.width:
+            raise CandidError(
+                f"--as-published is for models of square photos, which crop larger ones: '{self.name}' sees "
+                "images as they are."
+            )
 
     def _held_out(self) -> HeldOut | None:
         """Return the held-out scores of the model, with those of its ensemble."""
@@ -150,6 +170,10 @@ class _Study:
     def _splits(self) -> tuple[str, dict[str, Split]]:
         """Return the name of the part of the data, and all sets as the model sees them."""
         part, split = labelled_images(self.model, self.data, self.options, self.progress)
+        if self.options.as_published and split.in_memory:
+            raise CandidError(
+                f"--as-published crops photos from files: the images of '{self.data}' have one size already."
+            )
         splits: dict[str, Split] = {part: split}
         for name, spec in self.options.others.items():
             if name in splits:
@@ -158,18 +182,18 @@ class _Study:
             splits[name] = prepared(self.model, images, name, self.options, self.progress)
         return part, splits
 
-    def predictions(self) -> tuple[dict[str, Predictions], Tensor | None] | None:
-        """Run all models over all sets; return what the first process found, with the ten crops."""
+    def predictions(self) -> tuple[dict[str, Predictions], _Crops] | None:
+        """Run all models over all sets; return what the first process found, and other crops of the data."""
         found, runner = self._run(self.model, "predictions")
-        crops = None
-        if self.options.ten_crop:
-            crops = runner.ten_crops(self.splits[self.part], self.model.preprocessing, self.part)
+        own = self.splits[self.part], self.model.preprocessing, self.part
+        published = runner.published_predictions(*own) if self.options.as_published else None
+        ten = runner.ten_crops(*own, self.options.as_published) if self.options.ten_crop else None
         theirs = [self._run(each, "predictions/ensemble")[0] for each in self.companions.values()]
         if not self.fabric.is_global_zero:
             return None
         return {
-            name: _with_ensemble(own, [each[name] for each in theirs]) for name, own in found.items()
-        }, crops
+            name: _with_ensemble(each, [other[name] for other in theirs]) for name, each in found.items()
+        }, _Crops(ten, published)
 
     def _run(self, model: Model, folder: str) -> tuple[dict[str, Predictions], Runner]:
         out, measures = self.options.out, measures_of(model)
@@ -181,7 +205,7 @@ class _Study:
         }
         return {name: each for name, each in found.items() if each is not None}, runner
 
-    def evaluation(self, predictions: dict[str, Predictions], crops: Tensor | None) -> Evaluation:
+    def evaluation(self, predictions: dict[str, Predictions], crops: _Crops) -> Evaluation:
         """Return all metrics of the ``predictions``."""
         own = predictions[self.part]
         beta = self.model.record.beta
@@ -195,8 +219,11 @@ class _Study:
             "calibration_bins": BINS,
             **as_json(performance(own, self.model)),
         }
-        if crops is not None:
-            metrics["ten_crop"] = as_json(classification(crops, own.labels))
+        where = metrics
+        if crops.published is not None:
+            where = metrics["as_published"] = as_json(performance(crops.published, self.model))
+        if crops.ten is not None:
+            where["ten_crop"] = as_json(classification(crops.ten, own.labels))
         notes = self._training_note(own)
         if self.held_out is None or self.judge is None:
             text = (

@@ -30,6 +30,13 @@ class EvaluateOptions(DataOptions):
         tuple[str, ...], Option("One more model for WAIC. Repeat for more.", metavar="MODEL")
     ] = ()
     ten_crop: Annotated[bool, Option("Also average posteriors over ten crops.")] = False
+    as_published: Annotated[
+        bool,
+        Option(
+            "Also measure an imported model as the paper's authors did: whole photos, resized bilinearly, "
+            "with --ten-crop their corners and centres, and no dequantisation noise in classification."
+        ),
+    ] = False
     temperature: Annotated[bool, Option("Also report the metrics with temperature scaling.")] = False
     score: ScoreName = None
     novelty: Novelty = None

@@ -1,10 +1,12 @@
 """One pass of a model over images: every result is a function of it."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -156,6 +158,19 @@ def predict(
     """Return what ``model`` says of one batch, and what ``measures`` find."""
     outputs = model.outputs(to_float(images, model.device))
     return Predictions.of(outputs, model, (images, labels, paths), measures)
+
+
+def without_noise(model: Model) -> Model:
+    """Return the model without its dequantisation noise; itself if it has none. Only for classification.
+
+    The copy shares the weights. Its log densities are not those of 8-bit images: these need the noise.
+    """
+    given: Any = model
+    if not isinstance(getattr(given, "noise", None), Tensor):
+        return model
+    copied = copy.copy(given)
+    copied._buffers = {**given._buffers, "noise": torch.zeros_like(given.noise)}
+    return cast(Model, copied)
 
 
 def to_float(images: Tensor, device: torch.device | str) -> Tensor:

@@ -22,7 +22,15 @@ from candid.data.augment import reflected_frame, ten_crops
 from candid.data.images import Preprocessing, image_keys
 from candid.data.loader import NamedBatch, named_batches
 from candid.data.splits import Split
-from candid.inference.predictions import NO_MEASURES, Measure, Predictions, batch_size, predict, to_float
+from candid.inference.predictions import (
+    NO_MEASURES,
+    Measure,
+    Predictions,
+    batch_size,
+    predict,
+    to_float,
+    without_noise,
+)
 from candid.models.protocol import Model, Outputs
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 VERSION = 3
 """Version of what a pass computes: cached files of another one are not used."""
-TEN_CROPS = "ten crops"
+TEN_CROPS, QUIET = "ten crops", "without noise"
 MARGIN = 8 / 7
 """Ten crops are taken from an image that is larger by this factor: 256 pixels for 224."""
 
@@ -95,30 +103,63 @@ class Runner:
 
         return self._cached_or_made(make, split, preprocessing, name, self.batch, key, measures.keys())
 
-    def ten_crops(self, split: Split, preprocessing: Preprocessing, name: str) -> Tensor | None:
+    def published_predictions(
+        self, split: Split, preprocessing: Preprocessing, name: str
+    ) -> Predictions | None:
+        """Return what the model says of ``split`` if it is shown as the paper's authors did.
+
+        Logits are without dequantisation noise. Log densities keep it: without, they would not be those of
+        8-bit images.
+        """
+        quiet = without_noise(self.frozen)
+
+        @torch.inference_mode()
+        def make(batch: NamedBatch) -> Predictions:
+            found = predict(self.frozen, *batch)
+            if quiet is self.frozen:
+                return found
+            return replace(found, logits=quiet.logits(to_float(batch[0], self.fabric.device)).cpu())
+
+        view = replace(preprocessing, published="centre")
+        return self._cached_or_made(make, split, view, f"{name}, as published", self.batch, QUIET)
+
+    def ten_crops(
+        self, split: Split, preprocessing: Preprocessing, name: str, published: bool = False
+    ) -> Tensor | None:
         """Return log posteriors averaged over ten crops, (N, M); None in all processes but the first.
 
-        Images in memory have no pixels beyond the model's size: theirs are reflected, as in training.
+        Photos are resized to 8/7 of the model's size, and the crops are those of the central square. Images
+        that fill the model's size have no pixels beyond it: theirs are reflected, as in training.
+
+        Args:
+            split: the images.
+            preprocessing: how the model sees them.
+            name: what people call them.
+            published: take the crops from the whole photo, as the paper's authors did, without
+                dequantisation noise.
         """
         sides = round(MARGIN * preprocessing.height), round(MARGIN * preprocessing.width)
-        in_memory = split.in_memory
-        larger = (
-            preprocessing
-            if in_memory
-            else replace(preprocessing, height=sides[0], width=sides[1], crop="none")
-        )
+        reflected = split.in_memory or preprocessing.crop != "resized"
+        view, key, model = preprocessing, TEN_CROPS, self.frozen
+        if published:
+            view, key = replace(preprocessing, published="ten crops"), f"{TEN_CROPS} {QUIET}"
+            model, name = without_noise(model), f"{name}, as published"
+        elif not reflected:
+            view = replace(preprocessing, height=sides[0], width=sides[1], crop="none")
 
         @torch.inference_mode()
         def averaged(batch: NamedBatch) -> Predictions:
-            images, labels, paths = batch
-            crops = ten_crops(reflected_frame(images, sides) if in_memory else images, preprocessing.size)
-            logits = self.frozen.outputs(to_float(crops.flatten(0, 1), self.fabric.device)).logits
+            crops, labels, paths = batch
+            if not published:
+                larger = reflected_frame(crops, sides) if reflected else crops
+                crops = ten_crops(larger, preprocessing.size)
+            logits = model.outputs(to_float(crops.flatten(0, 1), self.fabric.device)).logits
             of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
             mean = of_crops.logsumexp(1) - math.log(10)
             return Predictions(paths, labels, mean, torch.zeros(mean.shape[1]))
 
         name = f"{TEN_CROPS} of {name}"
-        found = self._cached_or_made(averaged, split, larger, name, max(1, self.batch // 10), TEN_CROPS)
+        found = self._cached_or_made(averaged, split, view, name, max(1, self.batch // 10), key)
         return None if found is None else found.logits
 
     def each(
@@ -189,6 +230,8 @@ class Runner:
             f"height={preprocessing.height}, width={preprocessing.width}, crop={crop!r}, "
             f"flip={preprocessing.flip}), {key!r})"
         )
+        if preprocessing.published is not None:
+            described += f" published: {preprocessing.published}"
         found = self.model_hash.copy()
         found.update(described.encode())
         found.update(split.fingerprint())

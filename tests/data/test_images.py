@@ -1,17 +1,27 @@
 import struct
 import zlib
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from candid.data.augment import Box
-from candid.data.images import LARGEST, BadImageError, check_file, decode, resized
+from candid.data.images import (
+    LARGEST,
+    BadImageError,
+    Preprocessing,
+    check_file,
+    decode,
+    decode_as,
+    resized,
+)
 from tests.data.helpers import encoded, picture, pixels
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -233,3 +243,61 @@ def test_damaged_images_are_decoded_or_refused(content: bytes, place: float, fli
     image = decoded_or_refused(bad)
     assert image is None or image.shape == (3, 4, 5)
     assert torch.is_tensor(decoded_or_refused(content))
+
+
+def published_by_pil(image: Image.Image, side: int) -> list[Image.Image]:
+    """The ten crops of torchvision's Resize and TenCrop, by PIL alone."""
+    shorter = round(side * 8 / 7)
+    width, height = image.size
+    size = (shorter, int(shorter * height / width))
+    if width > height:
+        size = (int(shorter * width / height), shorter)
+    image = image.resize(size, Image.Resampling.BILINEAR)
+    crops = []
+    for each in (image, ImageOps.mirror(image)):
+        right, bottom = each.size[0] - side, each.size[1] - side
+        middle = round(right / 2), round(bottom / 2)
+        for x, y in ((0, 0), (right, 0), (0, bottom), (right, bottom), middle):
+            crops.append(each.crop((x, y, x + side, y + side)))
+    return crops
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    width=st.integers(5, 90),
+    height=st.integers(5, 90),
+    side=st.integers(8, 40),
+    channels=st.sampled_from([1, 3]),
+    kind=st.sampled_from(["PNG", "JPEG"]),
+)
+def test_published_crops_are_those_of_the_whole_image(
+    width: int, height: int, side: int, channels: int, kind: str
+) -> None:
+    source = picture(width * height, height, width, kind)
+    mode = "RGB" if channels == 3 else "L"
+    expected = published_by_pil(Image.open(BytesIO(source)).convert(mode), side)
+    ten = decode_as(source, Preprocessing(channels, side, side, "resized", published="ten crops"))
+    assert ten.shape == (10, channels, side, side) and ten.dtype == torch.uint8
+    for found, crop in zip(ten, expected, strict=True):
+        assert np.array_equal(found.permute(1, 2, 0).squeeze(2).numpy(), np.asarray(crop))
+    centre = decode_as(source, Preprocessing(channels, side, side, "resized", published="centre"))
+    assert torch.equal(centre, ten[4])
+
+
+def test_published_resizing_averages_over_all_pixels() -> None:
+    """PIL's bilinear filter, against torch's with antialiasing, to one grey level."""
+    image = torch.randint(0, 256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = encoded(Image.fromarray(image.permute(1, 2, 0).numpy()))
+    ten = decode_as(source, Preprocessing(3, 28, 28, "resized", published="ten crops"))
+    smaller = F.interpolate(image[None].float(), (32, 42), mode="bilinear", antialias=True)[0]
+    assert (ten[0] - smaller[:, :28, :28]).abs().max() <= 1
+    assert (ten[3] - smaller[:, 4:, 14:]).abs().max() <= 1
+
+
+def test_published_crops_ignore_the_orientation_and_refuse_a_line() -> None:
+    image, exif = Image.fromarray(pixels(0, 20, 30)), Image.Exif()
+    exif[0x0112] = 6
+    view = Preprocessing(3, 16, 16, "resized", published="centre")
+    assert torch.equal(decode_as(encoded(image, exif=exif), view), decode_as(encoded(image), view))
+    with pytest.raises(BadImageError, match="would have 15360000 x 256"):
+        decode_as(picture(0, 1, 60_000), Preprocessing(3, 224, 224, "resized", published="centre"))

@@ -25,7 +25,10 @@ from candid.models.checkpoint import load_any
 from candid.trust.calibrate import calibrate
 from candid.trust.judge import HeldOut
 from candid.trust.scores import statistics_of
+from tests.data.helpers import write_folder
+from tests.data.test_images import published_by_pil
 from tests.helpers import RecordedProgress, candid_command, small_classifier
+from tests.models.importers.test_released import released_state
 from tests.training.runs import run, small_config, train
 
 COMMAND = [sys.executable, "-m", "candid", "evaluate"]
@@ -305,6 +308,66 @@ def test_results_that_were_not_made_again_are_removed(tmp_path: Path) -> None:
     remove_older(tmp_path, [tmp_path / name for name in ("metrics.json", "images.csv", "calibration.png")])
     kept = {"metrics.json", "images.csv", "calibration.png", "mine.txt"}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_an_imported_model_is_measured_as_published(tmp_path: Path, generator: torch.Generator) -> None:
+    """A file of the released layout on photos: all of it again, from PIL and the network alone."""
+    torch.save(released_state(generator), tmp_path / "beta_1.avg.pt")
+    imported = candid.import_released(tmp_path / "beta_1.avg.pt", list("abcde"))
+    write_folder(tmp_path / "photos", dict.fromkeys("abcde", 4), width=31)
+    data = str(tmp_path / "photos")
+    options: dict[str, Any] = {"workers": 0, "out": tmp_path / "out"}
+    plain = candid.evaluate(imported, data, **options)
+    both = candid.evaluate(imported, data, as_published=True, ten_crop=True, **options)
+    assert plain is not None and both is not None
+    published = both.metrics.pop("as_published")
+    assert both.metrics == plain.metrics  # everything else stays as it is
+    posteriors, averaged, labels = [], [], []
+    for path in sorted((tmp_path / "photos").glob("*/*.png")):
+        with Image.open(path) as image:
+            crops = np.stack([np.asarray(crop) for crop in published_by_pil(image.convert("RGB"), 16)])
+        x = torch.from_numpy(crops).permute(0, 3, 1, 2) / 255
+        with torch.inference_mode():
+            z, _ = imported.flow((x - imported.image_mean) / imported.image_std)
+            posterior = imported.mixture.posterior(z).double()
+        posteriors.append(posterior[4])
+        averaged.append(posterior.mean(0))
+        labels.append("abcde".index(path.parent.name))
+    for metrics, shares in (
+        (published, torch.stack(posteriors)),
+        (published["ten_crop"], torch.stack(averaged)),
+    ):
+        right = (shares.argmax(1) == torch.tensor(labels)).double().mean()
+        assert metrics["accuracy"] == float(right)
+        loss = torch.nn.functional.nll_loss(shares.log(), torch.tensor(labels))
+        assert metrics["cross_entropy"] == pytest.approx(float(loss), rel=1e-4)
+        assert "accuracy" in metrics["intervals"]
+    assert published["bits_per_dim"] != plain.metrics["bits_per_dim"] and "mce" in published
+
+
+def test_published_metrics_are_shown_and_compared(tmp_path: Path) -> None:
+    candid.save(small_classifier(), tmp_path / "model")
+    metadata = tmp_path / "out" / "metrics.json"
+    write_folder(tmp_path / "photos", dict.fromkeys("012", 3), width=31)
+    command = ("evaluate", str(tmp_path / "model"), str(tmp_path / "photos"), "--out", str(tmp_path / "out"))
+    done = candid_command(*command, "--workers", "0", "--as-published", "--ten-crop")
+    assert done.exit_code == 0, done.output
+    assert "as published" in done.stdout and "ten crops" in done.stdout
+    metrics = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps(metrics | {"beta": "1"}))
+    (row,) = read_rows([tmp_path / "out"])
+    assert row["as_published"] and row["crops"] == 10
+    assert row["accuracy"] == metrics["as_published"]["ten_crop"]["accuracy"]
+    assert row["L_X"] == metrics["as_published"]["L_X"]
+
+
+def test_only_photos_in_files_are_measured_as_published(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(CandidError, match="is for models of square photos") as caught:
+        evaluated(model, as_published=True)
+    assert "\n" not in str(caught.value)
+    plain = candid.save(candid.GenerativeClassifier.from_preset("digits"), tmp_path / "plain")
+    with pytest.raises(CandidError, match="'digits' have one size already"):
+        evaluated(plain, as_published=True)
 
 
 @pytest.mark.parametrize(

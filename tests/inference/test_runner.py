@@ -15,7 +15,7 @@ from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing, decode_as, image_keys
 from candid.data.loader import named_batches
 from candid.data.splits import ArraySplit, FileSplit
-from candid.inference.predictions import Predictions, predict_batches
+from candid.inference.predictions import Predictions, predict_batches, without_noise
 from candid.inference.runner import Runner
 from candid.models.protocol import Outputs
 from candid.trust.calibrate import Moments, feature_gaussian
@@ -165,6 +165,62 @@ def test_ten_crops_are_averaged(tmp_path: Path) -> None:
             found = Runner(model, folder=tmp_path / "kept").ten_crops(split, PREPROCESSING, "test")
             assert found is not None
             torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
+
+
+def test_images_that_fill_the_model_are_reflected_wherever_they_are(tmp_path: Path) -> None:
+    """Also where their files are too large for the memory: photos alone have pixels beyond the crop."""
+    model, files = small_classifier(), photos(tmp_path / "photos")
+    view = replace(PREPROCESSING, crop="shift")
+    ready = files.preprocess(view)
+    assert ready.in_memory and not files.in_memory
+    first, second = (Runner(model).ten_crops(split, view, "test") for split in (files, ready))
+    assert first is not None and second is not None
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [small_classifier, small_resnet])
+def test_published_passes_have_no_noise_in_classification(
+    make: Callable[[], GenerativeClassifier | ResNet], tmp_path: Path
+) -> None:
+    model, files = make().eval(), photos(tmp_path / "photos")
+    views = [replace(PREPROCESSING, published=each) for each in ("centre", "ten crops")]
+    centre, ten = (torch.stack([decode_as(path, view) for path in files.paths]) / 255 for view in views)
+
+    def posterior(x: Tensor) -> Tensor:
+        """Of an image as it is, which the network sees normalised and nothing else."""
+        if isinstance(model, ResNet):
+            return model.posterior(x)
+        return model.mixture.posterior(model.flow((x - model.image_mean) / model.image_std)[0])
+
+    passes = Runner(model, folder=tmp_path / "kept")
+    found = passes.published_predictions(files, PREPROCESSING, "test")
+    averaged = passes.ten_crops(files, PREPROCESSING, "test", published=True)
+    assert found is not None and averaged is not None
+    with torch.inference_mode():
+        torch.testing.assert_close(found.posterior.float(), posterior(centre), rtol=0, atol=1e-5)
+        mean = torch.stack([posterior(crops).mean(0) for crops in ten])
+        torch.testing.assert_close(averaged.exp().float(), mean, rtol=0, atol=1e-5)
+        if isinstance(model, GenerativeClassifier):
+            assert found.log_density is not None  # these keep the noise
+            torch.testing.assert_close(found.log_density, model.log_density(centre), rtol=1e-5, atol=0)
+            assert not torch.allclose(model.posterior(centre), posterior(centre), rtol=0, atol=1e-4)
+    files_of_own = Runner(model, folder=tmp_path / "kept")
+    calls = counted(files_of_own)
+    files_of_own.published_predictions(files, PREPROCESSING, "test")
+    files_of_own.ten_crops(files, PREPROCESSING, "test", published=True)
+    assert not calls  # what was cached is read
+    files_of_own.predictions(files, PREPROCESSING, "test")
+    files_of_own.ten_crops(files, PREPROCESSING, "test")
+    assert len(calls) == 2 and len(list((tmp_path / "kept").iterdir())) == 4  # and not taken for another
+
+
+def test_a_model_without_noise_leaves_the_model_as_it_is() -> None:
+    model, x = small_classifier(), torch.rand(2, 3, 16, 16)
+    before = model.logits(x)
+    quiet = without_noise(model)
+    assert not torch.equal(quiet.logits(x), before) and torch.equal(model.logits(x), before)
+    resnet = small_resnet()
+    assert without_noise(resnet) is resnet
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])
