@@ -232,7 +232,7 @@ def auc_table(aucs: Mapping[str, Mapping[str, float]], kinds: Mapping[str, str])
     axes.spines[:].set_visible(False)
     axes.set_xlabel("set of outliers")
     axes.set_title("AUC (%), best in bold")
-    axes.set_ylabel("test")
+    axes.set_ylabel("score")
     return figure
 
 
