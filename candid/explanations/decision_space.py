@@ -2,23 +2,30 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
-from scipy.special import gammaincinv, ndtri
+from scipy.optimize import brentq
+from scipy.special import gammainc, gammaincinv, ndtri
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.explanations.similarity import expected_uncertainty
+from candid.explanations.similarity import differ, expected_uncertainty
 from candid.models.protocol import LatentModel, Outputs, require_latent
 from candid.trust.verdict import Kind
 
 TOP = 5
 """Classes that span the space, as in the paper."""
 MASS = 0.9
-"""Share of a class that lies within its circle, in either direction."""
+"""Share of a class that lies in its region."""
 CONFIDENT = 0.95
 """The posterior at which a decision is called confident if the model gives no verdict."""
+OTHERS = 0.2
+"""From this posterior on, the classes after the first two are mentioned."""
+FLAT = 1e-3
+"""Height of a region in a span of one dimension, where nothing lies away from the line: it can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class DecisionSpace:
     """An image in the space that the means of its most probable classes span, seen in two coordinates.
 
     ``along`` runs from the mean of the most probable class to that of the second, 0 in the middle between
-    them; ``away`` is the distance from that line. Both are in standard deviations of a class.
+    them; ``away`` is the distance from that line. Both are in standard deviations of a class. What lies
+    outside of the span decides nothing between these classes, but makes an image novel: see ``outside``.
     """
 
     classes: tuple[int, ...]
@@ -39,11 +47,18 @@ class DecisionSpace:
     """Positions of the class means."""
     means_away: tuple[float, ...]
     half_width: float
-    """Along the line, the share ``MASS`` of a class lies this close to its mean."""
+    """Half axis, along the line, of the ellipse that holds ``MASS`` of a class; see `region`."""
     half_height: float
-    """The same for the distance from the line."""
+    """The other half axis: distance from the line."""
     boundary: float
     """Where on the line the first two classes are equally probable."""
+    outside: float
+    """Distance of the image from the span."""
+    outside_expected: float
+    """The distance that the mixture expects: the root of the number of directions outside of the span."""
+    p_value: float | None = None
+    """Share of held-out images that are at least as unusual; None without held-out scores."""
+    verdict: Kind | None = None
 
     @property
     def distance(self) -> float:
@@ -51,23 +66,34 @@ class DecisionSpace:
         return self.means_along[1] - self.means_along[0]
 
     @property
-    def overlap(self) -> bool:
-        """Whether the circles of the two most probable classes overlap."""
-        return self.distance < 2 * self.half_width
+    def similar(self) -> bool:
+        """Whether the mean of each of the two most probable classes lies in the region of the other."""
+        return self.distance < self.half_width
+
+    @property
+    def inside(self) -> tuple[bool, bool]:
+        """Whether the image lies in the regions of the two most probable classes."""
+        height = self.away / self.half_height
+        first, second = (
+            math.hypot((self.along - mean) / self.half_width, height) <= 1 for mean in self.means_along[:2]
+        )
+        return first, second
+
+    @property
+    def outside_ratio(self) -> float:
+        """Distance of the image from the span, divided by the expected one."""
+        return self.outside / self.outside_expected
 
 
 @torch.no_grad()
 def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
     """Return the decision space of each image, from one forward pass.
 
-    A class is normal with unit variance: its position along the line is normal, its distance from the line
-    in the n-dimensional span chi-distributed with n - 1 degrees of freedom.
-
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> space = decision_spaces(model, model.outputs(torch.rand(1, 1, 8, 8)))[0]
     >>> len(space.classes), round(space.half_width, 3), round(space.half_height, 3)
-    (5, 1.645, 2.789)
+    (5, 2.314, 3.405)
     """
     require_latent(model, "A decision space")
     assert outputs.latent is not None
@@ -94,9 +120,10 @@ def _space(
     points = torch.cat((z.double()[None], means)) - (means[0] + means[1]) / 2
     along = points @ axis
     span = _basis(means)
-    square = (points @ span).square().sum(1) - along.square()
-    away = square.clamp(min=0).sqrt()
+    within = (points @ span).square().sum(1)
+    away = (within - along.square()).clamp(min=0).sqrt()
     away[1:3] = 0  # both lie on the line
+    outside = (points[0].square().sum() - within[0]).clamp(min=0).sqrt()
     odds = float(log_priors[classes[0]] - log_priors[classes[1]])
     return DecisionSpace(
         tuple(classes.tolist()),
@@ -105,9 +132,10 @@ def _space(
         float(away[0]),
         tuple(along[1:].tolist()),
         tuple(away[1:].tolist()),
-        float(ndtri((1 + MASS) / 2)),
-        math.sqrt(2 * gammaincinv((span.shape[1] - 1) / 2, MASS)) if span.shape[1] > 1 else 0.0,
+        *region(span.shape[1]),
         odds / distance if distance else 0.0,
+        float(outside),
+        math.sqrt(max(len(z) - span.shape[1], 1)),
     )
 
 
@@ -117,6 +145,35 @@ def _basis(vectors: Tensor) -> Tensor:
     return rows[values > 1e-6 * values[0].clamp(min=torch.finfo(values.dtype).tiny)].T
 
 
+@lru_cache
+def region(dimensions: int) -> tuple[float, float]:
+    """Return the half axes, along the line and away from it, of the ellipse that holds ``MASS`` of a class.
+
+    In a span of n dimensions the position along the line is normal, the distance from it chi-distributed with
+    n - 1 degrees of freedom. As in the paper's circles, the share q of a class that lies within one half axis
+    is the same in both directions; q is chosen such that the ellipse itself holds ``MASS``.
+
+    >>> [round(half, 3) for half in region(2)]
+    [2.146, 2.146]
+    """
+    if dimensions < 2:
+        return float(ndtri((1 + MASS) / 2)), FLAT
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    angles = 0.5 * math.pi * nodes
+
+    def half_axes(q: float) -> tuple[float, float]:
+        return float(ndtri((1 + q) / 2)), math.sqrt(2 * gammaincinv((dimensions - 1) / 2, q))
+
+    def excess(q: float) -> float:
+        width, height = half_axes(q)
+        density = np.exp(-0.5 * (width * np.sin(angles)) ** 2) / math.sqrt(2 * math.pi)
+        below = gammainc((dimensions - 1) / 2, 0.5 * (height * np.cos(angles)) ** 2)
+        inside = 0.5 * math.pi * weights * density * width * np.cos(angles) * below
+        return float(inside.sum()) - MASS
+
+    return half_axes(brentq(excess, MASS, 1 - 1e-9, xtol=1e-12))
+
+
 class Summary(NamedTuple):
     """What a decision space shows, in words."""
 
@@ -124,49 +181,77 @@ class Summary(NamedTuple):
     sentence: str
 
 
-def summarise(
-    space: DecisionSpace,
-    class_names: tuple[str, ...],
-    p_value: float | None = None,
-    verdict: Kind | None = None,
-) -> Summary:
+def summarise(space: DecisionSpace, class_names: tuple[str, ...], measured: float | None = None) -> Summary:
     """The four cases of the paper's Figure 4.
 
     Novel and confident are the verdict's, or without one, a posterior of at least ``CONFIDENT``. An uncertain
-    decision is between similar classes if their circles overlap; else between interpretations of the image.
+    decision is between similar classes if the mean of each lies in the region of the other; else between
+    interpretations of the image. ``measured`` is the uncertainty between the two classes on held-out images,
+    which is named if it differs from the expected one by more than a factor of 1.5.
 
-    >>> space = DecisionSpace((3, 5), (0.6, 0.3), -0.2, 1.0, (-0.8, 0.8), (0.0, 0.0), 1.645, 2.789, 0.0)
-    >>> print(summarise(space, tuple("abcdef")).sentence)
-    Ambiguous: 'd' (60 %) or 'f' (30 %). To the model they are similar: with means 1.6 standard deviations \
-apart, the expected uncertainty between them is 21 %.
+    >>> space = DecisionSpace(
+    ...     (3, 5), (0.6, 0.3), -0.2, 1.0, (-0.8, 0.8), (0.0, 0.0), 2.314, 3.405, 0.0, 55.0, 55.4
+    ... )
+    >>> print(summarise(space, tuple("abcdef"), measured=0.1).sentence)
+    Ambiguous: 'd' (60 %) or 'f' (30 %). To the model the two are similar: with means 1.6 standard \
+deviations apart, the expected uncertainty between them is 21 % (measured on held-out images: 10 %). The \
+image lies in the 90 % regions of both.
     """
     first, second = (
         f"'{class_names[y]}' ({_percent(share)})"
         for y, share in zip(space.classes[:2], space.posterior[:2], strict=True)
     )
-    typical = "" if p_value is None else f" The image is typical (p = {p_value:.2g})."
-    expected = float(expected_uncertainty(torch.tensor(space.distance)))
-    if verdict == "novel":
-        return Summary(
-            "novel",
-            f"Novel: nothing like the training images (p = {p_value:.2g}), so don't trust the class {first}.",
-        )
-    confident = space.posterior[0] >= CONFIDENT if verdict is None else verdict == "accept"
+    if space.verdict == "novel":
+        return Summary("novel", _novel(space, first))
+    confident = space.posterior[0] >= CONFIDENT if space.verdict is None else space.verdict == "accept"
+    place = _place(space, class_names)
     if confident:
-        return Summary("confident", f"Confident: {first}; next is {second}.{typical}")
-    if space.overlap:
+        return Summary("confident", f"Confident: {first}; next is {second}. {place}")
+    expected = float(expected_uncertainty(space.distance))
+    uncertainty = (
+        f"with means {space.distance:.1f} standard deviations apart, the expected uncertainty between them "
+        f"is {_percent(expected)}"
+    )
+    if measured is not None and differ(expected, measured):
+        uncertainty += f" (measured on held-out images: {_percent(measured)})"
+    others = 1 - sum(space.posterior[:2])
+    either = f"{first} or {second}"
+    if others >= OTHERS:
+        either = f"{first}, {second} or another class ({_percent(others)})"
+    if space.similar:
         return Summary(
             "ambiguous",
-            f"Ambiguous: {first} or {second}. To the model they are similar: with means {space.distance:.1f} "
-            "standard deviations apart, the expected uncertainty between them is "
-            f"{_percent(expected)}.{typical}",
+            f"Ambiguous: {either}. To the model the two are similar: {uncertainty}. {place}",
         )
     return Summary(
         "several interpretations",
-        f"Several interpretations: {first} and {second}. To the model they are different: with means "
-        f"{space.distance:.1f} standard deviations apart, the expected uncertainty between them is "
-        f"{_percent(expected)}; the image has something of both.{typical}",
+        f"Several interpretations: {either}. The model usually separates the two: {uncertainty}; this "
+        f"image has something of both. {place}",
     )
+
+
+def _novel(space: DecisionSpace, first: str) -> str:
+    p_value = "" if space.p_value is None else f" (p = {space.p_value:.2g})"
+    return (
+        f"Novel: nothing like the training images{p_value}, so don't trust the class {first}, wherever the "
+        f"image lies between the classes. In the {space.outside_expected**2:,.0f} directions outside of "
+        f"their span it lies {space.outside_ratio:.2f} times as far out as expected."
+    )
+
+
+def _place(space: DecisionSpace, class_names: tuple[str, ...]) -> str:
+    region = f"the {100 * MASS:.0f} % region"
+    first, second = (f"'{class_names[y]}'" for y in space.classes[:2])
+    place = {
+        (True, True): f"in {region}s of both",
+        (True, False): f"in {region} of {first} only",
+        (False, True): f"in {region} of {second} only",
+        (False, False): f"outside of {region}s of both",
+    }[space.inside]
+    if not any(space.inside) and space.along < space.means_along[0]:
+        place = f"outside of {region} of {first}, on the side away from {second}"
+    typical = "" if space.p_value is None else f" It is typical (p = {space.p_value:.2g})."
+    return f"The image lies {place}.{typical}"
 
 
 def _percent(share: float) -> str:

@@ -1,6 +1,6 @@
 """Explanations of what a model says about an image."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from candid.explanations.heatmaps import (
     heatmaps,
 )
 from candid.explanations.options import HeatmapRule
+from candid.explanations.similarity import entry, held_out_uncertainty
 from candid.models.protocol import Model, require_latent
 from candid.trust.verdict import Examination
 
@@ -52,6 +53,7 @@ class Explainer:
         self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
         self.towards, self.target, self.rule = towards, target, rule
         self.fast, self.spatial = model.frozen(), SpatialMixture(model)
+        self.measured = held_out_uncertainty(model)
 
     def explain(self, examined: Examination) -> Explanation:
         """Return heatmaps of the most probable classes, the decision space and perhaps a counterfactual."""
@@ -59,10 +61,12 @@ class Explainer:
             raise CandidError("This examination has no outputs to explain: examine with evidence=True.")
         outputs = examined.evidence.outputs
         (space,) = decision_spaces(self.model, outputs)
+        space = replace(space, p_value=examined.p_value, verdict=examined.verdict)
+        first, second = space.classes[:2]
         return Explanation(
             heatmaps(self.model, outputs, None, self.top, self.contrast, self.spatial, self.rule),
             space,
-            summarise(space, self.model.class_names, examined.p_value, examined.verdict),
+            summarise(space, self.model.class_names, entry(self.measured, first, second)),
             self._changed(examined.evidence.image),
         )
 

@@ -23,7 +23,8 @@ from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
 from candid.explanations.options import ExplainOptions
 from candid.explanations.receptive_field import ReceptiveField, receptive_field
-from candid.explanations.similarity import Pair, Similarity, measured_uncertainty, similarity
+from candid.explanations.similarity import Pair, Similarity, held_out_uncertainty, similarity
+from candid.inference.metrics import measured_uncertainty
 from candid.inference.predictions import batch_size, to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
@@ -46,8 +47,8 @@ class Overview:
     similarity: Similarity
     groups: dict[str, Similarity]
     pairs: list[Pair]
-    measured: list[float | None]
-    """Uncertainties of the pairs on real images."""
+    measured_on: str | None
+    """The images on which uncertainties were measured; None if there are none."""
     spread: Tensor
     """Spread of the class means in each cosine coefficient, (h, w)."""
     sampled: list[int]
@@ -70,10 +71,12 @@ class Overview:
                     "classes": [self.class_names[pair.first], self.class_names[pair.second]],
                     "distance": pair.distance,
                     "expected_uncertainty": pair.uncertainty,
-                    "measured_uncertainty": measured,
+                    "measured_uncertainty": pair.measured,
+                    "differs": pair.differs,
                 }
-                for pair, measured in zip(self.pairs, self.measured, strict=True)
+                for pair in self.pairs
             ],
+            "measured_on": self.measured_on,
             "mean_spread": self.spread.tolist(),
             "receptive_fields": {
                 name: {
@@ -114,7 +117,6 @@ def explain(
 
     Example:
         >>> from candid import GenerativeClassifier
-        >>> from candid import GenerativeClassifier
         >>> found = explain(GenerativeClassifier.from_preset("digits"), classes="1,7,4", pairs=1)
         >>> len(found.pairs), found.samples.shape
         (1, torch.Size([3, 3, 2, 1, 8, 8]))
@@ -124,8 +126,10 @@ def explain(
         raise CandidError("Models are compared by receptive fields on real images: name some with --data.")
     loaded = _resolved(model)
     latent = require_latent(loaded, "An explanation of a whole model").to(best_device())
-    similar = similarity(latent, chosen.classes, chosen.order)
-    groups = {name: similarity(latent, spec, chosen.order) for name, spec in chosen.groups.items()}
+    images = None if chosen.data is None else _Images(latent, chosen, progress)
+    measured = held_out_uncertainty(latent) if images is None else images.measured()
+    similar = similarity(latent, chosen.classes, chosen.order, measured)
+    groups = {name: similarity(latent, spec, chosen.order, measured) for name, spec in chosen.groups.items()}
     pairs = similar.closest_pairs(chosen.pairs)
     sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
     plane = decision_plane(latent) if latent.mixture.planar else None
@@ -134,19 +138,17 @@ def explain(
         similar,
         groups,
         pairs,
-        [None] * len(pairs),
+        None if measured is None else "held-out images" if images is None else images.name,
         mean_spread(latent),
         sampled,
         samples(latent, sampled, chosen.temperatures, SAMPLES, chosen.seed),
         plane=plane,
     )
-    if chosen.data is None:
+    if images is None:
         return found
-    images = _Images(latent, chosen, progress)
     points, labels = (None, None) if plane is None else images.projected()
     return replace(
         found,
-        measured=images.measured(pairs),
         fields=images.receptive_fields(
             dict(zip(_names([model, *compare_with]), [loaded, *compare_with], strict=True))
         ),
@@ -205,11 +207,13 @@ class _Images:
             model, options.data, options.part, MEASURED_IMAGES, options.skip_bad, progress
         )
 
-    def measured(self, pairs: Sequence[Pair]) -> list[float | None]:
+        self.name = f"{len(self.split):,} images ({self.part})"
+
+    def measured(self) -> Tensor:
         passes = Runner(self.model, launch(1), workers=self.options.workers, progress=self.progress)
         found = passes.predictions(self.split, self.preprocessing, self.part)
         assert found is not None
-        return measured_uncertainty(found.posterior, found.labels, pairs)
+        return measured_uncertainty(found.posterior, found.labels)
 
     def projected(self) -> tuple[Tensor, Tensor]:
         return project(self.model, self.split, self.preprocessing, self.options.workers, self.progress)

@@ -12,7 +12,10 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.explanations.classes import chosen_classes
 from candid.models.protocol import Model, require_latent
+from candid.trust.judge import HeldOut
 
+DIFFERENCE = 1.5
+"""Expected and measured uncertainties that differ by more than this factor are shown side by side."""
 OPTIMAL = 300
 """Up to this number of classes, the tree's branches are turned to bring neighbours closest (cubic effort)."""
 
@@ -26,6 +29,13 @@ class Pair(NamedTuple):
     """Distance of their means, in standard deviations of a class."""
     uncertainty: float
     """Expected uncertainty of a decision between the two, 0 to 1/2."""
+    measured: float | None = None
+    """The same, measured on images of the two; None if there are none."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the expected and the measured uncertainty differ by more than a factor of 1.5."""
+        return differ(self.uncertainty, self.measured)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Similarity:
     """|mu_i - mu_j| in standard deviations of a class, (n, n), float64."""
     uncertainty: Tensor
     """`expected_uncertainty` of the distances, (n, n), float64."""
+    measured: Tensor | None = None
+    """The same, measured on images, (n, n), NaN for pairs without images; None if nothing was measured."""
 
     def closest_pairs(self, count: int = 10) -> list[Pair]:
         """Return the ``count`` most similar pairs of classes, or all if fewer, by rising distance."""
@@ -46,11 +58,13 @@ class Similarity:
             raise CandidError(f"The number of closest pairs must be at least 1, not {count}.")
         pairs = torch.triu_indices(len(self.classes), len(self.classes), offset=1)
         nearest = self.distances[pairs[0], pairs[1]].argsort(stable=True)[:count]
-        return [self._pair(i, j) for i, j in pairs[:, nearest].T.tolist()]
+        return [self.pair(i, j) for i, j in pairs[:, nearest].T.tolist()]
 
-    def _pair(self, i: int, j: int) -> Pair:
+    def pair(self, i: int, j: int) -> Pair:
+        """Return the pair in row ``i`` and column ``j``."""
         first, second = sorted((self.classes[i], self.classes[j]))
-        return Pair(first, second, float(self.distances[i, j]), float(self.uncertainty[i, j]))
+        measured = entry(self.measured, i, j)
+        return Pair(first, second, float(self.distances[i, j]), float(self.uncertainty[i, j]), measured)
 
 
 @torch.no_grad()
@@ -58,11 +72,13 @@ def similarity(
     model: Model,
     classes: str | Sequence[str | int] | None = None,
     order: Literal["clustering", "given"] = "clustering",
+    measured: Tensor | None = None,
 ) -> Similarity:
     """Return the distances of all class means, or of those that `chosen_classes` finds for ``classes``.
 
     By ``"clustering"`` similar classes become neighbours: the leaves of a tree of average linkage;
-    ``"given"`` keeps the order of ``classes``.
+    ``"given"`` keeps the order of ``classes``. ``measured`` are the uncertainties between all M classes on
+    images, (M, M); by default those that were measured on held-out images and are stored with the model.
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits")
@@ -86,8 +102,13 @@ def similarity(
     if order == "clustering":
         leaves = _clustered(distances)
         chosen, distances = [chosen[leaf] for leaf in leaves], distances[leaves][:, leaves]
+    measured = held_out_uncertainty(model) if measured is None else measured
     return Similarity(
-        tuple(chosen), tuple(names[c] for c in chosen), distances, expected_uncertainty(distances)
+        tuple(chosen),
+        tuple(names[c] for c in chosen),
+        distances,
+        expected_uncertainty(distances),
+        None if measured is None else measured[chosen][:, chosen].double(),
     )
 
 
@@ -121,25 +142,26 @@ def log_expected_uncertainty(distance: Tensor | float) -> Tensor:
     return torch.special.log_ndtr(-0.5 * _checked(distance))
 
 
-def measured_uncertainty(posterior: Tensor, labels: Tensor, pairs: Sequence[Pair]) -> list[float | None]:
-    """Return the uncertainty of pairs of classes, measured on images of the two.
+def held_out_uncertainty(model: Model) -> Tensor | None:
+    """Return the uncertainty between each two classes on held-out images, (M, M), if the model carries it."""
+    held_out = HeldOut.of(model)
+    return None if held_out is None else held_out.pair_uncertainty
 
-    The mean of ``min(p_a, p_b) / (p_a + p_b)`` over images with these labels, from posteriors (N, M); None
-    where there are none. It differs from the expected one where latents do not follow the mixture.
 
-    >>> posterior = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.9, 0.0]])
-    >>> (found,) = measured_uncertainty(posterior, torch.tensor([0, 1]), [Pair(0, 1, 1.0, 0.3)])
-    >>> round(found, 4)
-    0.175
+def entry(measured: Tensor | None, i: int, j: int) -> float | None:
+    """Return ``measured[i, j]``; None if it was not measured."""
+    if measured is None or measured[i, j].isnan():
+        return None
+    return float(measured[i, j])
+
+
+def differ(expected: float, measured: float | None) -> bool:
+    """Return whether there is a measured uncertainty that differs by more than a factor of 1.5.
+
+    >>> differ(0.18, 0.2), differ(0.11, 0.05), differ(0.11, None)
+    (False, True, False)
     """
-    found: list[float | None] = []
-    for pair in pairs:
-        both = posterior[(labels == pair.first) | (labels == pair.second)][
-            :, [pair.first, pair.second]
-        ].double()
-        lower = both.amin(1) / both.sum(1).clamp(min=torch.finfo(torch.float64).tiny)
-        found.append(float(lower.mean()) if len(lower) else None)
-    return found
+    return measured is not None and max(expected, measured) > DIFFERENCE * min(expected, measured)
 
 
 def _checked(distance: Tensor | float) -> Tensor:

@@ -50,6 +50,26 @@ def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return ((scores > own) | equal_before).sum(1)
 
 
+def measured_uncertainty(posterior: Tensor, labels: Tensor) -> Tensor:
+    """Return how uncertain decisions between two classes are on images of the two, (M, M) in float64.
+
+    The mean of ``min(p_i, p_j) / (p_i + p_j)`` over images with the label i or j, from posteriors (N, M); NaN
+    where there are no such images. Images without a label (-1) don't count.
+
+    >>> posterior = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.9, 0.0]])
+    >>> measured_uncertainty(posterior, torch.tensor([0, 1]))[0]
+    tensor([0.5000, 0.1750, 0.2500], dtype=torch.float64)
+    """
+    posterior, labels = posterior[labels >= 0].double(), labels[labels >= 0]
+    sums = posterior.new_zeros(posterior.shape[1], posterior.shape[1])
+    for y in labels.unique().tolist():
+        rows = posterior[labels == y]
+        own = rows[:, y, None]
+        sums[y] = (torch.minimum(rows, own) / (rows + own).clamp(min=torch.finfo(rows.dtype).tiny)).sum(0)
+    images = labels.bincount(minlength=len(sums))
+    return (sums + sums.T) / (images[:, None] + images)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> float:
     """Mean of -log p(right class | x), in nats."""
     return F.cross_entropy(logits.double(), labels).item()

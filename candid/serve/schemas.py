@@ -58,9 +58,14 @@ class DecisionSpaceResponse(BaseModel):
     away: float = Field(description="Distance from that line.")
     means_along: list[float]
     means_away: list[float]
-    half_width: float = Field(description="90 % of a class are this close to its mean, along the line.")
-    half_height: float = Field(description="The same for the distance from the line.")
+    half_width: float = Field(description="Half axis along the line of the ellipse with 90 % of a class.")
+    half_height: float = Field(description="Its other half axis: distance from the line.")
     boundary: float = Field(description="Where on the line the first two classes are equally probable.")
+    inside: tuple[bool, bool] = Field(description="Whether the image lies in the ellipses of the first two.")
+    outside: float = Field(
+        description="Distance of the image from the space itself, in all other directions."
+    )
+    outside_expected: float = Field(description="The distance that the model expects there.")
 
 
 class NeighbourResponse(BaseModel):
@@ -69,6 +74,7 @@ class NeighbourResponse(BaseModel):
     class_: str = Field(serialization_alias="class")
     distance: float = Field(description="Distance of the means, in standard deviations of a class.")
     expected_uncertainty: float = Field(description="Uncertainty of a decision between the two, 0 to 1/2.")
+    measured_uncertainty: float | None = Field(description="The same on held-out images, if it is known.")
 
 
 class ExplanationResponse(BaseModel):

@@ -16,7 +16,7 @@ from candid._support.threads import usable_cpus
 from candid.data.images import Preprocessing, to_png
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
-from candid.explanations.similarity import similarity
+from candid.explanations.similarity import entry, similarity
 from candid.models import checkpoint, zoo
 from candid.models.protocol import Model, as_latent, require_latent
 from candid.serve import schemas
@@ -27,7 +27,10 @@ from candid.trust.verdict import Examination
 
 TOP = 5
 """Heatmaps and nearest classes."""
-SPACE = ("along", "away", "means_along", "means_away", "half_width", "half_height", "boundary")
+SPACE = (
+    *("along", "away", "means_along", "means_away", "half_width", "half_height", "boundary"),
+    *("inside", "outside", "outside_expected"),
+)
 """The parts of a decision space that are sent unchanged."""
 KINDS = {"resnet": "ResNet"}
 SMALL = 64
@@ -228,6 +231,7 @@ def _neighbours(model: Model) -> list[list[schemas.NeighbourResponse]]:
                 class_=found.names[j],
                 distance=float(found.distances[i, j]),
                 expected_uncertainty=float(found.uncertainty[i, j]),
+                measured_uncertainty=entry(found.measured, i, j),
             )
             for j in [j for j in row[: TOP + 1] if j != i][:TOP]
         ]

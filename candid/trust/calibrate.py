@@ -17,7 +17,7 @@ from candid.data.images import Preprocessing
 from candid.data.loader import NamedBatch
 from candid.data.options import Part
 from candid.data.splits import Split
-from candid.inference.metrics import fit_temperature
+from candid.inference.metrics import fit_temperature, measured_uncertainty
 from candid.inference.predictions import to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
@@ -29,6 +29,8 @@ from candid.trust.scores import SCORES, FeatureGaussian, measures_for, statistic
 MOST_IMAGES = 20_000
 """The most training images for features, and the most held-out ones; larger sets are subsampled evenly."""
 FEWEST_IMAGES = 20
+MOST_CLASSES = 100
+"""Up to this number of classes, the uncertainty between each two of them is measured, too."""
 RIDGE = 1e-3
 """Added to the covariance, as a share of its mean variance: features that never vary have a distance, too."""
 SMALLEST = 1e-8
@@ -130,7 +132,11 @@ def measure(
         raise CandidError("Held-out images need labels: give a data set with class folders.")
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    return HeldOut(statistics_of(found), fit_temperature(found.logits, found.labels), gaussian)
+    pairs = None
+    if len(runner.model.class_names) <= MOST_CLASSES:
+        pairs = measured_uncertainty(found.posterior, found.labels).float()
+    temperature = fit_temperature(found.logits, found.labels)
+    return HeldOut(statistics_of(found), temperature, gaussian, pair_uncertainty=pairs)
 
 
 def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:

@@ -28,7 +28,7 @@ LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
 NOVELTY, ERROR = 0.01, 0.05
 """Default levels of the verdict."""
-STATISTIC, GAUSSIAN, FIT = "statistic.", "gaussian.", "fit."
+STATISTIC, GAUSSIAN, FIT, PAIRS = "statistic.", "gaussian.", "fit.", "pair_uncertainty"
 KEPT = ("training_keys",)
 """What a model carries next to the scores, and keeps when it is calibrated again."""
 OLD_NAMES = {"terms": "log_density_terms"}
@@ -47,6 +47,9 @@ class HeldOut:
     """Where the features of the training images lie."""
     fits: dict[str, Tensor] = field(default_factory=dict)
     """Detectors that were fitted already, by score and class."""
+    pair_uncertainty: Tensor | None = None
+    """Uncertainty between each two of M classes, (M, M), see
+    :func:`candid.inference.metrics.measured_uncertainty`; None with many classes, or if measured earlier."""
 
     def __len__(self) -> int:
         return len(self.statistics["predicted"])
@@ -60,12 +63,14 @@ class HeldOut:
         try:
             gaussian = _under(GAUSSIAN, tensors)
             statistics = _under(STATISTIC, tensors)
-            _check(statistics, tensors["temperature"], len(model.class_names))
+            pairs = tensors.get(PAIRS)
+            _check(statistics, tensors["temperature"], pairs, len(model.class_names))
             return cls(
                 {OLD_NAMES.get(name, name): values for name, values in statistics.items()},
                 float(tensors["temperature"]),
                 FeatureGaussian(**gaussian) if gaussian else None,
                 _under(FIT, tensors),
+                pairs,
             )
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CandidError(
@@ -80,13 +85,14 @@ class HeldOut:
             **{name: model.held_out[name] for name in KEPT if name in model.held_out},
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
             FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
+            **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
             **{GAUSSIAN + name: values for name, values in gaussian.items()},
             **{f"{FIT}{score.name}.{name}": values for name, values in fit.items()},
         }
 
 
-def _check(statistics: Mapping[str, Tensor], temperature: Tensor, classes: int) -> None:
+def _check(statistics: Mapping[str, Tensor], temperature: Tensor, pairs: Tensor | None, classes: int) -> None:
     """Raise a ValueError if held-out scores have a shape, a type or a value that no measurement gives."""
     if not 0 < float(temperature) < math.inf:
         raise ValueError(f"the temperature is {float(temperature)}")
@@ -95,6 +101,8 @@ def _check(statistics: Mapping[str, Tensor], temperature: Tensor, classes: int) 
         raise ValueError(f"'predicted' is {predicted.dtype} of {predicted.ndim} dimensions")
     if not ((predicted >= 0) & (predicted < classes)).all():
         raise ValueError(f"'predicted' names classes that are none of the {classes}")
+    if pairs is not None and pairs.shape != (classes, classes):
+        raise ValueError(f"'{PAIRS}' has the shape {tuple(pairs.shape)} for {classes} classes")
     for name, values in statistics.items():
         if values.ndim < 1 or len(values) != len(predicted):
             raise ValueError(f"'{name}' has the shape {tuple(values.shape)} for {len(predicted)} images")

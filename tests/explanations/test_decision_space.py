@@ -1,16 +1,20 @@
-"""Decision spaces keep distances, circles hold what they say, and captions say what is shown."""
+"""Decision spaces keep distances, regions hold what they say, and captions say what is shown."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.patches import Ellipse
+from scipy.stats import chi, norm
 
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, summarise
+from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, region, summarise
 from candid.models.protocol import Outputs
+from candid.reports.plots.examine import decision_space
 from candid.trust.verdict import Kind
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 
@@ -45,20 +49,59 @@ def test_distances_and_odds_are_kept(
         assert space.boundary == pytest.approx(odds / space.distance, rel=1e-5, abs=1e-6)
 
 
-def test_circles_hold_90_percent_in_both_directions() -> None:
+@pytest.mark.parametrize("top", [2, 3, 5])
+def test_the_drawn_regions_hold_90_percent_of_their_class(top: int) -> None:
     model = mixture_model(classes=6, scale=2.0)
-    n = 1500
-    z = model.mixture.means(torch.zeros(n, dtype=torch.long)).detach() + latents(model, n)
-    ranked = torch.linspace(1, 0, 6).double().expand(n, -1)  # the same classes span the space for all
-    spaces = decision_spaces(model, Outputs(ranked, z[:, :0], None, z))
-    along = sum(abs(s.along - s.means_along[0]) <= s.half_width for s in spaces) / n
-    away = sum(s.away <= s.half_height for s in spaces) / n
-    error = 4 * math.sqrt(MASS * (1 - MASS) / n)
-    assert along == pytest.approx(MASS, abs=error)
-    assert away == pytest.approx(MASS, abs=error)
+    n = 3000
+    for y in (0, 1):  # the first and the second region
+        z = model.mixture.means(torch.full((n,), y)).detach() + latents(model, n, seed=y)
+        ranked = torch.linspace(1, 0, 6).double().expand(n, -1)  # the same classes span the space for all
+        spaces = decision_spaces(model, Outputs(ranked, z[:, :0], None, z), top)
+        share = sum(space.inside[y] for space in spaces) / n
+        assert share == pytest.approx(MASS, abs=4 * math.sqrt(MASS * (1 - MASS) / n))
 
 
-def test_equal_means_two_classes_and_the_last_of_few() -> None:
+def test_the_drawn_ellipse_is_the_region() -> None:
+    shown = space((0.6, 0.4), 2.0)
+    axes = decision_space(shown, ("cat", "dog")).axes[0]
+    ellipses = [patch for patch in axes.patches if isinstance(patch, Ellipse) and patch.get_fill()]
+    assert len(ellipses) == 2
+    for along in torch.linspace(-4, 4, 17).tolist():
+        for away in (0.1, 1.0, 3.0, 3.5):
+            point = replace(shown, along=along, away=away)
+            centred = [(along - ellipse.center[0], away - ellipse.center[1]) for ellipse in ellipses]
+            drawn = [
+                (2 * x / ellipse.width) ** 2 + (2 * y / ellipse.height) ** 2 <= 1
+                for (x, y), ellipse in zip(centred, ellipses, strict=True)
+            ]
+            assert tuple(drawn) == point.inside
+
+
+def test_the_region_has_equal_shares_in_both_directions() -> None:
+    assert region(2)[0] == pytest.approx(region(2)[1])  # both directions are normal
+    assert region(2)[0] == pytest.approx(math.sqrt(-2 * math.log(1 - MASS)))  # a disc
+    for n in (3, 5, 40):
+        width, height = region(n)
+        assert 2 * norm.cdf(width) - 1 == pytest.approx(chi.cdf(height, n - 1), abs=1e-9)
+    assert region(1)[0] == pytest.approx(norm.ppf(0.95))
+
+
+def test_what_lies_outside_of_the_span_is_measured_there() -> None:
+    model = mixture_model(classes=6, size=(8, 8))
+    means = model.mixture.means(torch.arange(6)).detach()
+    across = torch.linalg.svd(means)[2][6]  # one of the directions outside of all means
+    z = means[:1] + 7 * across
+    (shown,) = decision_spaces(model, outputs_for(model, z))
+    (same,) = decision_spaces(model, outputs_for(model, means[:1]))
+    assert shown.outside == pytest.approx(7) and same.outside == pytest.approx(0, abs=1e-6)
+    assert shown.outside_expected == pytest.approx(math.sqrt(64 - 5))
+    assert (shown.along, shown.away) == pytest.approx((same.along, same.away), abs=1e-6)
+    assert shown.posterior == pytest.approx(same.posterior)
+    many = decision_spaces(model, outputs_for(model, means[:1] + latents(model, 300)))
+    assert sum(each.outside_ratio for each in many) / 300 == pytest.approx(1, abs=0.03)
+
+
+def test_equal_means_and_what_has_no_decision_space() -> None:
     model = mixture_model(classes=2, scale=0.0)
     (space,) = decision_spaces(model, outputs_for(model, latents(model, 1)))
     assert space.distance == 0 and space.boundary == 0 and math.isfinite(space.along + space.away)
@@ -71,27 +114,54 @@ def test_equal_means_two_classes_and_the_last_of_few() -> None:
         decision_spaces(one, outputs_for(one, latents(one, 1)))
 
 
-def space(posterior: tuple[float, float], distance: float) -> DecisionSpace:
+def space(
+    posterior: tuple[float, float], distance: float, verdict: Kind | None = None, along: float = 0.1
+) -> DecisionSpace:
     half = distance / 2
-    return DecisionSpace((0, 1), posterior, 0.1, 1.0, (-half, half), (0.0, 0.0), 1.645, 2.789, 0.0)
+    p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
+    return DecisionSpace(
+        *((0, 1), posterior, along, 1.0, (-half, half), (0.0, 0.0), *region(5), 0.0, 66.0, 55.0),
+        p_value,
+        verdict,
+    )
 
 
 @pytest.mark.parametrize(
-    ("shown", "verdict", "kind", "words"),
+    ("shown", "kind", "words"),
     [
-        (space((0.99, 0.01), 4), None, "confident", ["'cat' (99 %)", "next is 'dog' (1 %)"]),
-        (space((0.999, 0.001), 4), None, "confident", ["'cat' (99.9 %)", "(0.1 %)"]),
-        (space((0.7, 0.2), 4), "accept", "confident", ["70 %"]),
-        (space((0.6, 0.4), 1.68), "ambiguous", "ambiguous", ["1.7", "20 %"]),
-        (space((0.6, 0.4), 8), None, "several interpretations", ["8.0", "0.0032 %", "both"]),
-        (space((0.99, 0.01), 4), "novel", "novel", ["don't trust", "p = 0.001"]),
+        (space((0.99, 0.01), 4, along=-2), "confident", ["'cat' (99 %)", "(1 %)", "region of 'cat' only"]),
+        (space((0.999, 0.001), 4, along=-9), "confident", ["99.9 %", "(0.1 %)", "away from 'dog'"]),
+        (space((0.7, 0.2), 4, "accept"), "confident", ["70 %", "regions of both"]),
+        (space((0.6, 0.4), 1.68, "ambiguous"), "ambiguous", ["1.7", "20 %", "similar", "regions of both"]),
+        (space((0.6, 0.4), 2.5), "several interpretations", ["2.5", "11 %", "usually separates"]),
+        (space((0.4, 0.3), 2.5), "several interpretations", ["or another class (30 %)"]),
+        (space((0.6, 0.4), 12), "several interpretations", ["outside of the 90 % regions of both"]),
+        (space((0.99, 0.01), 4, "novel"), "novel", ["don't trust", "p = 0.001", "3,025 dir", "1.20 times"]),
     ],
 )
 def test_captions_say_which_of_the_four_cases_it_is(
-    shown: DecisionSpace, verdict: Kind | None, kind: str, words: list[str]
+    shown: DecisionSpace, kind: str, words: list[str]
 ) -> None:
-    p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
-    summary = summarise(shown, ("cat", "dog"), p_value, verdict)
+    summary = summarise(shown, ("cat", "dog"))
     assert summary.kind == kind
     assert all(word in summary.sentence for word in words), summary.sentence
-    assert ("typical (p = 0.4)" in summary.sentence) == (p_value == 0.4)
+    assert ("typical (p = 0.4)" in summary.sentence) == (shown.p_value == 0.4)
+
+
+@pytest.mark.parametrize(("measured", "named"), [(None, False), (0.15, False), (0.08, True), (0.31, True)])
+def test_a_measured_uncertainty_is_named_where_it_differs(measured: float | None, named: bool) -> None:
+    sentence = summarise(space((0.6, 0.4), 1.68), ("cat", "dog"), measured).sentence
+    assert ("measured on held-out images" in sentence) == named
+    assert not named or f"{100 * measured:.0f} %)" in sentence  # type: ignore[operator]
+
+
+def test_the_figure_names_novelty_outside_of_the_drawing() -> None:
+    for verdict, word in (("novel", "this image (novel)"), ("accept", "this image")):
+        shown = space((0.99, 0.01), 2.5, verdict)  # type: ignore[arg-type]
+        axes = decision_space(shown, ("cat", "dog")).axes[0]
+        legend = axes.get_legend()
+        assert legend is not None and word in [text.get_text() for text in legend.get_texts()]
+        assert "1.20 × the expected distance" in axes.get_title()
+        assert f"p = {shown.p_value}" in axes.get_title()
+        (star,) = [line for line in axes.lines if line.get_marker() == "*"]
+        assert (star.get_markerfacecolor() == "white") == (verdict == "novel")

@@ -1,5 +1,6 @@
 """Figures of images and latents: labelled, nothing cut off, whatever the classes are called."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ def test_a_page_shows_what_was_found(
     model: GenerativeClassifier, image: torch.Tensor, kind: Any, tmp_path: Path
 ) -> None:
     outputs = model.outputs(image[None] / 255)
-    (space,) = decision_spaces(model, outputs)
     p_value = None if kind is None else 0.003
+    (space,) = decision_spaces(model, outputs)
+    space = replace(space, p_value=p_value, verdict=kind)
     fitting = {"accept": 1, "novel": 0}.get(kind, 2)
     examined = Examination(
         f"{'long' * 40}.png",
@@ -64,7 +66,7 @@ def test_a_page_shows_what_was_found(
     )
     y = space.classes[-1]
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
-    summary = summarise(space, NAMES, p_value, kind)
+    summary = summarise(space, NAMES)
     explanation = Explanation(heatmaps(model, outputs), space, summary, changed)
     shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (

@@ -14,9 +14,12 @@ from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
+from candid.explanations.explainer import Explainer
 from candid.explanations.overview import explain as look_at
 from candid.explanations.similarity import expected_uncertainty
 from candid.models.flow.plane import planar_model
+from candid.trust.calibrate import calibrate
+from candid.trust.examine import Examiner
 from tests.helpers import candid_command, randomise
 
 
@@ -64,6 +67,7 @@ def test_without_images_there_is_what_the_weights_say(folder: Path, tmp_path: Pa
     done = explain(folder / "own", "--classes", "1,7,4", "--order", "given", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "Closest classes" in done.stdout and "receptive" not in done.stdout
+    assert "Measured on" not in done.stdout
     assert {file.stem for file in tmp_path.glob("*.png")} == {
         "similarity",
         "dct_basis",
@@ -80,13 +84,29 @@ def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
     test = open_dataset("digits").test
     assert isinstance(test, ArraySplit)
     posterior, labels = model.posterior(test.images / 255).detach().double(), test.labels
-    for pair, measured in zip(found.pairs, found.measured, strict=True):
+    assert found.measured_on == f"{len(labels)} images (test)"
+    for pair in found.pairs:
         own = posterior[(labels == pair.first) | (labels == pair.second)][:, [pair.first, pair.second]]
-        assert measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
+        assert pair.measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
     assert found.fields["generative"].projections is None and found.fields["generative"].images == 2
     assert len(found.interpolations) == 3 and found.plane is None
     estimated = look_at(folder / "own", data="digits", images=2, projections=8, workers=0)
     assert estimated.fields["own"].projections == 8 and estimated.fields["own"].standard_error is not None
+
+
+def test_without_images_there_is_what_the_held_out_ones_said(folder: Path) -> None:
+    model = candid.load(folder / "own")
+    held_out = calibrate(model, "digits", images=100, workers=0)
+    assert held_out is not None and held_out.pair_uncertainty is not None
+    found = look_at(model, pairs=45)
+    assert found.measured_on == "held-out images"
+    for pair in found.pairs:
+        assert pair.measured == pytest.approx(float(held_out.pair_uncertainty[pair.first, pair.second]))
+    image = torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8)
+    (examined,) = Examiner(model, "own", evidence=True).judged([("image", image)])
+    assert isinstance(examined, candid.Examination)
+    space = Explainer(model).explain(examined).space
+    assert (space.p_value, space.verdict) == (examined.p_value, examined.verdict)
 
 
 def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:

@@ -214,6 +214,33 @@ def test_a_thousand_classes() -> None:
     assert found.closest_pairs(1)[0].distance == found.distances.fill_diagonal_(math.inf).min()
 
 
+def test_measured_uncertainties_stand_where_the_expected_ones_do() -> None:
+    model = some_model(4)
+    measured = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double() / 2
+    measured = (measured + measured.T) / 2
+    measured[0, 2] = measured[2, 0] = math.nan
+    found = similarity(model, [3, 0, 2], order="given", measured=measured)
+    assert found.measured is not None
+    pairs = {(pair.first, pair.second): pair for pair in found.closest_pairs()}
+    assert pairs[0, 2].measured is None and not pairs[0, 2].differs
+    for y in (0, 2):
+        expected = pairs[y, 3].uncertainty
+        assert pairs[y, 3].measured == float(measured[y, 3])
+        ratio = float(measured[y, 3]) / expected
+        assert pairs[y, 3].differs == (max(ratio, 1 / ratio) > 1.5)
+    assert similarity(model).measured is None
+    axes = checked(draw(found)).axes[0]
+    cells = {text.get_position(): text.get_text() for text in axes.texts}
+    for row, column in ((0, 1), (0, 2), (1, 2)):
+        pair = found.pair(row, column)
+        assert (
+            ("(" in cells[column, row])
+            == pair.differs
+            == (f"{100 * (pair.measured or 0):.2g})" in cells[column, row])
+        )
+    assert "measured" in axes.get_xlabel()
+
+
 def test_what_has_no_similarity_is_refused() -> None:
     net = ResNet(ResNetConfig(height=8, width=8, classes=3, blocks=(1,), widths=(4,), stem="3x3"))
     with pytest.raises(CandidError, match="from a ResNet"):

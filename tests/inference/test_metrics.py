@@ -15,6 +15,7 @@ from candid.inference.metrics import (
     bits_per_dimension,
     cross_entropy,
     fit_temperature,
+    measured_uncertainty,
     top_k_accuracy,
 )
 
@@ -160,3 +161,25 @@ def test_temperature_is_the_one_of_a_bisection(factor: float, generator: torch.G
 def test_temperature_refuses_bad_logits(logits: list[list[float]], labels: list[int], message: str) -> None:
     with pytest.raises(CandidError, match=message):
         fit_temperature(torch.tensor(logits), torch.tensor(labels))
+
+
+@settings(deadline=None, max_examples=40)
+@given(scores_and_labels())
+def test_measured_uncertainty_is_the_mean_over_images_of_the_two_classes(
+    drawn: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    scores, labels = drawn
+    posterior = scores.softmax(1)
+    found = measured_uncertainty(posterior, labels)
+    assert torch.equal(found.isnan(), found.T.isnan())
+    for i in range(scores.shape[1]):
+        for j in range(scores.shape[1]):
+            both = posterior[(labels == i) | (labels == j)][:, [i, j]]
+            parts = [float(row.min() / row.sum()) if row.sum() else 0.0 for row in both]
+            if not parts:
+                assert found[i, j].isnan()
+            elif i != j:
+                assert float(found[i, j]) == pytest.approx(sum(parts) / len(parts), abs=1e-12)
+    unlabelled = torch.cat((labels, torch.tensor([-1])))
+    more = measured_uncertainty(torch.cat((posterior, posterior[:1])), unlabelled)
+    assert torch.equal(more.nan_to_num(9), found.nan_to_num(9))

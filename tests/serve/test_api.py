@@ -67,7 +67,10 @@ def test_explanations_are_those_of_the_library(
         assert np.sum(each["values_nats"]) == pytest.approx(each["log_posterior_nats"], abs=1e-4)
     assert np.array(maps["saliency_nats"]) == pytest.approx(explained.maps.saliency[0].numpy(), rel=1e-4)
     space = answer["decision_space"]
-    for name in ("along", "away", "half_width", "half_height", "boundary", "means_along", "means_away"):
+    for name in (
+        *("along", "away", "half_width", "half_height", "boundary", "means_along", "means_away"),
+        *("outside", "outside_expected"),
+    ):
         assert space[name] == pytest.approx(getattr(explained.space, name), abs=1e-4)
     seen = np.array(Image.open(BytesIO(base64.b64decode(found["seen"]))))
     assert torch.equal(torch.from_numpy(seen).permute(2, 0, 1), expected.evidence.image)

@@ -11,6 +11,7 @@ import candid
 from candid import CandidError, GenerativeClassifier, Score
 from candid.inference.predictions import predict
 from candid.models.protocol import Outputs
+from candid.trust import calibrate as calibration
 from candid.trust.calibrate import calibrate
 from candid.trust.detection import Detection
 from candid.trust.detectors import Detector, TwoTailed
@@ -116,3 +117,25 @@ def test_code_lengths_are_measured_only_for_scores_that_need_them(model: Generat
     calibrate(model, "digits", images=60, workers=0)
     assert Judge.of(model).measures.keys() == {"complexity"}
     assert not Judge.of(model, "two-tailed").measures
+
+
+def test_held_out_images_say_how_uncertain_pairs_of_classes_are(
+    model: GenerativeClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = calibrate(model, "digits", images=60, workers=0)
+    assert held_out is not None and held_out.pair_uncertainty is not None
+    pairs = held_out.pair_uncertainty
+    assert pairs.shape == (10, 10) and torch.equal(pairs.nan_to_num(9), pairs.T.nan_to_num(9))
+    loaded = candid.load(candid.save(model, tmp_path / "model"))
+    found = HeldOut.of(loaded)
+    assert found is not None and found.pair_uncertainty is not None
+    assert torch.equal(found.pair_uncertainty.nan_to_num(9), pairs.nan_to_num(9))
+    loaded.held_out["pair_uncertainty"] = pairs[:3]
+    with pytest.raises(CandidError, match=r"shape \(3, 10\) for 10 classes.*calibrate it again"):
+        HeldOut.of(loaded)
+    del loaded.held_out["pair_uncertainty"]  # as in models of earlier versions
+    older = HeldOut.of(loaded)
+    assert older is not None and older.pair_uncertainty is None
+    monkeypatch.setattr(calibration, "MOST_CLASSES", 9)
+    many = calibrate(model, "digits", images=60, workers=0)
+    assert many is not None and many.pair_uncertainty is None

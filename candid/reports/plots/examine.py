@@ -45,8 +45,8 @@ FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 def examination(examined: Examination, explanation: Explanation, names: Sequence[str]) -> Figure:
     """One page: the image, its classes, where it lies between them, what speaks for which class."""
     changed = None if isinstance(explanation.changed, str) else explanation.changed
-    figure = Figure(figsize=(11, 9.2 if changed else 6.6), layout="constrained")
-    heights = [3.4, 2.8, 2.6] if changed else [3.4, 2.8]
+    figure = Figure(figsize=(11, 9.9 if changed else 7.3), layout="constrained")
+    heights = [4.1, 2.8, 2.6] if changed else [4.1, 2.8]
     rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     picture, bars, space = rows[0].subplots(1, 3, width_ratios=[1, 1, 1.5])
     assert examined.evidence is not None
@@ -68,7 +68,7 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
 @rc_context(STYLE)
 def decision_space(space: DecisionSpace, names: Sequence[str], summary: Summary | None = None) -> Figure:
     """Figure 4 of the paper for one image."""
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     draw_decision_space(figure.subplots(), space, names)
     if summary is not None:
         figure.suptitle(plain(textwrap.fill(summary.sentence, 72)), x=0.01, ha="left", fontsize=11)
@@ -105,10 +105,13 @@ def _draw_classes(axes: Axes, examined: Examination) -> None:
 
 
 def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) -> None:
-    """The image's point, the circles of the two most probable classes, the means of the others."""
+    """Draw the image, the regions of the two most probable classes, the means of the others.
+
+    What lies outside of the span is named above; the star of a novel image is hollow.
+    """
     for i, colour in enumerate((VERMILION, BLUE)):
         centre = space.means_along[i], 0
-        size = 2 * space.half_width, 2 * max(space.half_height, 1e-3)
+        size = 2 * space.half_width, 2 * space.half_height
         axes.add_patch(Ellipse(centre, *size, facecolor=colour, alpha=0.22, edgecolor="none"))
         axes.add_patch(Ellipse(centre, *size, fill=False, edgecolor=colour, linewidth=1.5))
         axes.plot(
@@ -117,7 +120,7 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
             color=colour,
             clip_on=False,
             zorder=4,
-            label=f"{label(names[space.classes[i]], 22)} ({100 * space.posterior[i]:.0f} %)",
+            label=f"{label(names[space.classes[i]], 18)} ({100 * space.posterior[i]:.0f} %)",
         )
     if len(space.classes) > 2:
         others = (
@@ -127,13 +130,34 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
             space.means_along[2:], space.means_away[2:], "D", color=GREY, markersize=4, label=others, zorder=3
         )
     axes.axvline(space.boundary, color=GREY, linestyle=":", linewidth=1)
-    axes.plot(space.along, space.away, "*", color=BLACK, markersize=15, zorder=5, label="this image")
+    novel = space.verdict == "novel"
+    axes.plot(
+        space.along,
+        space.away,
+        "*",
+        color=VERMILION if novel else BLACK,
+        markerfacecolor="white" if novel else BLACK,
+        markersize=15,
+        zorder=5,
+        label="this image (novel)" if novel else "this image",
+    )
     edge = max(abs(space.along), space.distance / 2 + space.half_width) * 1.12
     axes.set_xlim(-edge, edge)
-    axes.set_ylim(0, 1.15 * max(space.away, *space.means_away, space.half_height, 1e-3))
+    axes.set_ylim(0, 1.15 * max(space.away, *space.means_away, space.half_height))
     axes.set_xlabel("along the line through the two means (σ)")
     axes.set_ylabel("distance from it (σ)")
-    axes.legend(loc="best", fontsize=SMALL, frameon=True, framealpha=0.8, edgecolor="none")
+    title = f"outside of this drawing: {space.outside_ratio:.2f} × the expected distance"
+    if space.p_value is not None:
+        title += f"\nthe image as a whole: p = {space.p_value:.2g}{' (novel)' if novel else ''}"
+    axes.set_title(title, fontsize=SMALL, color=VERMILION if novel else BLACK)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.17),
+        title="each region holds 90 % of its class",
+        fontsize=SMALL,
+        title_fontsize=SMALL,
+        ncols=2,
+    )
 
 
 def _draw_heatmaps(

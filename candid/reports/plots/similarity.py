@@ -22,14 +22,15 @@ NAMED = 40
 NUMBERED = 12
 """Up to this number of classes, each pair shows its uncertainty."""
 DIAGONAL = "#D9D9D9"
+MEASURED = "\n\nin parentheses: the measured\nuncertainty, where it differs\nby more than a factor of 1.5"
 
 
 @rc_context(STYLE)
 def similarity(similarity: Similarity, title: str = "") -> Figure:
     """The matrix of distances, with the expected uncertainty on the colour bar's other side.
 
-    Up to 12 classes, the uncertainties in percent are in the cells, too. The diagonal, where the distance
-    is 0, is grey: outside of the scale.
+    Up to 12 classes, the uncertainties in percent are in the cells, too, with the measured one where it
+    differs by more than a factor of 1.5. The diagonal, where the distance is 0, is grey.
     """
     count = len(similarity.classes)
     side = np.clip((0.6 if count <= NUMBERED else 0.22) * count, 3.4, 8.5)
@@ -75,15 +76,17 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
     count = len(similarity.classes)
     distances = similarity.distances.numpy().copy()
     np.fill_diagonal(distances, math.nan)
+    note = ""
     colours = colormaps["viridis_r"].with_extremes(bad=DIAGONAL)
     shown = axes.imshow(distances, cmap=colours, norm=scale, interpolation="nearest")
     if count <= NUMBERED and numbered:
         for (row, column), distance in np.ndenumerate(distances):
             if row != column:
                 colour = "white" if is_dark(colours(scale(distance))) else BLACK
-                axes.text(
-                    column, row, _percent(distance), ha="center", va="center", color=colour, fontsize=SMALL
-                )
+                pair, cell = similarity.pair(row, column), _percent(distance)
+                if pair.measured is not None and pair.differs:
+                    cell, note = f"{cell}\n({100 * pair.measured:.2g})", MEASURED
+                axes.text(column, row, cell, ha="center", va="center", color=colour, fontsize=SMALL)
     if count > NAMED and similarity.classes == tuple(range(count)):
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(10, steps=(1, 2, 5, 10)))
@@ -94,7 +97,7 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
         labels = [label(similarity.names[tick]) for tick in ticks]
         axes.set_xticks(ticks, labels, rotation=90, fontsize=SMALL)
         axes.set_yticks(ticks, labels, fontsize=SMALL)
-        axes.set(xlabel="class", ylabel="class")
+        axes.set(xlabel=f"class{note}", ylabel="class")
         if count > NAMED:
             axes.set_ylabel(f"{count} classes, of which {len(ticks)} are named")
     axes.spines[:].set_visible(False)

@@ -190,14 +190,19 @@ function fitted(id, draw) {
   byId(id).replaceChildren(draw(width));
 }
 
+function uncertainty({ expected_uncertainty: expected, measured_uncertainty: measured }) {
+  const differs = measured !== null && Math.max(expected, measured) > 1.5 * Math.min(expected, measured);
+  return percent(expected) + (differs ? ` (${percent(measured)})` : "");
+}
+
 function presentExplanation(found, explanation) {
-  const space = explanation.decision_space;
-  fitted("space", (width) => decisionSpace(space, width));
+  const space = explanation.decision_space, novel = found.verdict === "novel";
+  fitted("space", (width) => decisionSpace(space, width, novel));
   byId("reading").textContent = unbroken(explanation.summary);
-  byId("space-legend").replaceChildren(...spaceLegend(space));
+  byId("space-legend").replaceChildren(...spaceLegend(space, novel));
   byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
-    html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: percent(each.expected_uncertainty) }))));
-  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two.`;
+    html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: uncertainty(each) }))));
+  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two; in parentheses the one measured on held-out images, where it differs by more than a factor of 1.5.`;
   presentMaps(explanation.heatmaps);
   byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.label).map((name) => html("option", { value: name, textContent: name })));
   byId("towards").value = ranked(found.posterior)[1][0];

@@ -51,6 +51,7 @@ const MARKS = {
   second: (x, y) => svg("rect", { class: "second", x: x - 4.5, y: y - 4.5, width: 9, height: 9 }),
   others: (x, y) => svg("path", { class: "others", d: `M${x} ${y - 5}l5 5l-5 5l-5-5z` }),
   here: (x, y) => svg("path", { class: "here-mark halo", d: star(x, y, 10) }),
+  novel: (x, y) => svg("path", { class: "here-mark novel", d: star(x, y, 10) }),
 };
 
 function star(x, y, size) {
@@ -61,19 +62,19 @@ function star(x, y, size) {
   return `M${points.join("L")}z`;
 }
 
-export function decisionSpace(space, width) {
-  const height = 320, left = 40, right = width - 8, top = 12, bottom = 270;
+export function decisionSpace(space, width, novel) {
+  const height = 344, left = 40, right = width - 8, top = 36, bottom = 294;
   const [one, two] = space.means_along;
   const edge = Math.max(Math.abs(space.along), Math.abs(two - one) / 2 + space.half_width) * 1.12;
-  const highest = Math.max(space.away, ...space.means_away, space.half_height, 1e-3) * 1.12;
+  const highest = Math.max(space.away, ...space.means_away, space.half_height) * 1.12;
   const x = (along) => left + ((along + edge) / (2 * edge)) * (right - left);
   const y = (away) => bottom - (away / highest) * (bottom - top);
   const [[first], [second]] = ranked(space.posterior);
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Decision space: the image lies ${short(space.along)} standard deviations from the middle between ` +
-      `${first} (at ${short(one)}) and ${second} (at ${short(two)}), and ${short(space.away)} away from their line.` });
+      `${first} (at ${short(one)}) and ${second} (at ${short(two)}), and ${short(space.away)} away from their line.${novel ? " It is novel." : ""}` });
   const half = (centre, name) => {
-    const rx = x(space.half_width) - x(0), ry = bottom - y(Math.max(space.half_height, 1e-3));
+    const rx = x(space.half_width) - x(0), ry = bottom - y(space.half_height);
     return svg("path", { class: `ring ${name}`, d: `M${x(centre) - rx} ${bottom}a${rx} ${ry} 0 0 1 ${2 * rx} 0` });
   };
   plot.append(half(one, "first"), half(two, "second"));
@@ -82,7 +83,9 @@ export function decisionSpace(space, width) {
   for (const tick of ticks(-edge, edge)) plot.append(text(x(tick), bottom + 17, tick.toString().replace("-", "−"), { class: "tick", "text-anchor": "middle" }));
   for (const tick of ticks(0, highest)) plot.append(text(left - 7, y(tick) + 4, tick.toString(), { class: "tick", "text-anchor": "end" }));
   space.means_along.slice(2).forEach((along, i) => plot.append(MARKS.others(x(along), y(space.means_away[i + 2]))));
-  plot.append(MARKS.first(x(one), bottom), MARKS.second(x(two), bottom), MARKS.here(x(space.along), y(space.away)));
+  plot.append(MARKS.first(x(one), bottom), MARKS.second(x(two), bottom), MARKS[novel ? "novel" : "here"](x(space.along), y(space.away)));
+  plot.append(text((left + right) / 2, 16, `outside of this drawing: ${(space.outside / space.outside_expected).toFixed(2)} × the expected distance`,
+    { class: novel ? "unit novel" : "unit", "text-anchor": "middle" }));
   plot.append(text((left + right) / 2, bottom + 40, "along the line through the two means (σ)", { class: "unit", "text-anchor": "middle" }));
   plot.append(text(12, (top + bottom) / 2, "distance from it (σ)", { class: "unit", "text-anchor": "middle", transform: `rotate(-90 12 ${(top + bottom) / 2})` }));
   return plot;
@@ -96,10 +99,10 @@ function ticks(low, high) {
   return found;
 }
 
-export function spaceLegend(space) {
+export function spaceLegend(space, novel) {
   const entry = (mark, words) => html("li", {}, svg("svg", { class: "plot", viewBox: "0 0 24 24", "aria-hidden": "true" }, MARKS[mark](12, 12)), words);
   const [first, second, ...others] = ranked(space.posterior);
-  const entries = [entry("here", "this image"), entry("first", `${first[0]} (${percent(first[1])})`), entry("second", `${second[0]} (${percent(second[1])})`)];
+  const entries = [novel ? entry("novel", "this image (novel)") : entry("here", "this image"), entry("first", `${first[0]} (${percent(first[1])})`), entry("second", `${second[0]} (${percent(second[1])})`)];
   if (others.length) entries.push(entry("others", others.map(([name]) => name).join(", ")));
   return entries;
 }
