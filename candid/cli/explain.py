@@ -106,15 +106,14 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
             *map(escape, pair["classes"]),
             f"{pair['distance']:.2f}",
             f"{100 * expected:.3g} %",
-            "–" if measured is None else f"{100 * measured:.3g} %",
-            style="bold" if pair["differs"] else None,
+            "–" if measured is None else f"{100 * measured:.3g} %{' *' if pair['differs'] else '  '}",
         )
     console.print(table)
     if found["measured_on"] is not None:
         console.print(
-            f"Measured on {found['measured_on']}; bold where it differs from what is expected by more than a "
-            "factor of 1.5.",
+            f"Measured on {found['measured_on']}; * differs from the expected one by more than a factor 1.5.",
             soft_wrap=True,
+            highlight=False,
         )
     if found["receptive_fields"]:
         table = Table(title="Effective receptive field", title_justify="left")
