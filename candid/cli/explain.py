@@ -111,7 +111,8 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
     console.print(table)
     if found["measured_on"] is not None:
         console.print(
-            f"Measured on {found['measured_on']}; * differs from the expected one by more than a factor 1.5.",
+            f"Measured on {found['measured_on']}; * differs from the expected one by more than a factor "
+            "of 1.5.",
             soft_wrap=True,
             highlight=False,
         )

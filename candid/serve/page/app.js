@@ -202,7 +202,8 @@ function presentExplanation(found, explanation) {
   byId("space-legend").replaceChildren(...spaceLegend(space, novel));
   byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
     html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: uncertainty(each) }))));
-  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two; in parentheses the one measured on held-out images, where it differs by more than a factor of 1.5.`;
+  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two` +
+    (explanation.nearest_classes.some((each) => each.measured_uncertainty !== null) ? "; in parentheses the one measured on held-out images, where it differs by more than a factor of 1.5." : ".");
   presentMaps(explanation.heatmaps);
   byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.label).map((name) => html("option", { value: name, textContent: name })));
   byId("towards").value = ranked(found.posterior)[1][0];
