@@ -54,12 +54,11 @@ def corrupt(
     if as_json:
         print(json.dumps(found.to_dict()))
         return
-    head, rows = table(found, intervals=len(found.models) <= ROOM)
+    room = len(found.models) <= ROOM
+    head, rows = table(found, intervals=room)
     lines = [(name, *(row[i][0] for row in rows)) for i, name in enumerate(head[1:], start=1)]
-    title = (
-        "Corruptions: metrics (95 % intervals), then areas under the ROC curve (%) of the score "
-        f"'{options.score}'"
-    )
+    metrics = f"metrics ({'95 % intervals' if room else '95 % intervals are in the files'})"
+    title = f"Corruptions: {metrics}, then areas under the ROC curve (%) of the score '{options.score}'"
     show_table(title, ("", *(row[0][0] for row in rows)), lines)
     progress.log(f"Written: {', '.join(map(str, files))}")
 

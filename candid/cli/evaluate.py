@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from candid._support.config import Option
 from candid._support.progress import TerminalProgress
+from candid._support.tables import with_interval
 from candid._support.text import METRICS, number, short_name
 from candid.cli.options import JsonFlag, ModelName, command
 from candid.cli.show import show_table
@@ -99,12 +100,19 @@ def _show(metrics: dict[str, Any]) -> None:
     show_table(title, ("", "(95 % interval)", *present), rows)
     if metrics.get("ood"):
         sets, rates = metrics["ood"], metrics["false_positives"]
-        cell = _area_with_interval if len(sets) <= ROOM else _area
+        room = len(sets) <= ROOM
         rows = [
-            (score, *(cell(scores[score]) for scores in sets.values()), f"{100 * rate['0.05']:.1f} %")
+            (
+                score,
+                *(
+                    with_interval(each[score]["auc"], each[score]["intervals"]["auc"] if room else None)
+                    for each in sets.values()
+                ),
+                f"{100 * rate['0.05']:.1f} %",
+            )
             for score, rate in rates.items()
         ]
-        intervals = "95 % interval" if len(sets) <= ROOM else "95 % intervals are in ood.csv"
+        intervals = "95 % interval" if room else "95 % intervals are in ood.csv"
         title = f"Area under the ROC curve (%; {intervals}); share of the data's images with p ≤ 0.05"
         show_table(title, ("score", *sets, "false positives"), rows, tight=True)
     if "verdicts" in metrics:
@@ -116,15 +124,6 @@ def _show(metrics: dict[str, Any]) -> None:
             for name, shares in found["sets"].items()
         ]
         show_table(title, ("images", *KINDS), rows)
-
-
-def _area(metrics: dict[str, Any]) -> str:
-    return f"{100 * metrics['auc']:.1f}"
-
-
-def _area_with_interval(metrics: dict[str, Any]) -> str:
-    low, high = metrics["intervals"]["auc"]
-    return f"{_area(metrics)} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _value(metrics: dict[str, Any], key: str) -> str:

@@ -109,9 +109,8 @@ def ten_crops(images: Tensor, size: tuple[int, int]) -> Tensor:
     >>> ten_crops(torch.rand(2, 3, 36, 36), (32, 32)).shape
     torch.Size([2, 10, 3, 32, 32])
     """
-    crops = _five_crops(
-        images, size, tuple((n - m) // 2 for n, m in zip(images.shape[2:], size, strict=True))
-    )
+    centre = tuple((n - m) // 2 for n, m in zip(images.shape[2:], size, strict=True))
+    crops = _five_crops(images, size, centre)
     return torch.cat((crops, crops.flip(4)), dim=1)
 
 

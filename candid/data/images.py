@@ -259,7 +259,7 @@ def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Tensor:
     """Return crops of the whole image as torchvision makes them from files.
 
     The shorter side is resized to 8/7 of the model's (256 pixels for 224) by PIL's bilinear filter, which
-    averages over all pixels of a smaller image. Orientations in EXIF data are ignored.
+    averages over all pixels if it makes an image smaller. Orientations in EXIF data are ignored.
     """
     image = _in_mode(image, MODES[preprocessing.channels])
     side, shorter = round(preprocessing.height * 256 / 224), min(image.size)

@@ -137,12 +137,12 @@ class _Study:
         self.part, self.splits = self._splits()
 
     def _check_published(self) -> None:
-        """Refuse models whose images are not photos, of which there is more than the model sees."""
+        """Refuse models that do not see a crop of a larger photo."""
         shown = self.model.preprocessing
         if shown.crop != "resized" or shown.height != shown.width:
             raise CandidError(
-                f"--as-published is for models of square photos, which crop larger ones: '{self.name}' sees "
-                "images as they are."
+                "--as-published is for models that see a square crop of a larger photo: leave it out, as "
+                f"'{self.name}' sees whole images."
             )
 
     def _held_out(self) -> HeldOut | None:
@@ -172,7 +172,8 @@ class _Study:
         part, split = labelled_images(self.model, self.data, self.options, self.progress)
         if self.options.as_published and split.in_memory:
             raise CandidError(
-                f"--as-published crops photos from files: the images of '{self.data}' have one size already."
+                "--as-published crops photo files: leave it out, as the images of "
+                f"'{self.data}' all have one size."
             )
         splits: dict[str, Split] = {part: split}
         for name, spec in self.options.others.items():

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 VERSION = 3
 """Version of what a pass computes: cached files of another one are not used."""
-TEN_CROPS, QUIET = "ten crops", "without noise"
+TEN_CROPS, NO_NOISE = "ten crops", "without noise"
 MARGIN = 8 / 7
 """Ten crops are taken from an image that is larger by this factor: 256 pixels for 224."""
 
@@ -121,7 +121,7 @@ class Runner:
             return replace(found, logits=quiet.logits(to_float(batch[0], self.fabric.device)).cpu())
 
         view = replace(preprocessing, published="centre")
-        return self._cached_or_made(make, split, view, f"{name}, as published", self.batch, QUIET)
+        return self._cached_or_made(make, split, view, f"{name}, as published", self.batch, NO_NOISE)
 
     def ten_crops(
         self, split: Split, preprocessing: Preprocessing, name: str, published: bool = False
@@ -142,7 +142,7 @@ class Runner:
         reflected = split.in_memory or preprocessing.crop != "resized"
         view, key, model = preprocessing, TEN_CROPS, self.frozen
         if published:
-            view, key = replace(preprocessing, published="ten crops"), f"{TEN_CROPS} {QUIET}"
+            view, key = replace(preprocessing, published="ten crops"), f"{TEN_CROPS} {NO_NOISE}"
             model, name = without_noise(model), f"{name}, as published"
         elif not reflected:
             view = replace(preprocessing, height=sides[0], width=sides[1], crop="none")

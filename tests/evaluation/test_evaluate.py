@@ -362,11 +362,11 @@ def test_published_metrics_are_shown_and_compared(tmp_path: Path) -> None:
 
 
 def test_only_photos_in_files_are_measured_as_published(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(CandidError, match="is for models of square photos") as caught:
+    with pytest.raises(CandidError, match="is for models that see a square crop") as caught:
         evaluated(model, as_published=True)
     assert "\n" not in str(caught.value)
     plain = candid.save(candid.GenerativeClassifier.from_preset("digits"), tmp_path / "plain")
-    with pytest.raises(CandidError, match="'digits' have one size already"):
+    with pytest.raises(CandidError, match="'digits' all have one size"):
         evaluated(plain, as_published=True)
 
 

@@ -46,11 +46,13 @@ class Reference:
     clean: float
     errors: Mapping[str, float]
     by_image: Tensor | None = field(default=None, compare=False, repr=False)
-    """The errors on each image, as :attr:`CorruptedModel.by_image`; None of published ones."""
+    """The errors on each image, as :attr:`CorruptedModel.by_image`."""
+    published: bool = False
+    """Whether the errors are numbers from a paper, which do not vary with the images."""
 
-    def tensor(self, corruptions: Iterable[str]) -> Tensor:
-        """Return the errors as :func:`error_intervals` takes them."""
-        if self.by_image is not None:
+    def for_intervals(self, corruptions: Iterable[str]) -> Tensor | None:
+        """Return the errors as :func:`error_intervals` takes them; None if they are not known by image."""
+        if not self.published:
             return self.by_image
         return torch.tensor([self.clean, *(self.errors[name] for name in corruptions)], dtype=torch.float64)
 
@@ -58,7 +60,7 @@ class Reference:
 def alexnet() -> Reference:
     """Return AlexNet's errors, as published with ImageNet-C."""
     errors = {name: each.alexnet for name, each in CORRUPTIONS.items() if each.alexnet is not None}
-    return Reference("AlexNet", 0.435, errors)
+    return Reference("AlexNet", 0.435, errors, published=True)
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ class CorruptedModel:
         found["clean_error"] = share_interval(self.by_image[:, 0] > 0)[1:]
         if reference is None or not self.errors.keys() <= reference.errors.keys():
             return found
-        other = reference.tensor(self.errors)
-        if other.ndim == 1 or other.shape == self.by_image.shape:
+        other = reference.for_intervals(self.errors)
+        if other is not None and other.shape in (self.by_image.shape, self.by_image.shape[1:]):
             mce, relative = error_intervals(self.by_image, other)
             found |= {"mce": mce, "relative_mce": relative}
         return found
@@ -274,11 +276,11 @@ def _measured(
             continue
         parts = [statistics_of(each) for each in found]
         together = {key: torch.cat([each[key] for each in parts]) for key in parts[0]}
-        rows = torch.isin(statistics["keys"], detection.inside["keys"]).nonzero().flatten()
         for score, values in detection.values(together).items():
             inside = detection.values_inside[score]
             auc.setdefault(score, {})[corruption] = area_under_curve(inside, values)
             if paired:
+                rows = torch.isin(statistics["keys"], detection.inside["keys"]).nonzero().flatten()
                 placements = paired_placements(inside, values.view(len(found), -1), rows)
                 placed.setdefault(score, {})[corruption] = placements
     intervals = {score: area_intervals(each) for score, each in placed.items()} if paired else {}

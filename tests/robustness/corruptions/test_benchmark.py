@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -113,6 +114,9 @@ def test_alexnet_is_its_own_reference() -> None:
     assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
     assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
     assert record["intervals"] == {"auc": {}, "mean_auc": {}}  # the errors on each image are not known
+    shares = torch.tensor([[published.clean, *published.errors.values()]], dtype=torch.float64)
+    known = replace(swept, by_image=shares.expand(10, -1)).to_dict(published)["intervals"]
+    assert known["mce"] == pytest.approx((1, 1)) and known["relative_mce"] == pytest.approx((1, 1))
     perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
     assert swept.to_dict(perfect)["mce"] is None
 
