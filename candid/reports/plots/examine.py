@@ -13,6 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
+from candid.explanations.decision_space import MASS
 from candid.reports.plots.latent import draw_counterfactual
 from candid.reports.plots.style import (
     BLACK,
@@ -153,7 +154,7 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
     axes.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, -0.17),
-        title="each region holds 90 % of its class",
+        title=f"each region holds {100 * MASS:.0f} % of its class",
         fontsize=SMALL,
         title_fontsize=SMALL,
         ncols=2,
