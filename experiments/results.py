@@ -126,10 +126,11 @@ def examined(work: Path) -> None:
     with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if Path(row["path"]).is_file()]
     usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
+    confident = sorted((r for r in usual if float(r["confidence"]) > 0.95), key=lambda r: r["confidence"])
     torn = [row for row in usual if row["classes"].count(";") == 1]
     others = [row for row in rows if row["set"] != "test"] or rows
     chosen = {
-        "sure": max(usual, key=lambda row: float(row["confidence"])),
+        "sure": confident[len(confident) // 2],
         "torn": min(torn, key=lambda row: abs(float(row["confidence"]) - 0.5)),
         "unsure": min(usual, key=lambda row: float(row["confidence"])),
         "novel": min(others, key=lambda row: float(row["p_value"])),
@@ -158,7 +159,7 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
     results = {
         "models": models,
         "corruptions": corrupted(names, data, corrupted_images, work),
-        "attacks": attacked(names, data, attacked_images, work),
+        "attacks": attacked(names, data, attacked_images, work) if attacked_images else _earlier()["attacks"],
         "explanations": explained(names, data, work),
     }
     examined(work)
@@ -167,12 +168,16 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
 
 def with_not_bundled(results: Any) -> Any:
     """Return ``results`` with the earlier ones of models that are no longer bundled, marked as such."""
-    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))
+    earlier = _earlier()
     for name in NOT_BUNDLED:
         trained_by = " ".join(command(name))
         results["models"][name] = earlier["models"][name] | {"bundled": False, "command": trained_by}
         results["corruptions"] += [each for each in earlier["corruptions"] if each["model"] == name]
     return results
+
+
+def _earlier() -> Any:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 def written(results: Any) -> None:
@@ -196,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
     parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
-    parser.add_argument("--attacked", type=int, default=100, help="images to attack")
+    parser.add_argument("--attacked", type=int, default=100, help="images to attack; 0 keeps earlier results")
     asked = parser.parse_args(arguments)
     if asked.data is not None:
         PAGE.mkdir(parents=True, exist_ok=True)
@@ -204,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = measured(asked.data, ood, asked.corrupted, asked.attacked, asked.work)
         with replacing(RESULTS) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    written(json.loads(RESULTS.read_text(encoding="utf-8")))
+    written(_earlier())
 
 
 def _order(name: str) -> tuple[bool, float, str]:
