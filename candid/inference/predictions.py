@@ -23,6 +23,16 @@ NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 Measure = Callable[[Tensor, Outputs], Tensor]
 """Measures B images: from 8-bit pixels (B, C, H, W) and the model's outputs to (B,) or (B, d)."""
 NO_MEASURES: Mapping[str, Measure] = {}
+LARGEST_HALF = torch.finfo(torch.half).max
+
+
+def half_features(images: Tensor, outputs: Outputs) -> Tensor:
+    """Return the features in half precision, (B, F): a measure; the largest numbers are clipped."""
+    return outputs.features.clamp(-LARGEST_HALF, LARGEST_HALF).half()
+
+
+FEATURES: Mapping[str, Measure] = {"features": half_features}
+"""The measure that keeps features as a column."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from candid._support.config import build
-from candid._support.distributed import launch, summed
+from candid._support.distributed import gathered, launch
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_part, trained_on
@@ -18,23 +19,21 @@ from candid.data.loader import NamedBatch
 from candid.data.options import Part
 from candid.data.splits import Split
 from candid.inference.metrics import fit_temperature, measured_uncertainty
-from candid.inference.predictions import to_float
+from candid.inference.predictions import FEATURES, Predictions, predict
 from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.protocol import Model
+from candid.trust.detectors import shuffled_halves
+from candid.trust.feature_scores import ColumnScore, fit_scores
 from candid.trust.judge import HeldOut
 from candid.trust.options import CalibrateOptions
-from candid.trust.scores import SCORES, FeatureGaussian, measures_for, statistics_of
+from candid.trust.scores import FITTED_SCORES, FITTED_TO, SCORES, measures_for, statistics_of
 
 MOST_IMAGES = 20_000
 """The most training images for features, and the most held-out ones; larger sets are subsampled evenly."""
 FEWEST_IMAGES = 20
 MOST_CLASSES = 100
 """Up to this number of classes, the uncertainty between each two of them is measured, too."""
-RIDGE = 1e-3
-"""Added to the covariance, as a share of its mean variance: features that never vary have a distance, too."""
-SMALLEST = 1e-8
-"""A mean variance below this share of the mean square is no more than rounding."""
 
 
 def calibrate(
@@ -43,7 +42,8 @@ def calibrate(
     """Measure held-out images of ``data`` and store their scores with the model: p-values come from them.
 
     They are the images that were kept out of training; of data that the model was not trained on, the part
-    that would be evaluated. Mahalanobis distances need its training images, if the data has any.
+    that would be evaluated. Scores of features are fitted to training images; if there are none, to one half
+    of the held-out images, and only the other half ranks these scores.
 
     Args:
         model: a model, which then carries the scores; or a model folder, whose scores are replaced.
@@ -106,7 +106,10 @@ def calibration_splits(
         train = open_part(data, model.class_names, "train", training).split
         return prepared(fewer(train), "training images"), held_out
     except CandidError as error:
-        progress.log(f"Mahalanobis distances are skipped: the training images can't be read: {error}")
+        progress.log(
+            "Scores of features are fitted to one half of the held-out images: the training images can't be "
+            f"read: {error}"
+        )
         return None, held_out
 
 
@@ -117,14 +120,13 @@ def measure(
 
     Args:
         runner: runs the model.
-        train: training images, for the distribution of their features; None to leave that out.
+        train: training images, which scores of features are fitted to; if None, one half of the held-out
+            images is used instead.
         held_out: labelled images that the model was not trained on.
         preprocessing: how the model sees them.
     """
-    gaussian = None
-    if train is not None:
-        gaussian = feature_gaussian(runner, fewer(train), preprocessing)
-    measures = measures_for(SCORES.values(), gaussian)
+    known = None if train is None else training_features(runner, fewer(train), preprocessing)
+    measures = {**measures_for(SCORES.values()), **FEATURES}
     found = runner.predictions(fewer(held_out), preprocessing, "held-out images", measures)
     if found is None:
         return None
@@ -135,8 +137,9 @@ def measure(
     pairs = None
     if len(runner.model.class_names) <= MOST_CLASSES:
         pairs = measured_uncertainty(found.posterior, found.labels).float()
+    found, fitted = with_fitted_scores(found, known)
     temperature = fit_temperature(found.logits, found.labels)
-    return HeldOut(statistics_of(found), temperature, gaussian, pair_uncertainty=pairs)
+    return HeldOut(statistics_of(found), temperature, fitted, pair_uncertainty=pairs)
 
 
 def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:
@@ -156,49 +159,38 @@ def fewer(split: Split) -> Split:
     return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
 
 
-def feature_gaussian(
-    runner: Runner, split: Split, preprocessing: Preprocessing, images: int = MOST_IMAGES
-) -> FeatureGaussian:
-    """Return where the features of each class lie, from about ``images`` labelled ones."""
-    sums = Moments(len(runner.model.class_names), runner.model.feature_size)
+def training_features(runner: Runner, split: Split, preprocessing: Preprocessing) -> Predictions | None:
+    """Return predictions with features of about ``MOST_IMAGES``; None in all processes but the first."""
 
-    @torch.inference_mode()
-    def add(batch: NamedBatch) -> None:
-        images, labels, _ = batch
-        sums.add(runner.frozen.outputs(to_float(images, runner.fabric.device)).features.cpu(), labels)
+    def with_features(batch: NamedBatch) -> Predictions:
+        return predict(runner.frozen, *batch, FEATURES)
 
-    most = math.ceil(images / runner.batch / runner.fabric.world_size)
-    runner.each(add, split, preprocessing, "features of training images", most=most)
-    for part in ("count", "first", "second"):
-        setattr(sums, part, summed(runner.fabric, getattr(sums, part)))
-    return sums.gaussian()
+    most = math.ceil(MOST_IMAGES / runner.batch / runner.fabric.world_size)
+    found = runner.each(with_features, split, preprocessing, "features of training images", most=most)
+    parts = [part for process in gathered(runner.fabric, found) for part in process]
+    return Predictions.joined(parts) if runner.is_first else None
 
 
-class Moments:
-    """Sums over images from which a :class:`~candid.trust.scores.FeatureGaussian` is made."""
+def with_fitted_scores(
+    held_out: Predictions, train: Predictions | None
+) -> tuple[Predictions, dict[str, ColumnScore]]:
+    """Return held-out images with the scores of their features in place of the features, and these scores.
 
-    def __init__(self, classes: int, features: int) -> None:
-        self.count = torch.zeros(classes, dtype=torch.float64)
-        """Images of each class."""
-        self.first = torch.zeros(classes, features, dtype=torch.float64)
-        """Sums of their features."""
-        self.second = torch.zeros(features, features, dtype=torch.float64)
-        """Sums of products of features."""
+    Args:
+        held_out: images with the column ``features``.
+        train: images with it that the scores learn from; if None, they learn from one half of the held-out
+            images, which then don't rank them.
+    """
+    columns = dict(held_out.columns)
+    if train is None:
+        half, _ = shuffled_halves(len(held_out))
+        columns[FITTED_TO] = torch.zeros(len(held_out), dtype=torch.uint8).index_fill(0, half, 1)
+        train = held_out[half]
+    fitted = fit_scores(FITTED_SCORES, _score_columns(train), train.labels)
+    columns |= {name: score.score(_score_columns(held_out)) for name, score in fitted.items()}
+    del columns["features"]
+    return replace(held_out, columns=columns), fitted
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add images: (B, F) and (B,)."""
-        features = features.double()
-        self.count += labels.bincount(minlength=len(self.count))
-        self.first.index_add_(0, labels, features)
-        self.second += features.T @ features
 
-    def gaussian(self) -> FeatureGaussian:
-        """Return the Gaussian with the classes' means and the covariance around them."""
-        seen = self.count > 0
-        means = self.first[seen] / self.count[seen, None]
-        covariance = (self.second - means.T @ self.first[seen]) / self.count.sum()
-        mean_square = self.second.diagonal().mean() / self.count.sum()
-        variance = covariance.diagonal().mean().clamp(min=float(SMALLEST * mean_square) or 1.0)
-        covariance += RIDGE * variance * torch.eye(len(covariance), dtype=torch.float64)
-        inverse_root = torch.linalg.inv(torch.linalg.cholesky(covariance))
-        return FeatureGaussian(inverse_root.float(), (means @ inverse_root.T).float())
+def _score_columns(predictions: Predictions) -> dict[str, Tensor]:
+    return {"logits": predictions.logits, "features": predictions.columns["features"]}

@@ -13,9 +13,9 @@ from candid.inference.predictions import Measure, Predictions
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model
 from candid.trust.detectors import Detector, checked_level, fitted
+from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore
 from candid.trust.scores import (
     SCORES,
-    FeatureGaussian,
     Score,
     Statistics,
     chosen_score,
@@ -28,11 +28,13 @@ LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
 NOVELTY, ERROR = 0.01, 0.05
 """Default levels of the verdict."""
-STATISTIC, GAUSSIAN, FIT, PAIRS = "statistic.", "gaussian.", "fit.", "pair_uncertainty"
+STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
 KEPT = ("training_keys",)
 """What a model carries next to the scores, and keeps when it is calibrated again."""
-OLD_NAMES = {"terms": "log_density_terms"}
+OLD_NAMES = {"terms": "log_density_terms", "distance": "mahalanobis"}
 """Statistics that were called otherwise in models of earlier versions."""
+OLD_MAHALANOBIS = "gaussian."
+"""What the parts of the score ``mahalanobis`` start with in models of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class HeldOut:
     """Statistics of each image; see :func:`candid.trust.scores.statistics_of`."""
     temperature: float
     """What the logits must be divided by for the lowest cross-entropy."""
-    gaussian: FeatureGaussian | None
-    """Where the features of the training images lie."""
+    column_scores: dict[str, ColumnScore] = field(default_factory=dict)
+    """Scores that have learned from the features of other images, by name."""
     fits: dict[str, Tensor] = field(default_factory=dict)
     """Detectors that were fitted already, by score and class."""
     pair_uncertainty: Tensor | None = None
@@ -61,14 +63,13 @@ class HeldOut:
         if not tensors or not scores_belong(model):
             return None
         try:
-            gaussian = _under(GAUSSIAN, tensors)
             statistics = _under(STATISTIC, tensors)
             pairs = tensors.get(PAIRS)
             _check(statistics, tensors["temperature"], pairs, len(model.class_names))
             return cls(
                 {OLD_NAMES.get(name, name): values for name, values in statistics.items()},
                 float(tensors["temperature"]),
-                FeatureGaussian(**gaussian) if gaussian else None,
+                _column_scores(tensors),
                 _under(FIT, tensors),
                 pairs,
             )
@@ -79,7 +80,8 @@ class HeldOut:
 
     def attach(self, model: Model) -> None:
         """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
-        score, gaussian = chosen_score(self.statistics), {} if self.gaussian is None else vars(self.gaussian)
+        score = chosen_score(self.statistics)
+        states = {name: each.state() for name, each in self.column_scores.items()}
         fit = _fitted(self, score).to_tensors()
         model.held_out = {
             **{name: model.held_out[name] for name in KEPT if name in model.held_out},
@@ -87,7 +89,11 @@ class HeldOut:
             FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
-            **{GAUSSIAN + name: values for name, values in gaussian.items()},
+            **{
+                f"{COLUMN_SCORE}{name}.{part}": values
+                for name, state in states.items()
+                for part, values in state.items()
+            },
             **{f"{FIT}{score.name}.{name}": values for name, values in fit.items()},
         }
 
@@ -112,6 +118,18 @@ def _check(statistics: Mapping[str, Tensor], temperature: Tensor, pairs: Tensor 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _column_scores(tensors: Mapping[str, Tensor]) -> dict[str, ColumnScore]:
+    """Return the scores that a model carries; those of later versions are left out."""
+    old = {f"mahalanobis.{part}": values for part, values in _under(OLD_MAHALANOBIS, tensors).items()}
+    parts = old | _under(COLUMN_SCORE, tensors)
+    names = dict.fromkeys(key.rpartition(".")[0] for key in parts)
+    return {
+        name: COLUMN_SCORES[name].from_state(_under(f"{name}.", parts))
+        for name in names
+        if name in COLUMN_SCORES
+    }
 
 
 def needed(model: Model, path: object = "this model") -> HeldOut:
@@ -220,13 +238,14 @@ def _fitted(held_out: HeldOut, score: Score) -> PerClass:
     saved = _under(f"{score.name}.", held_out.fits)
     if saved:
         return new.from_tensors(saved)
-    return new.fit(score.of(held_out.statistics), held_out.statistics["predicted"])
+    ranking = score.ranking(held_out.statistics)
+    return new.fit(score.of(ranking), ranking["predicted"])
 
 
 def measures_of(model: Model) -> dict[str, Measure]:
     """Return what must be measured of images for all scores; nothing for a model without held-out scores."""
     held_out = HeldOut.of(model)
-    return {} if held_out is None else measures_for(SCORES.values(), held_out.gaussian)
+    return {} if held_out is None else measures_for(SCORES.values(), held_out.column_scores)
 
 
 @dataclass(frozen=True)
@@ -301,7 +320,7 @@ class Judge:
     @property
     def measures(self) -> dict[str, Measure]:
         """What must be measured of images for the score."""
-        return measures_for((self.score,), self.held_out.gaussian)
+        return measures_for((self.score,), self.held_out.column_scores)
 
     def p_values(self, statistics: Statistics) -> tuple[Tensor, Tensor]:
         """Return the p-values among all held-out images, and among those of the same predicted class."""

@@ -11,7 +11,7 @@ ScoreName = Annotated[
     Option(
         f"The score that p-values are computed from: {', '.join(SCORES)}.",
         metavar="SCORE",
-        default="joint; mahalanobis for a ResNet",
+        default="joint; combined for a ResNet",
     ),
 ]
 Novelty = Annotated[

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from candid.inference.predictions import Measure, Predictions
     from candid.models.protocol import Outputs
     from candid.trust.detectors import Detector
+    from candid.trust.feature_scores import ColumnScore
 
 Statistics = Mapping[str, "Tensor"]
 """Statistics of each image by name: all that scores, p-values and verdicts need, small enough to be saved."""
@@ -23,12 +24,15 @@ Statistics = Mapping[str, "Tensor"]
 
 def statistics_of(predictions: "Predictions") -> dict[str, "Tensor"]:
     """Return the statistics of N images, each (N,) or (N, d), and everything that was measured of them."""
+    from candid.trust.feature_scores import generalised_entropy
+
     logits = predictions.logits.double()
     found = {
         "predicted": logits.argmax(1),
         "max_posterior": predictions.posterior.amax(1),
         "log_evidence": logits.logsumexp(1),
         "max_logit": logits.amax(1),
+        "generalised_entropy": generalised_entropy(predictions.posterior),
         **predictions.columns,
     }
     if (predictions.labels >= 0).all():
@@ -74,9 +78,16 @@ class Score:
         make = getattr(detectors, self.detector) if isinstance(self.detector, str) else self.detector
         return make()
 
+    def ranking(self, held_out: Statistics) -> Statistics:
+        """Return the held-out images that may rank the score: those that its columns were not fitted to."""
+        fitted_to = held_out.get(FITTED_TO)
+        if fitted_to is None or not any(column in FITTED_SCORES for column in self.columns):
+            return held_out
+        return {name: values[fitted_to == 0] for name, values in held_out.items()}
+
     def fitted(self, held_out: Statistics) -> "Detector":
         """Return the detector, fitted to held-out images."""
-        return self.new_detector().fit(self.of(held_out))
+        return self.new_detector().fit(self.of(self.ranking(held_out)))
 
 
 def waic(log_densities: "Tensor") -> "Tensor":
@@ -181,29 +192,36 @@ def _folded(difference: "Tensor") -> "Tensor":
     return (centred << 1) ^ (centred >> 15)
 
 
-@dataclass(frozen=True)
-class FeatureGaussian:
-    """One Gaussian per class, with a common covariance, on whitened features (Lee et al., 2018).
+FITTED_SCORES = (
+    "mahalanobis",
+    "mahalanobis++",
+    "relative-mahalanobis",
+    "knn",
+    "vim",
+    "pca-residual",
+)
+"""Scores of :data:`candid.trust.feature_scores.COLUMN_SCORES` that models learn from features; also their
+columns."""
+FITTED_TO = "fitted_to"
+"""A column of held-out images: 1 for those that these scores were fitted to. There is none if training images
+were at hand."""
 
-    As a measure of images it is the distance to the nearest class.
-    """
 
-    whitening: "Tensor"
-    """W with W^T W the inverse covariance, (F, F) in float32."""
-    means: "Tensor"
-    """Whitened means of the classes that were seen, (classes, F)."""
+def _fitted_score(name: str) -> Score:
+    return Score(name, "classifier", (name,), "OneTailed", lambda known: -known[name])
 
-    def distance(self, features: "Tensor") -> "Tensor":
-        """Return the Mahalanobis distance to the mean of the nearest class, in standard deviations, (B,)."""
-        import torch
 
-        white = features.float() @ self.whitening.to(features.device).T
-        means = self.means.to(features.device)
-        centre = means.mean(0)  # cdist cancels squares: features far from 0 would lose their distances
-        return torch.cdist(white - centre, means - centre).amin(1).double()
+def _combined(statistics: Statistics) -> "Tensor":
+    import torch
 
-    def __call__(self, images: "Tensor", outputs: "Outputs") -> "Tensor":
-        return self.distance(outputs.features)
+    parts = statistics["mahalanobis++"], -statistics["log_evidence"], statistics["pca-residual"]
+    return torch.stack(parts, 1)
+
+
+def _new_combined() -> "Detector":
+    from candid.trust.combined import Combined
+
+    return Combined()
 
 
 CODE_LENGTHS: "dict[str, Measure]" = {"complexity": code_lengths_by_scale}
@@ -228,11 +246,29 @@ SCORES: dict[str, Score] = {
         Score("max-posterior", "classifier", ("max_posterior",), "OneTailed"),
         Score("energy", "classifier", ("log_evidence",), "OneTailed"),
         Score("max-logit", "classifier", ("max_logit",), "OneTailed"),
-        Score("mahalanobis", "classifier", ("distance",), "OneTailed", lambda known: -known["distance"]),
+        Score(
+            "gen",
+            "classifier",
+            ("generalised_entropy",),
+            "OneTailed",
+            lambda known: -known["generalised_entropy"],
+        ),
+        *map(_fitted_score, FITTED_SCORES),
+        Score(
+            "combined",
+            "classifier",
+            ("mahalanobis++", "log_evidence", "pca-residual"),
+            _new_combined,
+            _combined,
+        ),
         Score("code-length", "control", ("complexity",), "DensityOfStates", measures=CODE_LENGTHS),
     )
 }
 """All scores by name. The last one needs no model: what it detects, too, is not to a model's credit."""
+
+
+DEFAULTS = ("joint", "combined", "mahalanobis", "max-posterior")
+"""The first of these that a model has columns for is its default."""
 
 
 def register_score(score: Score) -> Score:
@@ -260,13 +296,14 @@ def register_score(score: Score) -> Score:
     return score
 
 
-def measures_for(scores: Iterable[Score], gaussian: FeatureGaussian | None = None) -> "dict[str, Measure]":
-    """Return what must be measured of images for ``scores``; distances only if there is a ``gaussian``."""
+def measures_for(
+    scores: Iterable[Score], fitted: "Mapping[str, ColumnScore] | None" = None
+) -> "dict[str, Measure]":
+    """Return what must be measured of images for ``scores``; ``fitted`` are those that know features."""
     found: dict[str, Measure] = {}
     for score in scores:
         found |= score.measures
-        if gaussian is not None and "distance" in score.columns:
-            found["distance"] = gaussian
+        found |= {name: each for name, each in (fitted or {}).items() if name in score.columns}
     return found
 
 
@@ -276,12 +313,10 @@ def available_scores(statistics: Statistics) -> list[Score]:
 
 
 def chosen_score(statistics: Statistics, name: str | None = None) -> Score:
-    """Return the score ``name``; by default the joint score, or the distance of features of a ResNet."""
+    """Return the score ``name``; by default ``joint`` for a pixel model and ``combined`` for a ResNet."""
     available = {score.name: score for score in available_scores(statistics)}
     if name is None:
-        return next(
-            available[best] for best in ("joint", "mahalanobis", "max-posterior") if best in available
-        )
+        return next(available[best] for best in DEFAULTS if best in available)
     if name not in available:
         raise CandidError(f"There is no score '{name}' for this model: {did_you_mean(name, available)}")
     return available[name]
