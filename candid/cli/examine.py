@@ -82,6 +82,9 @@ def examine(
     draw = None if pages.figures is None else _drawing(loaded, pages, folder)
     if examiner.judge is None:
         _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
+    else:
+        for sentence in examiner.judge.promises.sentences():
+            _log(sentence)
     counts: Counter[str] = Counter()
     found = examiner.examine(paths)
     if len(paths) > 1 and not sys.stdout.isatty():

@@ -88,20 +88,39 @@ class ExplanationResponse(BaseModel):
 
 
 class LevelResponse(BaseModel):
-    """A level of a promise."""
+    """A promise about a rate."""
 
     asked: float | None
     in_force: float
     smallest: float = Field(description="The smallest level that the held-out images allow.")
+    promise: Literal["average", "confident"] = Field(
+        description="On average over held-out sets, or with 95 % confidence for this model."
+    )
+    proven: float = Field(description="What is proven for the average.")
+    upper: float = Field(description="The 95 % upper end of the rate for this model.")
+    cut: float = Field(description="Images with a p-value of at most this are rejected.")
+
+
+class RiskResponse(BaseModel):
+    """The promise about accepted images: at most a share of ``asked`` is wrong."""
+
+    asked: float
+    delta: float = Field(description="The probability that the promise is wrong.")
+    threshold: float = Field(description="Images of at least this confidence are accepted.")
+    coverage: float = Field(description="The share of tested held-out images that is accepted.")
+    images: int
+    accepted: int
+    errors: int
 
 
 class PromisesResponse(BaseModel):
-    """What the verdict promises, on average over held-out sets."""
+    """What the verdict promises."""
 
     score: str
     n_reference: int = Field(description="Held-out images that the image is ranked among.")
     novelty: LevelResponse
     error: LevelResponse
+    risk: RiskResponse | None = None
 
 
 class ExaminationResponse(BaseModel):

@@ -50,8 +50,8 @@ def examine(model: Any, images: Any, **options: Any) -> list[Examination]:
         images: one image or a list of them: tensors (C, H, W) or (B, C, H, W), 8-bit or floats in [0, 1];
             arrays (H, W, C) or (H, W); PIL images; names of files, folders and patterns such as
             ``"photos/*.jpg"``.
-        **options: ``score``, ``novelty``, ``error``, ``skip_bad`` and ``batch``; see
-            :class:`~candid.trust.options.ExamineOptions`.
+        **options: ``score``, ``novelty``, ``error``, ``risk``, ``delta``, ``novelty_promise``, ``skip_bad``
+            and ``batch``; see :class:`~candid.trust.options.ExamineOptions`.
 
     Returns:
         One :class:`~candid.trust.verdict.Examination` for each image, in their order.
@@ -164,9 +164,10 @@ class Examiner:
     ) -> None:
         options = options or ExamineOptions()
         levels = options.score, options.novelty, options.error
-        asked = any(level is not None for level in levels)
+        asked = any(level is not None for level in (*levels, options.risk))
         held_out = needed(model, name) if asked else HeldOut.of(model)
-        self.judge = None if held_out is None else Judge.of(model, *levels, held_out)
+        more = options.risk, options.delta, options.novelty_promise
+        self.judge = None if held_out is None else Judge.of(model, *levels, held_out, *more)
         self.measures = NO_MEASURES if self.judge is None else self.judge.measures
         self.preprocessing, self.evidence = model.preprocessing, evidence
         self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -12,8 +12,19 @@ from candid._support.errors import CandidError
 from candid.inference.predictions import Measure, Predictions
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model
-from candid.trust.detectors import Detector, checked_level, fitted
+from candid.trust.detectors import Detector, checked_level, fitted, p_values, shuffled_halves
 from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore
+from candid.trust.promises import (
+    ERROR,
+    NOVELTY,
+    NoveltyPromise,
+    Promises,
+    Risk,
+    level,
+    no_promise,
+    rounded_up,
+    walk,
+)
 from candid.trust.scores import (
     SCORES,
     Score,
@@ -22,12 +33,10 @@ from candid.trust.scores import (
     measures_for,
     statistics_of,
 )
-from candid.trust.verdict import Examination, Level, Promises, Verdict, check_enough, verdicts
+from candid.trust.verdict import Examination, Verdict, check_enough, verdicts
 
 LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
-NOVELTY, ERROR = 0.01, 0.05
-"""Default levels of the verdict."""
 STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
 KEPT = ("training_keys",)
 """What a model carries next to the scores, and keeps when it is calibrated again."""
@@ -77,6 +86,17 @@ class HeldOut:
             raise CandidError(
                 f"The model's held-out scores can't be read ({error}): calibrate it again."
             ) from error
+
+    def divided(self, score: Score) -> tuple["HeldOut", "HeldOut"]:
+        """Return the images that fix the rule, and half of those that may rank ``score``, which test it."""
+        numbers = torch.arange(len(self))
+        free = score.ranking({**self.statistics, "number": numbers})["number"]
+        tests = torch.isin(numbers, free[shuffled_halves(len(free))[1]])
+        fixing, testing = (
+            replace(self, statistics={name: known[part] for name, known in self.statistics.items()}, fits={})
+            for part in (~tests, tests)
+        )
+        return fixing, testing
 
     def attach(self, model: Model) -> None:
         """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
@@ -276,6 +296,9 @@ class Judge:
         novelty: float | None = None,
         error: float | None = None,
         held_out: HeldOut | None = None,
+        risk: float | None = None,
+        delta: float = 0.05,
+        novelty_promise: NoveltyPromise = "average",
     ) -> "Judge":
         """Return the judge of a model that carries held-out scores.
 
@@ -286,21 +309,47 @@ class Judge:
                 level that the number of held-out images allows.
             error: the share of ordinary images whose class set may miss the true class; by default 0.05.
             held_out: use these held-out scores instead of those that the model carries.
+            risk: the share of accepted images that may be wrong. One half of the held-out images then fixes
+                the rest of the rule, the other half tests the whole rule.
+            delta: the probability that the promise of ``risk`` is wrong.
+            novelty_promise: ``"average"`` over held-out sets, or ``"confident"``: with 95 % confidence for
+                this model.
         """
         held_out = needed(model) if held_out is None else held_out
         chosen = chosen_score(held_out.statistics, score)
+        if risk is not None:
+            rule, tests = held_out.divided(chosen)
+            judge = cls.of(model, score, novelty, error, rule, novelty_promise=novelty_promise)
+            promised = judge._tested(tests, checked_level("risk", risk), checked_level("delta", delta))
+            return replace(judge, promises=replace(judge.promises, risk=promised))
         by_class = _fitted(held_out, chosen)
-        n, smallest = len(held_out), by_class.shared.smallest_p_value
-        levels = Level(novelty, max(NOVELTY, smallest) if novelty is None else novelty, smallest)
-        errors = Level(error, max(ERROR, 1 / (n + 1)) if error is None else error, 1 / (n + 1))
-        if checked_level("novelty", levels.in_force) < smallest:
+        n, ranked = len(held_out), by_class.shared.n_reference
+        least_rank = round(by_class.shared.smallest_p_value * (ranked + 1))
+        levels = level(novelty, NOVELTY, ranked, novelty_promise, least_rank=least_rank)
+        errors = level(error, ERROR, n)
+        if novelty is not None and checked_level("novelty", novelty) < levels.in_force:
             raise CandidError(
                 f"With {n} held-out images no image can be called novel at the level {novelty} by the score "
-                f"'{chosen.name}': calibrate with more images, or raise --novelty to {smallest:.2g}."
+                f"'{chosen.name}': calibrate with more images, or raise --novelty to "
+                f"{rounded_up(levels.smallest):g}."
             )
-        check_enough("error", errors.in_force, n, "no class can be ruled out")
-        promises = Promises(chosen.name, by_class.shared.n_reference, levels, errors)
+        check_enough("error", errors.in_force if error is None else error, n, "no class can be ruled out")
+        promises = Promises(chosen.name, ranked, levels, errors)
         return cls(held_out, model.class_names, chosen, promises, by_class)
+
+    def _tested(self, tests: HeldOut, risk: float, delta: float) -> Risk:
+        """Return the promise of ``risk`` from held-out images that had no part in this judge."""
+        known = tests.statistics
+        confidence = known["max_posterior"]
+        second = known.get("second_posterior", 1 - confidence)  # not measured before: no more than this
+        only_one = p_values(-second, -self.held_out.statistics["true_posterior"]) <= self.error
+        passed = only_one & (self.p_values(known)[0] > self.promises.novelty.cut)
+        wrong = known["true_posterior"] < confidence
+        sample = confidence[passed].numpy(), wrong[passed].numpy(), risk, delta, len(tests)
+        found = walk(*sample)
+        if found is None:
+            raise CandidError(no_promise(*sample, len(tests) + len(self.held_out)))
+        return found
 
     @property
     def novelty(self) -> float:
@@ -329,8 +378,26 @@ class Judge:
 
     def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
         """Return accept, ambiguous or novel, and the classes that fit, of each image."""
-        known = self.held_out.statistics["true_posterior"]
-        return verdicts(predictions.posterior, p_value, known, self.novelty, self.error)
+        known, posterior = self.held_out.statistics["true_posterior"], predictions.posterior
+        risk = self.promises.risk
+        confident = None if risk is None else posterior.amax(1) >= risk.threshold
+        return verdicts(posterior, p_value, known, self.promises.novelty.cut, self.error, confident)
+
+    def false_alarms(self) -> dict[str, tuple[int, int]]:
+        """Return by predicted class how many of its held-out images are called novel, and of how many.
+
+        Only held-out images count that images are ranked among; each is ranked among the others.
+        """
+        known, n = self.score.ranking(self.held_out.statistics), self.promises.n_reference
+        if n < len(known["predicted"]):  # the others shaped a density
+            half = shuffled_halves(len(known["predicted"]))[1]
+            known = {name: values[half] for name, values in known.items()}
+        among_others = (self.p_values(known)[0] * (n + 1) - 1) / n
+        novel = among_others <= self.promises.novelty.cut + 1e-9
+        return {
+            name: (int(novel[known["predicted"] == y].sum()), int((known["predicted"] == y).sum()))
+            for y, name in enumerate(self.class_names)
+        }
 
     def examine(self, predictions: Predictions) -> list[Examination]:
         """Return the examinations of images that have the columns of :attr:`measures`."""

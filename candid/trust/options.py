@@ -32,6 +32,31 @@ ErrorLevel = Annotated[
         default="0.05",
     ),
 ]
+RiskLevel = Annotated[
+    float | None,
+    Option(
+        "Error rate of accepted images: at most this share of them is wrong, with confidence 1 - delta. Half "
+        "of the held-out images then test the rule instead of shaping it.",
+        above=0,
+        below=1,
+        default="no promise",
+    ),
+]
+Delta = Annotated[
+    float,
+    Option(
+        "Probability that the promise of --risk is wrong, over the draw of the held-out images.",
+        above=0,
+        below=1,
+    ),
+]
+Promise = Annotated[
+    Literal["average", "confident"],
+    Option(
+        "What --novelty promises: the rate on average over held-out sets, or a rate that holds with 95 % "
+        "confidence for this model."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +66,9 @@ class ExamineOptions:
     score: ScoreName = None
     novelty: Novelty = None
     error: ErrorLevel = None
+    risk: RiskLevel = None
+    delta: Delta = 0.05
+    novelty_promise: Promise = "average"
     skip_bad: Annotated[
         bool, Option("Leave out images that can't be used, instead of stopping at the first.", hidden=True)
     ] = False
@@ -48,6 +76,19 @@ class ExamineOptions:
         int | None,
         Option("Images that pass the network at a time.", least=1, hidden=True),
     ] = None
+    __post_init__ = check_fields  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class MonitorOptions:
+    """What the verdicts of a monitor promise, and the score that decides what is novel."""
+
+    novelty: Novelty = None
+    error: ErrorLevel = None
+    risk: RiskLevel = None
+    delta: Delta = 0.05
+    score: str = "combined"
+    novelty_promise: Promise = "average"
     __post_init__ = check_fields  # type: ignore[misc]
 
 

@@ -35,6 +35,8 @@ def statistics_of(predictions: "Predictions") -> dict[str, "Tensor"]:
         "generalised_entropy": generalised_entropy(predictions.posterior),
         **predictions.columns,
     }
+    if logits.shape[1] > 1:
+        found["second_posterior"] = predictions.posterior.topk(2).values[:, 1]
     if (predictions.labels >= 0).all():
         found["true_posterior"] = predictions.posterior.gather(1, predictions.labels[:, None])[:, 0]
     if predictions.log_density is not None:

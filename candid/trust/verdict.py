@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.models.protocol import Outputs
 from candid.trust.detectors import checked_level, p_values
+from candid.trust.promises import Promises, rounded_up
 
 Kind = Literal["accept", "ambiguous", "novel"]
 TOP = 5
@@ -28,35 +30,8 @@ class Verdict(NamedTuple):
     kind: Kind
     """A typical image of one class; a typical image that several classes fit; not a typical image."""
     classes: tuple[int, ...]
-    """The numbers of the classes that fit, in order of falling posterior: one, several, none."""
-
-
-class Level(NamedTuple):
-    """One promise of a verdict."""
-
-    asked: float | None
-    """What the user asked for; None for the default."""
-    in_force: float
-    smallest: float
-    """The smallest level that this number of held-out images allows."""
-
-
-@dataclass(frozen=True)
-class Promises:
-    """What verdicts promise, on average over the draw of the held-out images."""
-
-    score: str
-    """The score that decides what is novel."""
-    n_reference: int
-    """The number of held-out images that an image is ranked among."""
-    novelty: Level
-    """The share of ordinary images that is called novel."""
-    error: Level
-    """The share of ordinary images whose class set misses the true class."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the promises as JSON."""
-        return asdict(self) | {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
+    """The numbers of the classes that fit, in order of falling posterior: one, several, none. Of an image
+    that is ambiguous because its confidence is too low for the promised risk: the class and the runner-up."""
 
 
 class Evidence(NamedTuple):
@@ -169,6 +144,7 @@ def verdicts(
     held_out_true_posteriors: Tensor,
     novelty: float = 0.01,
     error: float = 0.05,
+    confident: Tensor | None = None,
 ) -> list[Verdict]:
     """Return the verdicts on N images, from posteriors (N, M) and the p-values of a score (N,).
 
@@ -179,6 +155,9 @@ def verdicts(
 
     Either level needs 1 / level - 1 held-out images. Scores whose smallest p-value is larger than 1 / (n + 1)
     need twice as many: `TwoTailed`, `TypicalSet` and `DensityOfStates`.
+
+    ``confident`` says of each image, (N,) bool, whether its confidence is high enough for a promised risk
+    (:func:`candid.trust.promises.walk`). If it is not, an image that would be accepted is ambiguous.
 
     >>> import torch
     >>> held_out = torch.linspace(0.2, 1, 99)
@@ -197,7 +176,10 @@ def verdicts(
             f"given are {tuple(p_value.shape)}."
         )
     novel = (p_value.double() <= novelty).tolist()
-    sizes = sets.sum(1).tolist()
+    counts = sets.sum(1)
+    if confident is not None:
+        counts = torch.where(confident, counts, counts.clamp(min=2))
+    sizes = counts.tolist()
     ranked = posterior.argsort(dim=1, descending=True, stable=True)[:, : max(sizes, default=0)].tolist()
     return [
         Verdict("novel", ())
@@ -225,5 +207,5 @@ def check_enough(name: str, level: float, n: int, otherwise: str) -> None:
         needed = math.ceil(1 / level) - 1
         raise CandidError(
             f"With {n} held-out images {otherwise} at the level {name} = {level}: "
-            f"hold out at least {needed}, or raise the level."
+            f"hold out at least {needed}, or raise the level to {rounded_up(1 / (n + 1)):g}."
         )

@@ -79,7 +79,11 @@ def test_a_record_has_five_classes_and_the_promises(model: GenerativeClassifier)
     assert len(record["posterior"]) == 5
     promises = record["promises"]
     assert promises["score"] == "joint" and promises["n_reference"] == 500
-    assert promises["novelty"] == {"asked": 0.05, "in_force": 0.05, "smallest": 1 / 501}
+    assert promises["novelty"] == {
+        **{"asked": 0.05, "in_force": 0.05, "smallest": 1 / 501, "promise": "average", "proven": 0.05},
+        **{"cut": 0.05, "upper": pytest.approx(0.0668, abs=1e-4)},
+    }
+    assert promises["risk"] is None
     assert promises["error"]["in_force"] == 0.1 and record["verdict"] in found.line()
 
 

@@ -113,12 +113,25 @@ def test_what_an_image_is_called() -> None:
     assert verdicts(posterior[:0], torch.empty(0), held_out) == []
 
 
+def test_confidence_that_is_too_low_for_the_risk_makes_ambiguous_and_names_the_runner_up() -> None:
+    posterior = torch.tensor([[0.05, 0.95, 0], [0.1, 0.2, 0.7], [0.9, 0.04, 0.06], [0, 0, 1]])
+    p_value, held_out = torch.tensor([1, 1, 1, 0.01]), torch.full((100,), 0.7)
+    confident = torch.tensor([True, False, False, False])
+    assert verdicts(posterior, p_value, held_out, confident=confident) == [
+        ("accept", (1,)),
+        ("ambiguous", (2, 1)),
+        ("ambiguous", (0, 2)),
+        ("novel", ()),
+    ]
+
+
 @pytest.mark.parametrize("level", [0.001, 0.01, 0.05, 1 / 3, 0.07])
 @pytest.mark.parametrize("name", ["novelty", "error"])
 def test_too_few_held_out_images_are_refused_with_the_number_that_is_needed(name: str, level: float) -> None:
     def ask(n: int) -> list[Verdict]:
-        levels = {"novelty": 0.5, "error": 0.5, name: level}
-        return verdicts(torch.tensor([[0.4, 0.6]]), torch.tensor([1.0]), torch.full((n,), 0.5), **levels)
+        levels = {"novelty": 0.5, "error": 0.5} | {name: level}
+        images = torch.tensor([[0.4, 0.6]]), torch.tensor([1.0]), torch.full((n,), 0.5)
+        return verdicts(*images, levels["novelty"], levels["error"])
 
     needed = math.ceil(1 / level) - 1
     with pytest.raises(CandidError, match=f"With {needed - 1} held-out .* at least {needed},"):

@@ -1,0 +1,106 @@
+"""The judge of a model promises the risk of its whole rule, and says what is in force."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import candid
+from candid import CandidError, ResNet
+from candid.trust.judge import HeldOut, Judge, needed
+from candid.trust.promises import walk
+from candid.trust.scores import FITTED_TO, SCORES
+from tests.helpers import candid_command
+
+MODEL = "cifar10-resnet"
+
+
+@pytest.fixture(scope="module")
+def model() -> ResNet:
+    return candid.load(MODEL)
+
+
+def test_one_half_fixes_the_rule_and_the_other_tests_it(model: ResNet) -> None:
+    held_out = needed(model)
+    judge = Judge.of(model, risk=0.05)
+    fixing, testing = held_out.divided(judge.score)
+    assert len(fixing) == len(testing) == 500
+    assert not set(fixing.statistics["keys"].tolist()) & set(testing.statistics["keys"].tolist())
+    without = Judge.of(model, held_out=fixing)
+    assert replace(judge.promises, risk=None) == without.promises
+    risk = judge.promises.risk
+    assert risk is not None and risk.images == 500 and risk.asked == 0.05
+    known = testing.statistics
+    sure = 1 - known["max_posterior"]  # an upper bound of the second posterior, which was not measured
+    ruled_out = 1 + (fixing.statistics["true_posterior"][:, None] <= sure).sum(0)
+    passed = (ruled_out / 501 <= 0.05) & (without.p_values(known)[0] > 0.01)
+    wrong = known["true_posterior"] < known["max_posterior"]
+    assert risk == walk(known["max_posterior"][passed], wrong[passed], 0.05, images=500)
+
+
+def test_accepted_images_are_confident_enough(model: ResNet) -> None:
+    images = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for each in candid.examine(model, images, risk=0.1, novelty=0.05, score="max-posterior"):
+        assert each.promises is not None and each.promises.risk is not None
+        if each.verdict == "accept":
+            assert each.confidence >= each.promises.risk.threshold
+        elif each.verdict == "ambiguous":
+            assert each.classes is not None and len(each.classes) >= 2 and each.classes[0] == each.label
+
+
+def test_images_that_fitted_a_score_never_test_the_rule(model: ResNet) -> None:
+    held_out = needed(model)
+    fitted_to = (torch.arange(len(held_out)) % 3 == 0).to(torch.uint8)
+    known = HeldOut({**held_out.statistics, FITTED_TO: fitted_to}, 1.0, held_out.column_scores)
+    fixing, testing = known.divided(SCORES["mahalanobis"])
+    assert testing.statistics[FITTED_TO].sum() == 0 and len(testing) == 333
+    assert fixing.statistics[FITTED_TO].sum() == 334
+    assert len(known.divided(SCORES["max-posterior"])[1]) == 500
+
+
+def test_advice_that_is_followed_works(model: ResNet) -> None:
+    with pytest.raises(CandidError, match="A risk of 1 % can't be promised") as refused:
+        Judge.of(model, risk=0.01)
+    words = str(refused.value)
+    risk = float(words.split("by risk ")[1].split(" ")[0])
+    delta = float(words.split("and delta ")[1].split(" ")[0])
+    assert Judge.of(model, risk=risk, delta=delta).promises.risk is not None
+    for promise in ("average", "confident"):
+        with pytest.raises(CandidError, match="raise --novelty to ") as refused:
+            Judge.of(model, novelty=1e-4, novelty_promise=promise)
+        smallest = float(str(refused.value).split("raise --novelty to ")[1].rstrip("."))
+        assert Judge.of(model, novelty=smallest, novelty_promise=promise).novelty == smallest
+    few = {name: values[:30] for name, values in needed(model).statistics.items()}
+    with pytest.raises(CandidError, match="raise the level to") as refused:
+        Judge.of(model, error=0.01, held_out=HeldOut(few, 1.0))
+    smallest = float(str(refused.value).split("raise the level to ")[1].rstrip("."))
+    assert Judge.of(model, error=smallest, held_out=HeldOut(few, 1.0)).error == smallest
+
+
+def test_false_alarms_add_up_to_the_level(model: ResNet) -> None:
+    for name in ("cifar10-beta1", MODEL):
+        judge = Judge.of(candid.load(name), novelty=0.05)
+        alarms = judge.false_alarms()
+        assert list(alarms) == list(judge.class_names)
+        n = judge.promises.n_reference
+        assert sum(images for _, images in alarms.values()) == n
+        assert sum(flagged for flagged, _ in alarms.values()) == pytest.approx(0.05 * n, abs=1)
+
+
+def test_the_command_prints_the_promises(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "black.png")
+    options = ("--risk", "0.1", "--delta", "0.02", "--novelty", "0.02", "--novelty-promise", "confident")
+    done = candid_command("examine", MODEL, tmp_path / "black.png", *options, "--json")
+    assert done.exit_code == 0
+    said = " ".join(done.stderr.split())
+    assert "Novelty 2 %: at most this share of ordinary images is called novel, with 95 % confidence" in said
+    assert (
+        "Error 5 %" in said and "Risk 10 %: at most this share of accepted images is wrong, with 98 %" in said
+    )
+    risk = json.loads(done.stdout)["promises"]["risk"]
+    assert risk["asked"] == 0.1 and risk["delta"] == 0.02
+    done = candid_command("examine", MODEL, tmp_path / "black.png", "--risk", "0.01")
+    assert isinstance(done.exception, CandidError) and "can't be promised" in str(done.exception)
