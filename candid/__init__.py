@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from candid.trust.calibrate import calibrate
     from candid.trust.examine import Unusable, examine, examine_stream
     from candid.trust.judge import Judge
+    from candid.trust.monitor import Monitor
     from candid.trust.scores import Score, register_score
     from candid.trust.verdict import Examination, Verdict
 
@@ -46,6 +47,7 @@ __all__ = [
     "FlowConfig",
     "GenerativeClassifier",
     "Judge",
+    "Monitor",
     "NonFiniteError",
     "Refit",
     "ResNet",
@@ -98,6 +100,7 @@ _LAZY = {
     "trust.calibrate": ("calibrate",),
     "trust.examine": ("Unusable", "examine", "examine_stream"),
     "trust.judge": ("Judge",),
+    "trust.monitor": ("Monitor",),
     "trust.scores": ("Score", "register_score"),
     "trust.verdict": ("Examination", "Verdict"),
 }

@@ -137,8 +137,7 @@ def rounded_up(share: float) -> float:
     (0.025, 0.05)
     """
     digits = 1 - math.floor(math.log10(share))
-    nearest = round(share, digits)
-    return nearest if nearest >= share else round(share + 10.0**-digits, digits)
+    return round(math.ceil(share * 10**digits) / 10**digits, digits)
 
 
 def level(

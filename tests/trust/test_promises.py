@@ -162,7 +162,7 @@ def test_what_can_be_promised_instead_can_be_promised() -> None:
 
 
 def test_the_estimate_of_images_is_enough_on_average() -> None:
-    """Where errors are as frequent as before, about half of the sets of the estimated size promise the risk."""
+    """With errors as frequent as before, many sets of the estimated size promise the risk."""
     random = np.random.default_rng(0)
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
