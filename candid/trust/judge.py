@@ -12,6 +12,7 @@ from candid._support.errors import CandidError
 from candid.inference.predictions import Measure, Predictions
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model
+from candid.trust.combined import Combined
 from candid.trust.detectors import Detector, checked_level, fitted, p_values, shuffled_halves
 from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore
 from candid.trust.promises import (
@@ -25,6 +26,7 @@ from candid.trust.promises import (
     rounded_up,
     walk,
 )
+from candid.trust.ranking import among_others
 from candid.trust.scores import (
     SCORES,
     Score,
@@ -392,8 +394,12 @@ class Judge:
         if n < len(known["predicted"]):  # the others shaped a density
             half = shuffled_halves(len(known["predicted"]))[1]
             known = {name: values[half] for name, values in known.items()}
-        among_others = (self.p_values(known)[0] * (n + 1) - 1) / n
-        novel = among_others <= self.promises.novelty.cut + 1e-9
+        values = self.score.of(known)
+        if isinstance(self.detector, Combined):
+            share = among_others(values)
+        else:
+            share = (self.detector.p_value(values) * (n + 1) - 1) / n
+        novel = share <= self.promises.novelty.cut + 1e-9
         return {
             name: (int(novel[known["predicted"] == y].sum()), int((known["predicted"] == y).sum()))
             for y, name in enumerate(self.class_names)

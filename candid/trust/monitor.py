@@ -126,7 +126,8 @@ class Monitor:
         if options.risk is not None:
             risk = _tested(rule, arrays[torch.arange(n, len(arrays))], truth[n:], groups[n:], options)
             log_odds = risk.threshold
-            rule = rule.with_risk(replace(risk, threshold=float(torch.tensor(log_odds).sigmoid())))
+            confidence = torch.tensor(log_odds, dtype=torch.float64).sigmoid()
+            rule = rule.with_risk(replace(risk, threshold=float(confidence)))
         width = None if arrays.features is None else arrays.features.shape[1]
         self._fitted = Fitted(rule, names, parts, width, kind, group_names, log_odds)
         for sentence in self._warnings():
@@ -242,8 +243,8 @@ def _groups(
             raise CandidError(f"'by' is \"class\" or names the group of each image, not '{by}'.")
         return "class", class_names, arrays.logits.argmax(1)
     named = checked_groups(by, len(arrays))
-    names = tuple(sorted(set(named)))
-    return "name", names, torch.tensor([names.index(name) for name in named])
+    numbers = {name: number for number, name in enumerate(sorted(set(named)))}
+    return "name", tuple(numbers), torch.tensor([numbers[name] for name in named])
 
 
 def _known_groups(by: Any, arrays: Arrays, fitted: Fitted) -> Tensor:

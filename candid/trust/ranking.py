@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from candid.trust.combined import CombinedRanks
+from candid.trust.combined import TOLERANCE, CombinedRanks, combination
 from candid.trust.detectors import p_values
 from candid.trust.feature_moments import Columns
 from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore, LogitScore, fit_scores
@@ -175,3 +175,17 @@ def ranked_p_values(rankings: Sequence[Ranking], columns: Columns, groups: Tenso
 def ranked_images(rankings: Sequence[Ranking], group: int = ALL) -> int:
     """Return how many held-out images an image of a group is ranked among."""
     return sum(len(ranking.of_group(group)) for ranking in rankings)
+
+
+def among_others(values: Tensor) -> Tensor:
+    """Return the p-value that each of n held-out images has among the others, from J scores (n, J), (n,).
+
+    >>> among_others(torch.tensor([[1.0], [3.0], [2.0], [0.0]]))
+    tensor([0.7500, 0.2500, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    n, combined = len(values), values[:, 0]
+    if values.shape[1] > 1:
+        columns = values.T.contiguous()
+        ranks = n - torch.searchsorted(columns.sort().values, columns)
+        combined = combination(ranks.T / n)
+    return (p_values(combined - TOLERANCE, combined) * (n + 1) - 1) / n

@@ -10,7 +10,7 @@ from torch import Tensor
 from candid.trust.feature_moments import Columns
 from candid.trust.options import MonitorOptions
 from candid.trust.promises import ERROR, NOVELTY, Level, Promises, Risk, level, rounded_up
-from candid.trust.ranking import ALL, Ranking, ranked_images, ranked_p_values
+from candid.trust.ranking import ALL, Ranking, among_others, ranked_images, ranked_p_values
 from candid.trust.verdict import Verdict, verdicts
 
 
@@ -81,13 +81,12 @@ class Rule:
             torch.cat([getattr(ranking, name) for ranking in self.rankings])
             for name in ("held_out", "groups", "labels")
         )
-        everyone = Ranking((), held_out, groups, labels)
         ranked_in = self.ranked_in(groups)
         novel = torch.zeros(len(labels), dtype=torch.bool)
-        for group in ranked_in.unique().tolist():
-            own = ranked_in == group
-            share = everyone.as_extreme(held_out[own], group).double() / len(everyone.of_group(group))
-            novel[own] = share <= self.promises[group].novelty.cut + 1e-9
+        for group, promises in self.promises.items():
+            rows = torch.arange(len(labels)) if group == ALL else (groups == group).nonzero()[:, 0]
+            flagged = among_others(held_out[rows]) <= promises.novelty.cut + 1e-9
+            novel[rows] = torch.where(ranked_in[rows] == group, flagged, novel[rows])
         return {
             name: (int(novel[labels == y].sum()), int((labels == y).sum()))
             for y, name in enumerate(class_names)

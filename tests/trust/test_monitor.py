@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -366,7 +367,25 @@ def test_any_finite_logits_are_judged(known: np.ndarray, new: np.ndarray, novelt
         json.dumps(each.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize(("n", "options"), [(600, {}), (200, {}), (600, {"score": "knn"})])
+def test_false_alarms_by_class_add_up_to_the_level(n: int, options: dict[str, Any]) -> None:
+    monitor = fitted(n, novelty=0.05, **options)
+    flagged, counts = zip(*monitor.false_alarms().values(), strict=True)
+    assert sum(counts) == monitor.promises.n_reference
+    assert sum(flagged) == pytest.approx(0.05 * sum(counts), abs=2)
+
+
 def test_the_front_door_has_it() -> None:
     assert candid.Monitor is Monitor and repr(Monitor(risk=0.1)).startswith(
         "Monitor(novelty=0.01, error=0.05"
     )
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code, names)
+    assert "Risk 5 %: at most this share of accepted images is wrong" in capsys.readouterr().out
+    assert names["monitor"].promises.risk.asked == 0.05

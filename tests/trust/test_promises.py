@@ -106,7 +106,7 @@ def test_levels_are_those_of_the_beta_distribution(n: int, asked: float) -> None
     rank = math.floor(on_average.in_force * (n + 1) + 1e-9)
     assert rank / (n + 1) <= on_average.in_force + 1e-12
     if rank <= n:
-        assert beta.cdf(on_average.upper, rank, n + 1 - rank) == pytest.approx(0.95)
+        assert on_average.upper == pytest.approx(beta.ppf(0.95, rank, n + 1 - rank), rel=1e-9)
     confident = level(asked, 0.01, n, "confident")
     rank = round(confident.cut * (n + 1))
     assert confident.in_force >= asked and rank >= 1

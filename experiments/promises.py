@@ -1,0 +1,192 @@
+"""Measure whether the promised risk of accepted images is kept, on real predictions.
+
+``python -m experiments.promises images``
+
+``images`` is CIFAR-10 as a folder with ``test/<class>/*.png``. Held-out sets are drawn with replacement from
+the test predictions, so that the true risk is known: it is the risk over all of them. The passes are cached
+in ``runs/promises``, where ``promises.json`` and ``promises.md`` are written.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import bdtr
+
+import candid
+from candid._support.errors import CandidError
+from candid._support.files import write_texts
+from candid.data.datasets import open_part
+from candid.inference.predictions import Predictions
+from candid.inference.runner import Runner
+from candid.trust.arrays import Arrays
+from candid.trust.promises import walk
+
+MODELS = ("cifar10-resnet", "cifar10-beta1")
+RISKS = (0.01, 0.02, 0.05, 0.1)
+DELTA = 0.05
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Threshold = Callable[[Floats, Floats, float], float | None]
+"""From confidences, flags whether they are wrong, and a risk to the least confidence that is accepted."""
+
+
+class Kept(NamedTuple):
+    """What became of a promise on many held-out sets."""
+
+    coverage: float
+    """The mean share of all images that is accepted; 0 if nothing was promised."""
+    none: float
+    """The share of sets with which nothing could be promised."""
+    broken: float
+    """The share of sets whose promise is broken."""
+
+
+def predicted(name: str, data: str, images: int | None, work: Path) -> Predictions:
+    """Return what a bundled model says of test images, from a pass that is cached."""
+    model = candid.load(name)
+    split = open_part(data, model.class_names, "test", model.record.config).split.subsample(images)
+    found = Runner(model, folder=work / name).predictions(split, model.preprocessing, "test")
+    assert found is not None
+    return found
+
+
+def by_walk(confidence: Floats, wrong: Floats, risk: float) -> float | None:
+    """Return the threshold of candid."""
+    found = walk(confidence, wrong, risk, DELTA)
+    return None if found is None else found.threshold
+
+
+def by_bisection(confidence: Floats, wrong: Floats, risk: float) -> float | None:
+    """Return the threshold of SGR (Geifman & El-Yaniv, 2017): log2 n bisections of the ranks share delta.
+
+    A threshold passes if the Clopper-Pearson upper bound of its risk, at its share of delta, is below the
+    risk. The last one that passed is returned.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    ranked, errors = confidence[order], wrong[order].cumsum()
+    n = len(ranked)
+    steps, fewest, most, found = math.ceil(math.log2(n)), 1, n, None
+    for _ in range(steps):
+        m = (fewest + most) // 2
+        m = int(np.searchsorted(-ranked, -ranked[m - 1], "right"))  # equal confidences are accepted together
+        if bdtr(errors[m - 1], m, risk) < DELTA / steps:
+            found, fewest = float(ranked[m - 1]), min(m, n)
+        else:
+            most = m
+    return found
+
+
+def kept(confidence: Floats, wrong: Floats, risk: float, method: Threshold, sets: int, size: int) -> Kept:
+    """Return what becomes of the promises of a method, over all images."""
+    ranked, errors = _risk_coverage(confidence, wrong)
+    random = np.random.default_rng(0)
+    coverage, none, broken = 0.0, 0, 0
+    for _ in range(sets):
+        rows = random.integers(0, len(confidence), size)
+        threshold = method(confidence[rows], wrong[rows], risk)
+        if threshold is None:
+            none += 1
+            continue
+        accepted = int(np.searchsorted(-ranked, -threshold, "right"))
+        coverage += accepted / len(ranked)
+        broken += errors[accepted - 1] > risk * accepted
+    return Kept(coverage / sets, none / sets, broken / sets)
+
+
+def oracle(confidence: Floats, wrong: Floats, risk: float) -> float:
+    """Return the largest coverage whose risk over all images is at most ``risk``."""
+    _, errors = _risk_coverage(confidence, wrong)
+    fits = np.flatnonzero(errors <= risk * np.arange(1, len(errors) + 1))
+    return 0.0 if len(fits) == 0 else (int(fits[-1]) + 1) / len(errors)
+
+
+def _risk_coverage(confidence: Floats, wrong: Floats) -> tuple[Floats, Floats]:
+    order = np.argsort(-confidence, kind="stable")
+    return confidence[order], wrong[order].cumsum()
+
+
+def whole_rule(predictions: Predictions, risk: float, sets: int, size: int) -> Kept:
+    """Return what becomes of the promise of a whole monitor: novelty 1 %, error 5 % and the risk."""
+    arrays, labels = Arrays.of(predictions.logits), predictions.labels
+    wrong = (arrays.logits.argmax(1) != labels).numpy()
+    random = np.random.default_rng(1)
+    coverage, none, broken = 0.0, 0, 0
+    for _ in range(sets):
+        rows = torch.from_numpy(random.integers(0, len(labels), size))
+        try:
+            monitor = candid.Monitor(risk=risk, delta=DELTA).fit(arrays.logits[rows], labels[rows])
+        except CandidError:
+            none += 1
+            continue
+        accepted = np.array([each.verdict == "accept" for each in monitor.examine(arrays.logits)])
+        coverage += float(accepted.mean())
+        broken += bool(wrong[accepted].mean() > risk)
+    return Kept(coverage / sets, none / sets, broken / sets)
+
+
+def measured(predictions: Predictions, sets: int, size: int, rule_sets: int) -> dict[str, Any]:
+    """Return the figures of one model by risk."""
+    confidence = predictions.posterior.amax(1).numpy()
+    wrong = (predictions.logits.argmax(1) != predictions.labels).numpy()
+    found = {}
+    for risk in RISKS:
+        methods = {
+            "walk": kept(confidence, wrong, risk, by_walk, sets, size)._asdict(),
+            "SGR": kept(confidence, wrong, risk, by_bisection, sets, size)._asdict(),
+        }
+        if rule_sets:
+            methods["whole rule"] = whole_rule(predictions, risk, rule_sets, size)._asdict()
+        found[f"{risk:g}"] = {"oracle": oracle(confidence, wrong, risk), **methods}
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the figures in Markdown: coverage, in brackets the share of sets without a promise, broken."""
+    methods = [name for name in ("walk", "SGR", "whole rule") if name in results["models"][MODELS[0]]["0.01"]]
+    head = ["model", "risk", "oracle", *(f"{name}: coverage (no promise) broken" for name in methods)]
+    rows = [head, ["---"] * len(head)]
+    for name, by_risk in results["models"].items():
+        for risk, found in by_risk.items():
+            cells = [
+                f"{100 * found[each]['coverage']:.1f} ({100 * found[each]['none']:.0f}) "
+                f"{100 * found[each]['broken']:.1f}"
+                for each in methods
+            ]
+            rows.append([name, f"{100 * float(risk):g} %", f"{100 * found['oracle']:.1f}", *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.promises", description=__doc__)
+    parser.add_argument("data", metavar="DATA", help="CIFAR-10 as a folder of images")
+    parser.add_argument("--images", type=int, help="use this number of test images, evenly spread")
+    parser.add_argument("--sets", type=int, default=1000, help="held-out sets")
+    parser.add_argument("--size", type=int, default=1000, help="images in each")
+    parser.add_argument(
+        "--rule-sets", type=int, default=100, help="held-out sets for whole monitors; 0 for none"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/promises"), help="the folder for what is written"
+    )
+    asked = parser.parse_args(arguments)
+    models = {
+        name: measured(
+            predicted(name, asked.data, asked.images, asked.work), asked.sets, asked.size, asked.rule_sets
+        )
+        for name in MODELS
+    }
+    settings = {"sets": asked.sets, "size": asked.size, "rule_sets": asked.rule_sets, "delta": DELTA}
+    results = {**settings, "models": models}
+    text = table(results)
+    write_texts({"promises.json": json.dumps(results, indent=1) + "\n", "promises.md": text}, asked.work)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
