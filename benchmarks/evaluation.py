@@ -1,8 +1,8 @@
 """What an evaluation costs beyond the network: the pass of ``candid evaluate`` against bare forward passes.
 
 The pass takes 8-bit images from memory and gives logits, the terms of the density, the length of each
-image in a lossless code and the Mahalanobis distance of its features; it is written to disk, under a name
-made from the images and the weights. The peer is the same frozen network on batches that are ready.
+image in a lossless code and the scores of its features; it is written to disk, under a name made from the
+images and the weights. The peer is the same frozen network on batches that are ready.
 """
 
 import sys
@@ -18,8 +18,8 @@ from candid._support.randomness import generator
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 from candid.inference.runner import Runner
-from candid.trust.calibrate import Moments
-from candid.trust.scores import SCORES, measures_for
+from candid.trust.feature_scores import fit_scores
+from candid.trust.scores import FITTED_SCORES, SCORES, measures_for
 
 PASS, BARE = "evaluation", "bare forward passes"
 LIMIT = 1.1
@@ -36,9 +36,11 @@ def main() -> int:
     model = GenerativeClassifier.from_preset("cifar").eval()
     fast = model.frozen()
     features = model.config.flow.constant_coefficients
-    moments = Moments(10, features)
-    moments.add(torch.randn(1000, features, generator=random), torch.arange(1000) % 10)
-    measures = measures_for(SCORES.values(), moments.gaussian())
+    columns = {
+        "features": torch.randn(1000, features, generator=random),
+        "logits": torch.randn(1000, 10, generator=random),
+    }
+    measures = measures_for(SCORES.values(), fit_scores(FITTED_SCORES, columns, torch.arange(1000) % 10))
     with tempfile.TemporaryDirectory() as folder:
         passes = Runner(model, folder=Path(folder))
         ready = [part / 255 for part in pixels.split(passes.batch)]

@@ -23,6 +23,7 @@ from candid.data.images import Preprocessing, image_keys
 from candid.data.loader import NamedBatch, named_batches
 from candid.data.splits import Split
 from candid.inference.predictions import (
+    FEATURES,
     NO_MEASURES,
     Measure,
     Predictions,
@@ -190,6 +191,26 @@ class Runner:
             raise error
         return results
 
+    def features(
+        self, split: Split, preprocessing: Preprocessing, name: str, most: int
+    ) -> Predictions | None:
+        """Return what the model says of about ``most`` images, with the column ``features``; nothing is cached.
+
+        It returns None in all processes but the first.
+        """
+
+        def make(batch: NamedBatch) -> Predictions:
+            return predict(self.frozen, *batch, FEATURES)
+
+        batches = math.ceil(most / self.batch / self.fabric.world_size)
+        return self._joined(self.each(make, split, preprocessing, name, most=batches))
+
+    def _joined(self, own: list[Predictions]) -> Predictions | None:
+        """Return the batches of all processes in order; None in all processes but the first."""
+        by_process = gathered(self.fabric, own)
+        in_turn = [part for parts in zip_longest(*by_process) for part in parts if part is not None]
+        return Predictions.joined(in_turn) if self.is_first else None
+
     def _cached_or_made(
         self,
         make: Callable[[NamedBatch], Predictions],
@@ -206,11 +227,9 @@ class Runner:
             found = None  # it was made for scores that need less
         if self.fabric.broadcast(found is not None):
             return found
-        by_process = gathered(self.fabric, self.each(make, split, preprocessing, name, batch))
-        in_turn = [part for parts in zip_longest(*by_process) for part in parts if part is not None]
-        if not self.is_first:
+        found = self._joined(self.each(make, split, preprocessing, name, batch))
+        if found is None:
             return None
-        found = Predictions.joined(in_turn)
         if not split.can_index:  # in one order for any number of processes
             found = found[torch.tensor(sorted(range(len(found)), key=found.paths.__getitem__))]
         try:

@@ -1,33 +1,30 @@
 """Calibrate a model: measure held-out images and store their scores with it."""
 
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from candid._support.config import build
-from candid._support.distributed import gathered, launch
+from candid._support.distributed import launch
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_part, trained_on
 from candid.data.images import Preprocessing
-from candid.data.loader import NamedBatch
 from candid.data.options import Part
 from candid.data.splits import Split
 from candid.inference.metrics import fit_temperature, measured_uncertainty
-from candid.inference.predictions import FEATURES, Predictions, predict
+from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.protocol import Model
 from candid.trust.detectors import shuffled_halves
-from candid.trust.feature_scores import ColumnScore, fit_scores
+from candid.trust.feature_scores import fit_scores
 from candid.trust.judge import HeldOut
 from candid.trust.options import CalibrateOptions
-from candid.trust.scores import FITTED_SCORES, FITTED_TO, SCORES, measures_for, statistics_of
+from candid.trust.scores import FITTED_SCORES, SCORES, measures_for, statistics_of
 
 MOST_IMAGES = 20_000
 """The most training images for features, and the most held-out ones; larger sets are subsampled evenly."""
@@ -42,8 +39,8 @@ def calibrate(
     """Measure held-out images of ``data`` and store their scores with the model: p-values come from them.
 
     They are the images that were kept out of training; of data that the model was not trained on, the part
-    that would be evaluated. Scores of features are fitted to training images; if there are none, to one half
-    of the held-out images, and only the other half ranks these scores.
+    that would be evaluated. Scores of features are fitted to training images; see :func:`measure` for what
+    happens without them.
 
     Args:
         model: a model, which then carries the scores; or a model folder, whose scores are replaced.
@@ -107,8 +104,8 @@ def calibration_splits(
         return prepared(fewer(train), "training images"), held_out
     except CandidError as error:
         progress.log(
-            "Scores of features are fitted to one half of the held-out images: the training images can't be "
-            f"read: {error}"
+            "The training images can't be read, so that scores of features are fitted to one half of the "
+            f"held-out images, or left out if the model has a density: {error}"
         )
         return None, held_out
 
@@ -120,12 +117,15 @@ def measure(
 
     Args:
         runner: runs the model.
-        train: training images, which scores of features are fitted to; if None, one half of the held-out
-            images is used instead.
+        train: training images, which scores of features are fitted to. If None, they are fitted to one half
+            of the held-out images of a model without a density, and the other half is held out; a model
+            with a density does without them.
         held_out: labelled images that the model was not trained on.
         preprocessing: how the model sees them.
     """
-    known = None if train is None else training_features(runner, fewer(train), preprocessing)
+    known = None
+    if train is not None:
+        known = runner.features(fewer(train), preprocessing, "features of training images", MOST_IMAGES)
     measures = {**measures_for(SCORES.values()), **FEATURES}
     found = runner.predictions(fewer(held_out), preprocessing, "held-out images", measures)
     if found is None:
@@ -137,9 +137,14 @@ def measure(
     pairs = None
     if len(runner.model.class_names) <= MOST_CLASSES:
         pairs = measured_uncertainty(found.posterior, found.labels).float()
-    found, fitted = with_fitted_scores(found, known)
-    temperature = fit_temperature(found.logits, found.labels)
-    return HeldOut(statistics_of(found), temperature, fitted, pair_uncertainty=pairs)
+    keys, temperature = None, fit_temperature(found.logits, found.labels)
+    if known is None and found.log_density is None and len(found) >= 2 * FEWEST_IMAGES:
+        known, found = (found[half] for half in shuffled_halves(len(found)))
+        keys = known.columns["keys"]
+    fitted = {} if known is None else fit_scores(FITTED_SCORES, _score_columns(known), known.labels)
+    columns = {name: score.score(_score_columns(found)) for name, score in fitted.items()}
+    columns |= {name: column for name, column in found.columns.items() if name not in FEATURES}
+    return HeldOut(statistics_of(replace(found, columns=columns)), temperature, fitted, keys, pair_uncertainty=pairs)
 
 
 def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:
@@ -157,39 +162,6 @@ def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing
 def fewer(split: Split) -> Split:
     """Return at most ``MOST_IMAGES`` of it; all of tar shards."""
     return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
-
-
-def training_features(runner: Runner, split: Split, preprocessing: Preprocessing) -> Predictions | None:
-    """Return predictions with features of about ``MOST_IMAGES``; None in all processes but the first."""
-
-    def with_features(batch: NamedBatch) -> Predictions:
-        return predict(runner.frozen, *batch, FEATURES)
-
-    most = math.ceil(MOST_IMAGES / runner.batch / runner.fabric.world_size)
-    found = runner.each(with_features, split, preprocessing, "features of training images", most=most)
-    parts = [part for process in gathered(runner.fabric, found) for part in process]
-    return Predictions.joined(parts) if runner.is_first else None
-
-
-def with_fitted_scores(
-    held_out: Predictions, train: Predictions | None
-) -> tuple[Predictions, dict[str, ColumnScore]]:
-    """Return held-out images with the scores of their features in place of the features, and these scores.
-
-    Args:
-        held_out: images with the column ``features``.
-        train: images with it that the scores learn from; if None, they learn from one half of the held-out
-            images, which then don't rank them.
-    """
-    columns = dict(held_out.columns)
-    if train is None:
-        half, _ = shuffled_halves(len(held_out))
-        columns[FITTED_TO] = torch.zeros(len(held_out), dtype=torch.uint8).index_fill(0, half, 1)
-        train = held_out[half]
-    fitted = fit_scores(FITTED_SCORES, _score_columns(train), train.labels)
-    columns |= {name: score.score(_score_columns(held_out)) for name, score in fitted.items()}
-    del columns["features"]
-    return replace(held_out, columns=columns), fitted
 
 
 def _score_columns(predictions: Predictions) -> dict[str, Tensor]:

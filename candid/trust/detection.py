@@ -20,14 +20,15 @@ LEVELS = (0.01, 0.05, 0.1)
 def unseen(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
     """Return the images that are not among the held-out ones, and the number of those that are.
 
-    If all of them are held-out images, those are left that shaped no density.
+    Images that scores were fitted to count as held-out ones. If all images are held-out ones, those are left
+    that shaped no density.
     """
-    keys = held_out.statistics["keys"]
-    known = torch.isin(statistics["keys"], keys)
+    keys, fitted = held_out.statistics["keys"], held_out.fitted_keys
+    known = torch.isin(statistics["keys"], keys if fitted is None else torch.cat((keys, fitted)))
     kept = ~known
     if not kept.any():
         shaping, _ = shuffled_halves(len(keys))
-        kept = ~torch.isin(statistics["keys"], keys[shaping])
+        kept = torch.isin(statistics["keys"], keys) & ~torch.isin(statistics["keys"], keys[shaping])
     if not kept.any():
         kept = known
     return {name: values[kept] for name, values in statistics.items()}, int(known.sum())

@@ -40,6 +40,7 @@ from candid.trust.verdict import Examination, Verdict, check_enough, verdicts
 LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
 STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
+FITTED_KEYS = "fitted_keys"
 KEPT = ("training_keys",)
 """What a model carries next to the scores, and keeps when it is calibrated again."""
 OLD_NAMES = {"terms": "log_density_terms", "distance": "mahalanobis"}
@@ -57,7 +58,9 @@ class HeldOut:
     temperature: float
     """What the logits must be divided by for the lowest cross-entropy."""
     column_scores: dict[str, ColumnScore] = field(default_factory=dict)
-    """Scores that have learned from the features of other images, by name."""
+    """Scores that were fitted to the features of other images, by name."""
+    fitted_keys: Tensor | None = None
+    """Keys of the images that they were fitted to, unless these are training images."""
     fits: dict[str, Tensor] = field(default_factory=dict)
     """Detectors that were fitted already, by score and class."""
     pair_uncertainty: Tensor | None = None
@@ -81,6 +84,7 @@ class HeldOut:
                 {OLD_NAMES.get(name, name): values for name, values in statistics.items()},
                 float(tensors["temperature"]),
                 _column_scores(tensors),
+                tensors.get(FITTED_KEYS),
                 _under(FIT, tensors),
                 pairs,
             )
@@ -110,6 +114,7 @@ class HeldOut:
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
             FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
+            **({} if self.fitted_keys is None else {FITTED_KEYS: self.fitted_keys}),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
             **{
                 f"{COLUMN_SCORE}{name}.{part}": values
@@ -260,8 +265,7 @@ def _fitted(held_out: HeldOut, score: Score) -> PerClass:
     saved = _under(f"{score.name}.", held_out.fits)
     if saved:
         return new.from_tensors(saved)
-    ranking = score.ranking(held_out.statistics)
-    return new.fit(score.of(ranking), ranking["predicted"])
+    return new.fit(score.of(held_out.statistics), held_out.statistics["predicted"])
 
 
 def measures_of(model: Model) -> dict[str, Measure]:

@@ -80,16 +80,9 @@ class Score:
         make = getattr(detectors, self.detector) if isinstance(self.detector, str) else self.detector
         return make()
 
-    def ranking(self, held_out: Statistics) -> Statistics:
-        """Return the held-out images that may rank the score: those that its columns were not fitted to."""
-        fitted_to = held_out.get(FITTED_TO)
-        if fitted_to is None or not any(column in FITTED_SCORES for column in self.columns):
-            return held_out
-        return {name: values[fitted_to == 0] for name, values in held_out.items()}
-
     def fitted(self, held_out: Statistics) -> "Detector":
         """Return the detector, fitted to held-out images."""
-        return self.new_detector().fit(self.of(self.ranking(held_out)))
+        return self.new_detector().fit(self.of(held_out))
 
 
 def waic(log_densities: "Tensor") -> "Tensor":
@@ -204,9 +197,6 @@ FITTED_SCORES = (
 )
 """Scores of :data:`candid.trust.feature_scores.COLUMN_SCORES` that models learn from features; also their
 columns."""
-FITTED_TO = "fitted_to"
-"""A column of held-out images: 1 for those that these scores were fitted to. There is none if training images
-were at hand."""
 
 
 def _fitted_score(name: str) -> Score:

@@ -23,8 +23,9 @@ from candid.evaluation.output import remove_older, write
 from candid.inference.predictions import Predictions
 from candid.models.checkpoint import load_any
 from candid.trust.calibrate import calibrate
+from candid.trust.feature_scores import COLUMN_SCORES
 from candid.trust.judge import HeldOut
-from candid.trust.scores import statistics_of
+from candid.trust.scores import FITTED_SCORES, statistics_of
 from tests.data.helpers import write_folder
 from tests.data.test_images import published_by_pil
 from tests.helpers import RecordedProgress, candid_command, small_classifier
@@ -41,7 +42,7 @@ ALL_TESTS = {
     "density-of-states",
     "joint",
 }
-OF_ANY_CLASSIFIER = {"max-posterior", "energy", "max-logit", "mahalanobis", "code-length"}
+OF_ANY_CLASSIFIER = {*COLUMN_SCORES, "combined", "code-length"}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_too_few_held_out_images_are_refused(model: Path) -> None:
 def test_a_trained_model_carries_the_scores_of_the_images_kept_out(run_folder: Path) -> None:
     model = candid.load(run_folder / "model" / "best")
     held_out = HeldOut.of(model)
-    assert held_out is not None and held_out.gaussian is not None
+    assert held_out is not None and held_out.column_scores.keys() == set(FITTED_SCORES)
     val = open_dataset("digits", holdout=0.3).val
     assert isinstance(val, ArraySplit) and len(held_out) == len(val)
     expected = model.log_density(val.images / 255)
@@ -209,7 +210,7 @@ def test_a_baseline_has_all_but_likelihoods(baseline: Path, tmp_path: Path) -> N
     found = evaluated(baseline, ood={"noise": "uniform-noise"}, images=50)
     assert not found.metrics.keys() & {"bits_per_dim", "L_X"}
     assert found.metrics["ood"]["noise"].keys() == OF_ANY_CLASSIFIER
-    assert found.metrics["verdicts"]["score"] == "mahalanobis"
+    assert found.metrics["verdicts"]["score"] == "combined"
     write(found, tmp_path)
     rows = list(csv.DictReader((tmp_path / "images.csv").read_text().splitlines()))
     assert all(row["log_density_nats"] == "" and row["verdict"] for row in rows)

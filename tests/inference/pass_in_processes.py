@@ -15,13 +15,13 @@ from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit, Split
 from candid.inference.predictions import Measure
 from candid.inference.runner import Runner
-from candid.trust.calibrate import feature_gaussian
-from candid.trust.scores import CODE_LENGTHS, FeatureGaussian
+from candid.trust.feature_scores import Mahalanobis
+from candid.trust.scores import CODE_LENGTHS
 from tests.helpers import small_classifier
 
 PREPROCESSING = Preprocessing(3, 16, 16, "resized")
-GAUSSIAN = FeatureGaussian(torch.eye(192), torch.zeros(1, 192))
-MEASURES: dict[str, Measure] = {**CODE_LENGTHS, "distance": GAUSSIAN}
+NORM = Mahalanobis.from_state({"whitening": torch.eye(192), "means": torch.zeros(1, 192)})
+MEASURES: dict[str, Measure] = {**CODE_LENGTHS, "mahalanobis": NORM}
 
 
 def array(images: int = 23) -> ArraySplit:
@@ -53,7 +53,7 @@ def every_pass(data: Path, out: Path, fabric: Fabric | None = None) -> None:
     before = len(calls)
     kept = passes.predictions(files, PREPROCESSING, "files", MEASURES)
     calls_for_kept = len(calls) - before
-    gaussian = feature_gaussian(passes, array(), PREPROCESSING)
+    features = passes.features(array(), PREPROCESSING, "array", 100)
     broken = str(data / "broken")
     try:
         passes.predictions(open_part(broken, "abc").split, PREPROCESSING, "broken")
@@ -64,7 +64,7 @@ def every_pass(data: Path, out: Path, fabric: Fabric | None = None) -> None:
         "first": passes.is_first,
         "has results": [kept is not None, crops is not None],
         "calls for what was kept": calls_for_kept,
-        "gaussian": vars(gaussian),
+        "features": None if features is None else (features.columns["features"], features.labels),
         "message": message,
     }
     torch.save(known, out / f"{passes.fabric.global_rank}.pt")

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
 from candid.inference.metrics import bits_per_dimension
-from candid.inference.predictions import Predictions, predict_batches
-from candid.trust.scores import CODE_LENGTHS, FeatureGaussian, code_lengths_by_scale
+from candid.inference.predictions import FEATURES, Measure, Predictions, half_features, predict_batches
+from candid.models.protocol import Outputs
+from candid.trust.scores import CODE_LENGTHS, code_lengths_by_scale
 from tests.helpers import randomise, small_classifier
 
 Make = Callable[[], GenerativeClassifier | ResNet]
@@ -39,7 +40,7 @@ def images(generator: torch.Generator) -> Tensor:
 
 LABELS = torch.arange(11) % 3
 NAMES = tuple(f"image {i}" for i in range(11))
-MEASURES = CODE_LENGTHS | {"distance": FeatureGaussian(torch.eye(192), torch.zeros(1, 192))}
+MEASURES: dict[str, Measure] = {**CODE_LENGTHS, **FEATURES}
 both = pytest.mark.parametrize("make", [small_classifier, small_resnet])
 
 
@@ -102,13 +103,20 @@ def test_a_baseline_has_no_density(images: Tensor) -> None:
     assert found.log_density is found.log_likelihoods is None and not found.columns
 
 
-def test_features_have_a_distance_once_it_is_known_where_they_lie(images: Tensor) -> None:
-    """To the origin, in the unit of the features, which are the first coefficients of the latent."""
+def test_features_are_a_column_in_half_precision_if_asked_for(images: Tensor) -> None:
+    """Those of a pixel model are the first coefficients of the latent."""
     model = small_classifier()
-    assert "distance" not in predict_batches(model, batches(images, 4)).columns
-    found = predict_batches(model, batches(images, 4), MEASURES).columns["distance"]
+    assert "features" not in predict_batches(model, batches(images, 4)).columns
+    found = predict_batches(model, batches(images, 4), MEASURES).columns["features"]
     features = model.latent(images / 255)[:, :192].detach()
-    torch.testing.assert_close(found, features.double().norm(dim=1), rtol=1e-5, atol=0)
+    assert found.dtype == torch.half
+    torch.testing.assert_close(found.float(), features, rtol=1e-3, atol=1e-5)
+
+
+def test_features_beyond_half_precision_are_clipped() -> None:
+    features = torch.tensor([[1e9, -1e9, 1.0]])
+    found = half_features(torch.empty(0), Outputs(features, features, None, None))
+    assert found.tolist() == [[65504.0, -65504.0, 1.0]]
 
 
 @both
@@ -175,7 +183,7 @@ def other_files(whole: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     yield {"paths": torch.zeros(0)}
     for name in ("paths", "labels", "logits", "log_priors"):
         yield {key: value for key, value in whole.items() if key != name}
-    for name in ("labels", "logits", "complexity", "terms", "distance"):
+    for name in ("labels", "logits", "complexity", "terms", "features"):
         yield {**whole, name: torch.zeros(())}
         yield {**whole, name: torch.zeros(3)}
     yield {**whole, "paths": torch.zeros(3, dtype=torch.uint8)}

@@ -18,11 +18,11 @@ from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.predictions import Predictions, predict_batches, without_noise
 from candid.inference.runner import Runner
 from candid.models.protocol import Outputs
-from candid.trust.calibrate import Moments, feature_gaussian
-from candid.trust.scores import CODE_LENGTHS, FeatureGaussian
+from candid.trust.feature_scores import Mahalanobis
+from candid.trust.scores import CODE_LENGTHS
 from tests.data.helpers import write_folder, write_shard
 from tests.helpers import RecordedProgress, small_classifier
-from tests.inference.pass_in_processes import GAUSSIAN, MEASURES, PREPROCESSING, array, counted, every_pass
+from tests.inference.pass_in_processes import MEASURES, PREPROCESSING, array, counted, every_pass
 from tests.inference.test_predictions import assert_equal, small_resnet
 from tests.training.runs import run
 
@@ -100,8 +100,12 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
     "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
     "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
     "preprocessing": lambda split: {"preprocessing": Preprocessing(3, 16, 16)},
-    "no gaussian": lambda split: {"measures": CODE_LENGTHS},
-    "gaussian": lambda split: {"measures": {"distance": replace(GAUSSIAN, means=torch.ones(1, 192))}},
+    "no fitted score": lambda split: {"measures": CODE_LENGTHS},
+    "fitted score": lambda split: {
+        "measures": {
+            "mahalanobis": Mahalanobis.from_state({"whitening": torch.eye(192), "means": torch.ones(1, 192)})
+        }
+    },
 }
 
 
@@ -224,21 +228,21 @@ def test_a_model_without_noise_leaves_the_model_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])
-def test_the_gaussian_of_features_is_that_of_the_model(
+def test_features_of_training_images_are_the_models_in_half_precision(
     make: Callable[[], GenerativeClassifier | ResNet],
 ) -> None:
     model, split = make(), array()
     passes = Runner(model)
     passes.batch = 5
-    found = feature_gaussian(passes, split, PREPROCESSING)
+    found = passes.features(split, PREPROCESSING, "train", 100)
     with torch.no_grad():
         x = split.images / 255
         features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
-    moments = Moments(3, features.shape[1])
-    moments.add(features, split.labels)
-    torch.testing.assert_close(
-        found.distance(features), moments.gaussian().distance(features), rtol=1e-3, atol=0
-    )
+    assert found is not None and found.columns["features"].dtype == torch.half
+    torch.testing.assert_close(found.columns["features"].float(), features, rtol=1e-3, atol=1e-5)
+    assert torch.equal(found.labels, split.labels)
+    fewer = passes.features(split, PREPROCESSING, "train", 8)
+    assert fewer is not None and torch.equal(fewer.labels, split.labels[:10])
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -294,14 +298,16 @@ def test_processes_find_the_same_together(data: Path, alone: Path, processes: in
         else:
             assert (tmp_path / name).read_bytes() == (alone / name).read_bytes()
     truth = torch.load(alone / "0.pt", weights_only=True)
-    gaussian = FeatureGaussian(**truth["gaussian"])
     for rank in range(processes):
         known = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         first = rank == 0
         assert (known["first"], known["has results"]) == (first, [first, first])
         assert known["calls for what was kept"] == 0
         assert known["message"] == truth["message"]
-        torch.testing.assert_close(known["gaussian"], vars(gaussian), rtol=1e-3, atol=1e-3)
+        if first:
+            torch.testing.assert_close(known["features"], truth["features"])
+        else:
+            assert known["features"] is None
     assert "broken/b/003.png' can't be used" in truth["message"]
 
 
