@@ -194,9 +194,9 @@ class Runner:
     def features(
         self, split: Split, preprocessing: Preprocessing, name: str, most: int
     ) -> Predictions | None:
-        """Return what the model says of about ``most`` images, with the column ``features``; nothing is cached.
+        """Return what the model says of about ``most`` images, with a column of features.
 
-        It returns None in all processes but the first.
+        It returns None in all processes but the first. Nothing is cached.
         """
 
         def make(batch: NamedBatch) -> Predictions:

@@ -72,7 +72,8 @@ class CombinedRanks:
         self._held_out = checked_held_out(held_out, 2)
         columns, n = self._held_out.T.contiguous(), len(self._held_out)
         self._ordered = columns.sort().values  # (J, n)
-        rank = n - torch.searchsorted(self._ordered, columns)  # among the held-out images, itself included
+        # among the held-out images, itself included
+        rank = (n - torch.searchsorted(self._ordered, columns)).double()
         self._terms = _terms(rank / (n + 1))  # if the new image has a lower score
         self._later = _terms((rank + 1) / (n + 1))  # if its score is at least as high
 
@@ -111,9 +112,8 @@ class CombinedRanks:
             raise CandidError(
                 f"The ranks are of {len(self._ordered)} scores an image, not of {len(columns)}."
             )
-        n = len(self)
-        rank = 1 + n - torch.searchsorted(self._ordered, columns)
-        return combination(rank.T / (n + 1))
+        rank = 1 + len(self) - torch.searchsorted(self._ordered, columns)
+        return combination(rank.T.double() / (len(self) + 1))
 
     def state(self) -> dict[str, Tensor]:
         """Return the scores of the held-out images, to be saved."""

@@ -163,7 +163,7 @@ class RelativeMahalanobis(ColumnScore):
         """Learn the directions of the class means in the whitened space."""
         moments, whitening = images.moments, images.moments.whitening
         _, scale, axes = torch.linalg.svd(moments.between @ whitening.T, full_matrices=False)
-        self.mean, self.directions = moments.mean.float(), (axes @ whitening).float()
+        self.mean, self.directions = moments.mean, (axes @ whitening).float()
         self.centres = (moments.means - self.mean) @ self.directions.double().T
         self.weights = scale.square() / (1 + scale.square())
         return self

@@ -154,7 +154,9 @@ def test_calibrating_again_finds_what_training_found(model: Path) -> None:
     again = load_any(model).held_out
     assert again.keys() == trained.keys() - {"training_keys"}
     for name in again:
-        torch.testing.assert_close(again[name], trained[name], rtol=1e-5, atol=1e-5)
+        of_features = name.startswith("column_score.") or name.removeprefix("statistic.") in FITTED_SCORES
+        rounding = 5e-3 if of_features else 1e-5  # features are in half precision
+        torch.testing.assert_close(again[name], trained[name], rtol=rounding, atol=rounding)
 
 
 def test_training_images_are_named(model: Path) -> None:

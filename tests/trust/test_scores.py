@@ -10,13 +10,17 @@ from torch import Tensor
 import candid
 from candid import CandidError, GenerativeClassifier, Score
 from candid.inference.predictions import predict
+from candid.models.checkpoint import load_any
 from candid.models.protocol import Outputs
 from candid.trust import calibrate as calibration
 from candid.trust.calibrate import calibrate
-from candid.trust.detection import Detection
+from candid.trust.detection import Detection, unseen
 from candid.trust.detectors import Detector, TwoTailed
 from candid.trust.judge import HeldOut, Judge, measures_of, needed
-from candid.trust.scores import SCORES, statistics_of
+from candid.trust.scores import FITTED_SCORES, SCORES, statistics_of
+from tests.data.helpers import write_folder
+from tests.helpers import small_classifier
+from tests.inference.test_predictions import small_resnet
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_saved_detectors_are_not_fitted_again(
         candid.examine(again, images)
 
 
-@pytest.mark.parametrize("name", sorted(SCORES.keys() - {"waic", "mahalanobis"}))
+@pytest.mark.parametrize("name", sorted(SCORES.keys() - {"waic"}))
 def test_every_detector_comes_back_from_its_tensors(name: str, model: GenerativeClassifier) -> None:
     calibrate(model, "digits", images=60, workers=0)
     score, statistics = SCORES[name], needed(model).statistics
@@ -139,3 +143,75 @@ def test_held_out_images_say_how_uncertain_pairs_of_classes_are(
     monkeypatch.setattr(calibration, "MOST_CLASSES", 9)
     many = calibrate(model, "digits", images=60, workers=0)
     assert many is not None and many.pair_uncertainty is None
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    """Images of three classes without a training part."""
+    write_folder(tmp_path / "photos", {"0": 40, "1": 40, "2": 40}, width=16)
+    return str(tmp_path / "photos")
+
+
+def test_without_training_images_one_half_fits_and_the_other_half_ranks(photos: str) -> None:
+    model = small_resnet()
+    held_out = calibrate(model, photos, workers=0)
+    assert held_out is not None and held_out.fitted_keys is not None
+    assert len(held_out) == len(held_out.fitted_keys) == 60
+    assert not torch.isin(held_out.fitted_keys, held_out.statistics["keys"]).any()
+    judge = Judge.of(model)
+    assert (judge.score.name, judge.promises.n_reference) == ("combined", 60)
+    both = torch.cat((held_out.fitted_keys, held_out.statistics["keys"], torch.tensor([-1])))
+    kept, overlap = unseen({"keys": both}, needed(model))
+    assert (kept["keys"].tolist(), overlap) == ([-1], 120)
+    kept, _ = unseen({"keys": both[:120]}, needed(model))
+    assert torch.isin(kept["keys"], held_out.statistics["keys"]).all() and len(kept["keys"]) == 30
+
+
+def test_few_images_and_densities_are_not_halved(photos: str) -> None:
+    few = calibrate(small_resnet(), photos, workers=0, images=30)
+    assert few is not None and len(few) == 30 and not few.column_scores
+    pixels = calibrate(small_classifier(), photos, workers=0)
+    assert pixels is not None and len(pixels) == 120 and not pixels.column_scores
+
+
+def test_held_out_scores_of_earlier_versions_keep_their_default(photos: str, tmp_path: Path) -> None:
+    """They have a Mahalanobis distance and none of the other scores of features."""
+    model = small_resnet()
+    held_out = calibrate(model, photos, workers=0)
+    assert held_out is not None
+    gone = {f"statistic.{name}" for name in (*FITTED_SCORES, "generalised_entropy")}
+    kept = {
+        name: values
+        for name, values in model.held_out.items()
+        if name not in gone and not name.startswith(("fit.", "column_score.", "fitted_keys"))
+    }
+    mahalanobis = held_out.column_scores["mahalanobis"]
+    model.held_out = {
+        **kept,
+        "statistic.distance": held_out.statistics["mahalanobis"],
+        **{f"gaussian.{part}": vars(mahalanobis)[part] for part in ("whitening", "means")},
+    }
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    old = candid.examine(model, images)
+    assert old[0].promises is not None and old[0].promises.score == "mahalanobis"
+    calibrate(model, photos, workers=0)
+    new = candid.examine(model, images, score="mahalanobis")
+    assert [each.p_value for each in old] == [each.p_value for each in new]
+    assert Judge.of(model).score.name == "combined"
+
+
+def test_a_saved_model_keeps_its_fitted_scores(photos: str, tmp_path: Path) -> None:
+    model = small_resnet()
+    calibrate(model, photos, workers=0)
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    loaded = load_any(candid.save(model, tmp_path / "model"))
+    for name in (*FITTED_SCORES, "combined"):
+        assert candid.examine(loaded, images, score=name) == candid.examine(model, images, score=name)
+
+
+def test_a_judge_measures_only_the_parts_of_its_score(photos: str) -> None:
+    model = small_resnet()
+    calibrate(model, photos, workers=0)
+    assert Judge.of(model).measures.keys() == {"mahalanobis++", "pca-residual"}
+    assert Judge.of(model, "knn").measures.keys() == {"knn"}
+    assert not Judge.of(model, "gen").measures
