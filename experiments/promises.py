@@ -30,8 +30,8 @@ from candid.trust.promises import walk
 MODELS = ("cifar10-resnet", "cifar10-beta1")
 RISKS = (0.01, 0.02, 0.05, 0.1)
 DELTA = 0.05
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Threshold = Callable[[Floats, Floats, float], float | None]
+Array = np.ndarray[Any, Any]
+Threshold = Callable[[Array, Array, float], float | None]
 """From confidences, flags whether they are wrong, and a risk to the least confidence that is accepted."""
 
 
@@ -55,13 +55,13 @@ def predicted(name: str, data: str, images: int | None, work: Path) -> Predictio
     return found
 
 
-def by_walk(confidence: Floats, wrong: Floats, risk: float) -> float | None:
+def by_walk(confidence: Array, wrong: Array, risk: float) -> float | None:
     """Return the threshold of candid."""
     found = walk(confidence, wrong, risk, DELTA)
     return None if found is None else found.threshold
 
 
-def by_bisection(confidence: Floats, wrong: Floats, risk: float) -> float | None:
+def by_bisection(confidence: Array, wrong: Array, risk: float) -> float | None:
     """Return the threshold of SGR (Geifman & El-Yaniv, 2017): log2 n bisections of the ranks share delta.
 
     A threshold passes if the Clopper-Pearson upper bound of its risk, at its share of delta, is below the
@@ -81,7 +81,7 @@ def by_bisection(confidence: Floats, wrong: Floats, risk: float) -> float | None
     return found
 
 
-def kept(confidence: Floats, wrong: Floats, risk: float, method: Threshold, sets: int, size: int) -> Kept:
+def kept(confidence: Array, wrong: Array, risk: float, method: Threshold, sets: int, size: int) -> Kept:
     """Return what becomes of the promises of a method, over all images."""
     ranked, errors = _risk_coverage(confidence, wrong)
     random = np.random.default_rng(0)
@@ -98,14 +98,14 @@ def kept(confidence: Floats, wrong: Floats, risk: float, method: Threshold, sets
     return Kept(coverage / sets, none / sets, broken / sets)
 
 
-def oracle(confidence: Floats, wrong: Floats, risk: float) -> float:
+def oracle(confidence: Array, wrong: Array, risk: float) -> float:
     """Return the largest coverage whose risk over all images is at most ``risk``."""
     _, errors = _risk_coverage(confidence, wrong)
     fits = np.flatnonzero(errors <= risk * np.arange(1, len(errors) + 1))
     return 0.0 if len(fits) == 0 else (int(fits[-1]) + 1) / len(errors)
 
 
-def _risk_coverage(confidence: Floats, wrong: Floats) -> tuple[Floats, Floats]:
+def _risk_coverage(confidence: Array, wrong: Array) -> tuple[Array, Array]:
     order = np.argsort(-confidence, kind="stable")
     return confidence[order], wrong[order].cumsum()
 

@@ -93,16 +93,13 @@ class HeldOut:
                 f"The model's held-out scores can't be read ({error}): calibrate it again."
             ) from error
 
-    def divided(self, score: Score) -> tuple["HeldOut", "HeldOut"]:
-        """Return the images that fix the rule, and half of those that may rank ``score``, which test it."""
-        numbers = torch.arange(len(self))
-        free = score.ranking({**self.statistics, "number": numbers})["number"]
-        tests = torch.isin(numbers, free[shuffled_halves(len(free))[1]])
-        fixing, testing = (
-            replace(self, statistics={name: known[part] for name, known in self.statistics.items()}, fits={})
-            for part in (~tests, tests)
+    def halves(self) -> tuple["HeldOut", "HeldOut"]:
+        """Return two halves by a fixed shuffle: one to fix a rule, one to test it."""
+        first, second = (
+            replace(self, statistics={name: known[half] for name, known in self.statistics.items()}, fits={})
+            for half in shuffled_halves(len(self))
         )
-        return fixing, testing
+        return first, second
 
     def attach(self, model: Model) -> None:
         """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
@@ -322,12 +319,12 @@ class Judge:
                 this model.
         """
         held_out = needed(model) if held_out is None else held_out
-        chosen = chosen_score(held_out.statistics, score)
         if risk is not None:
-            rule, tests = held_out.divided(chosen)
+            rule, tests = held_out.halves()
             judge = cls.of(model, score, novelty, error, rule, novelty_promise=novelty_promise)
             promised = judge._tested(tests, checked_level("risk", risk), checked_level("delta", delta))
             return replace(judge, promises=replace(judge.promises, risk=promised))
+        chosen = chosen_score(held_out.statistics, score)
         by_class = _fitted(held_out, chosen)
         n, ranked = len(held_out), by_class.shared.n_reference
         least_rank = round(by_class.shared.smallest_p_value * (ranked + 1))
@@ -394,9 +391,9 @@ class Judge:
 
         Only held-out images count that images are ranked among; each is ranked among the others.
         """
-        known, n = self.score.ranking(self.held_out.statistics), self.promises.n_reference
-        if n < len(known["predicted"]):  # the others shaped a density
-            half = shuffled_halves(len(known["predicted"]))[1]
+        known, n = self.held_out.statistics, self.promises.n_reference
+        if n < len(self.held_out):  # the others shaped a density
+            half = shuffled_halves(len(self.held_out))[1]
             known = {name: values[half] for name, values in known.items()}
         values = self.score.of(known)
         if isinstance(self.detector, Combined):

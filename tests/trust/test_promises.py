@@ -20,6 +20,7 @@ from candid.trust.promises import (
     start,
     walk,
 )
+from experiments.promises import by_bisection, by_walk, kept, oracle
 
 SETS = 400
 
@@ -175,3 +176,19 @@ def test_the_estimate_of_images_is_enough_on_average() -> None:
     size = int(said.split(", about ")[-1].split(" ")[0].replace(",", ""))
     promised = [walk(*draw(size), 0.01) is not None for _ in range(40)]
     assert size < 100_000 and sum(promised) >= 12
+
+
+def test_the_experiment_compares_with_the_oracle_and_with_bisection() -> None:
+    random = np.random.default_rng(0)
+    right = sure(random, 4000)
+    wrong = random.random(4000) > right
+    order = np.argsort(-right)
+    risks = wrong[order].cumsum() / np.arange(1, 4001)
+    assert oracle(right, wrong, 0.05) == (np.flatnonzero(risks <= 0.05)[-1] + 1) / 4000
+    ours, theirs = (kept(right, wrong, 0.05, method, 200, 500) for method in (by_walk, by_bisection))
+    assert theirs.coverage < ours.coverage < oracle(right, wrong, 0.05)
+    assert max(ours.broken, theirs.broken) <= binom.ppf(0.999, 200, 0.05) / 200
+    threshold = by_bisection(right[:500], wrong[:500], 0.05)
+    assert threshold is not None
+    accepted = right[:500] >= threshold
+    assert binom.cdf(wrong[:500][accepted].sum(), accepted.sum(), 0.05) < 0.05 / 9
