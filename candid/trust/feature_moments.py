@@ -134,7 +134,12 @@ class Moments:
         """The covariance around that mean, (F, F)."""
         return self.within + self.between.T @ self.between
 
-    @property
+    @cached_property
+    def principal(self) -> tuple[Tensor, Tensor]:
+        """The principal axes of that covariance: :func:`principal_axes`."""
+        return principal_axes(self.total)
+
+    @cached_property
     def whitening(self) -> Tensor:
         """W, lower triangular, with W^T W the inverse of the shrunk covariance within classes, (F, F)."""
         variance = self.within.diagonal().mean().clamp(min=ROUNDING * self.mean_square or 1.0)
@@ -156,7 +161,7 @@ def _ledoit_wolf(covariance: Tensor, fourth: float, n: int) -> float:
     return noise / distance if noise > 0 else 0.0
 
 
-def principal(covariance: Tensor) -> tuple[Tensor, Tensor]:
+def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Return the variances along the principal axes, falling, (F,), and the axes in rows, (F, F)."""
     variances, axes = torch.linalg.eigh(covariance)
     return variances.flip(0).clamp(min=0), axes.T.flip(0)
@@ -164,5 +169,5 @@ def principal(covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 def residual(features: Tensor, origin: Tensor, basis: Tensor) -> Tensor:
     """Return the distance of features (N, F) from the plane through ``origin`` along ``basis``, (N,)."""
-    offset, axes = features.double() - origin, basis.double()
-    return (offset - offset @ axes.T @ axes).norm(dim=1)
+    offset = (features.double() - origin).float()
+    return (offset - offset @ basis.T @ basis).double().norm(dim=1)

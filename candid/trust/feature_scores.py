@@ -24,7 +24,7 @@ from candid.trust.feature_moments import (
     Moments,
     checked_columns,
     even_steps,
-    principal,
+    principal_axes,
     residual,
     unit,
 )
@@ -95,6 +95,7 @@ class Mahalanobis(ColumnScore):
     tensor([False,  True])
     """
 
+    centre: Tensor
     whitening: Tensor
     means: Tensor
 
@@ -103,31 +104,29 @@ class Mahalanobis(ColumnScore):
         return self._learn(images.moments)
 
     def _learn(self, moments: Moments) -> Self:
-        self.whitening = moments.whitening.float()
-        self.means = (moments.means @ self.whitening.double().T).float()
+        self.centre, self.whitening = moments.mean, moments.whitening.float()
+        self.means = ((moments.means - self.centre) @ self.whitening.double().T).float()
         return self
 
     def of(self, columns: Columns) -> Tensor:
         """Return the distances."""
-        white = columns["features"] @ self.whitening.double().T
-        centre = self.means.double().mean(0)  # cdist cancels squares: features far from 0 lose digits
-        return torch.cdist(white - centre, self.means.double() - centre).amin(1)
+        white = (columns["features"] - self.centre).float() @ self.whitening.T
+        return torch.cdist(white.double(), self.means.double()).amin(1)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the means, and the whitening without its zeros."""
+        """Return what was learned, the whitening without its zeros."""
         rows, columns = torch.tril_indices(*self.whitening.shape)
-        return {"whitening": self.whitening[rows, columns], "means": self.means}
+        return {**vars(self), "whitening": self.whitening[rows, columns]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Self:
-        """Return the score; also from a whole whitening, as models of earlier versions have it."""
-        packed, means = state["whitening"], state["means"]
-        if packed.ndim == 1:
-            whitening = packed.new_zeros(means.shape[1], means.shape[1])
-            rows, columns = torch.tril_indices(*whitening.shape)
-            whitening[rows, columns] = packed
-            packed = whitening
-        return super().from_state({"whitening": packed, "means": means})
+        """Return the score; earlier versions have a whole whitening and no centre."""
+        size = state["means"].shape[1]
+        whole = state["whitening"]
+        if whole.ndim == 1:
+            rows, columns = torch.tril_indices(size, size)
+            whole = whole.new_zeros(size, size).index_put((rows, columns), whole)
+        return super().from_state({"centre": torch.zeros(size), **state, "whitening": whole})
 
 
 class UnitMahalanobis(Mahalanobis):
@@ -183,7 +182,7 @@ class PcaResidual(ColumnScore):
 
     def learn(self, images: FitImages) -> Self:
         """Learn the mean and the components."""
-        variances, axes = principal(images.moments.total)
+        variances, axes = images.moments.principal
         explained = variances.cumsum(0) / variances.sum()
         kept = int((explained <= EXPLAINED).sum()) + 1 if variances[0] > 0 else 0
         self.origin, self.basis = images.moments.mean.float(), axes[:kept].float()
@@ -218,7 +217,7 @@ class Vim(ColumnScore):
         weight, bias = _last_layer(features, logits, moments)
         origin = -torch.linalg.pinv(weight) @ bias
         offset = moments.mean - origin
-        _, axes = principal(moments.total + offset.outer(offset))
+        _, axes = principal_axes(moments.total + offset.outer(offset))
         size = len(axes)
         kept = 1000 if size >= 2048 else 512 if size >= 768 else size // 2
         self.origin, self.basis = origin.float(), axes[: min(kept, len(features) // 2)].float()
@@ -236,7 +235,7 @@ class Vim(ColumnScore):
 
 def _last_layer(features: Tensor, logits: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     """Return W and b of logits = W f + b, by least squares; W has no part along features that never vary."""
-    variances, axes = principal(moments.total)
+    variances, axes = moments.principal
     some = variances > SMALLEST**2 * variances[0]
     product = torch.zeros(logits.shape[1], features.shape[1], dtype=torch.float64)
     for rows, values in zip(features.split(ROWS), (logits - logits.mean(0)).split(ROWS), strict=True):

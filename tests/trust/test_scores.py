@@ -16,6 +16,7 @@ from candid.trust import calibrate as calibration
 from candid.trust.calibrate import calibrate
 from candid.trust.detection import Detection, unseen
 from candid.trust.detectors import Detector, TwoTailed
+from candid.trust.feature_scores import Mahalanobis
 from candid.trust.judge import HeldOut, Judge, measures_of, needed
 from candid.trust.scores import FITTED_SCORES, SCORES, statistics_of
 from tests.data.helpers import write_folder
@@ -186,10 +187,12 @@ def test_held_out_scores_of_earlier_versions_keep_their_default(photos: str, tmp
         if name not in gone and not name.startswith(("fit.", "column_score.", "fitted_keys"))
     }
     mahalanobis = held_out.column_scores["mahalanobis"]
+    assert isinstance(mahalanobis, Mahalanobis)
     model.held_out = {
         **kept,
         "statistic.distance": held_out.statistics["mahalanobis"],
-        **{f"gaussian.{part}": vars(mahalanobis)[part] for part in ("whitening", "means")},
+        "gaussian.whitening": mahalanobis.whitening,
+        "gaussian.means": mahalanobis.means + mahalanobis.centre.float() @ mahalanobis.whitening.T,
     }
     images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
     old = candid.examine(model, images)
