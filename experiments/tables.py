@@ -118,7 +118,7 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
     model = results["models"][name]
     known = ("beta", "images", "sure", "scaled", "false_positives", "ood", "verdicts")
     figures = {key: value for key, value in model.items() if key not in known}
-    test = "joint" if model["beta"] is not None else "mahalanobis"
+    test = next(name for name in ("joint", "combined", "mahalanobis") if name in model["false_positives"])
     rate = model["false_positives"][test]["0.05"]
     more = {f"false alarms at 5 %, score '{test}'": _percent(rate)}
     for other, tests in model["ood"].items():
