@@ -78,10 +78,11 @@ class FitImages:
 
 def even_steps(n: int, most: int) -> Tensor:
     """Return at most ``most`` of the indices below ``n``, at even steps."""
-    return torch.arange(n) if n <= most else torch.linspace(0, n - 1, most).round().long()
+    return torch.arange(n) if n <= most else torch.arange(most) * (n - 1) // (most - 1)
 
 
 def unit(features: Tensor) -> Tensor:
+    """Return features (N, F) scaled to length 1; zeros stay zeros."""
     return F.normalize(features, dim=1)
 
 

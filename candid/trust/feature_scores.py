@@ -162,6 +162,8 @@ class RelativeMahalanobis(ColumnScore):
         """Learn the directions of the class means in the whitened space."""
         moments, whitening = images.moments, images.moments.whitening
         _, scale, axes = torch.linalg.svd(moments.between @ whitening.T, full_matrices=False)
+        some = scale > SMALLEST * scale[0]  # the others have no sign and no place of their own
+        scale, axes = scale[some], axes[some]
         self.mean, self.directions = moments.mean, (axes @ whitening).float()
         self.centres = (moments.means - self.mean) @ self.directions.double().T
         self.weights = scale.square() / (1 + scale.square())

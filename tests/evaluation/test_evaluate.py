@@ -154,8 +154,10 @@ def test_calibrating_again_finds_what_training_found(model: Path) -> None:
     again = load_any(model).held_out
     assert again.keys() == trained.keys() - {"training_keys"}
     for name in again:
-        of_features = name.startswith("column_score.") or name.removeprefix("statistic.") in FITTED_SCORES
-        rounding = 5e-3 if of_features else 1e-5  # features are in half precision
+        if name.startswith("column_score."):  # axes may turn; the statistics say whether that matters
+            continue
+        # features are in half precision
+        rounding = 5e-3 if name.removeprefix("statistic.") in FITTED_SCORES else 1e-5
         torch.testing.assert_close(again[name], trained[name], rtol=rounding, atol=rounding)
 
 
