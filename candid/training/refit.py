@@ -36,7 +36,11 @@ RECORD = "refit"
 
 @dataclass(frozen=True)
 class Refit:
-    """How the class means of a model were moved, and what that is worth."""
+    """How the class means of a model were moved, and what that is worth.
+
+    >>> print(Refit(2.5, 18.0, 1.0, 2.5, images=1000))
+    class means moved from 1.00 to 2.50 sigma apart: +18.00 nats per held-out image, the same posteriors
+    """
 
     scale: float
     """The factor by which the class means are farther apart than training left them."""

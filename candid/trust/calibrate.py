@@ -144,7 +144,9 @@ def measure(
     fitted = {} if known is None else fit_scores(FITTED_SCORES, _score_columns(known), known.labels)
     columns = {name: score.score(_score_columns(found)) for name, score in fitted.items()}
     columns |= {name: column for name, column in found.columns.items() if name not in FEATURES}
-    return HeldOut(statistics_of(replace(found, columns=columns)), temperature, fitted, keys, pair_uncertainty=pairs)
+    return HeldOut(
+        statistics_of(replace(found, columns=columns)), temperature, fitted, keys, pair_uncertainty=pairs
+    )
 
 
 def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:
