@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, metavar="N", help="number of test images; all by default")
     asked = parser.parse_args(arguments)
     models = {}
-    for name in zoo.names():
+    for name in (name for name in zoo.names() if name.startswith("cifar10")):
         model = checkpoint.load(name)
         if isinstance(model, GenerativeClassifier):
             print(name, flush=True)

@@ -43,11 +43,15 @@ def recipe(name: str) -> str:
     return name.partition("-")[0]
 
 
+def published(name: str) -> str:
+    """Return what the data of the model ``name`` are called."""
+    return {"cifar10": "cifar-10-batches-bin"}.get(recipe(name), recipe(name))
+
+
 def command(name: str, data: str | None = None) -> list[str]:
     """Return the command that trains the model ``name``, without the folder of the run."""
-    published = {"cifar10": "cifar-10-batches-bin"}.get(recipe(name), recipe(name))
     options = (MODELS | NOT_BUNDLED)[name]
-    return ["candid", "train", data or published, "--recipe", recipe(name), *options]
+    return ["candid", "train", data or published(name), "--recipe", recipe(name), *options]
 
 
 def train(name: str, data: str, runs: Path, threads: int) -> None:
@@ -71,7 +75,7 @@ def pack(name: str, data: str, runs: Path) -> Path:
     packed, place = runs / name / "packed", zoo.FOLDER / name
     model = checkpoint.load_any(runs / name / "model" / "best")
     config = model.metadata["training"]["config"]
-    config["data"] = Path(config["data"]).name
+    config["data"] = published(name)
     checkpoint.save(model, packed, half=True)
     if calibrate(packed, data, part="val") is None:
         raise CandidError("The bundled models are packed by one process.")

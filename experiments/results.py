@@ -26,6 +26,7 @@ from candid.models import zoo
 from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import style
 from experiments.cards import add_figures
+from experiments.geometry import main as geometry
 from experiments.models import NOT_BUNDLED, command
 from experiments.tables import card_figures, filled, headline, tables, title
 
@@ -121,6 +122,18 @@ def explained(names: Sequence[str], data: str, work: Path) -> Any:
     return found
 
 
+def at_64_pixels(data: str, images: int, work: Path) -> Any:
+    """Return what evaluation, corruptions and similar classes say of the model of 64-pixel photos."""
+    name, out = "tiny20", work / "tiny20"
+    found = evaluated(name, data, (), work)
+    candid("corrupt", name, data, "--baseline", name, "--images", images, "--out", out / "corruption")
+    (record,) = json.loads((out / "corruption" / "corruptions.json").read_text(encoding="utf-8"))
+    candid("explain", name, "--data", data, "--pairs", 190, "--out", out / "explanation")
+    shutil.copy(out / "explanation" / "similarity.png", PAGE / "similarity-tiny20.png")
+    explanation = json.loads((out / "explanation" / "explanation.json").read_text(encoding="utf-8"))
+    return found | {"corruptions": record, "closest_pairs": explanation["closest_pairs"]}
+
+
 def examined(work: Path) -> None:
     """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
     with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
@@ -143,6 +156,14 @@ def examined(work: Path) -> None:
         shutil.copy(page, PAGE / f"page-{kind}.png")
 
 
+def described(work: Path, data: str) -> Any:
+    """Return whether the mixtures of all models describe the latents of test images."""
+    file = work / "geometry.json"
+    if not file.is_file():
+        geometry(["--json", str(file), data])
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
 def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_images: int, work: Path) -> Any:
     """All figures of all bundled models; what is drawn goes to the page's folder."""
     names = sorted((name for name in zoo.names() if name.startswith("cifar10")), key=_order)
@@ -158,9 +179,13 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
     style.save(comparison_plots.calibration_curves(bins), PAGE / "calibration.png")
     results = {
         "models": models,
-        "corruptions": corrupted(names, data, corrupted_images, work),
+        "corruptions": corrupted(names, data, corrupted_images, work)
+        if corrupted_images
+        else [each for each in _earlier()["corruptions"] if each["model"] in names],
         "attacks": attacked(names, data, attacked_images, work) if attacked_images else _earlier()["attacks"],
         "explanations": explained(names, data, work),
+        "geometry": described(work, data),
+        "tiny20": _earlier().get("tiny20"),
     }
     examined(work)
     return with_not_bundled(results)
@@ -199,14 +224,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
     parser.add_argument("data", metavar="DATA", nargs="?", help="CIFAR-10 as a folder of images")
     parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
+    parser.add_argument("--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet; else earlier results")
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
-    parser.add_argument("--corrupted", type=int, default=1000, help="images for each corruption and severity")
+    parser.add_argument(
+        "--corrupted", type=int, default=1000, help="images for each corruption; 0 keeps earlier results"
+    )
     parser.add_argument("--attacked", type=int, default=100, help="images to attack; 0 keeps earlier results")
     asked = parser.parse_args(arguments)
     if asked.data is not None:
         PAGE.mkdir(parents=True, exist_ok=True)
         ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
         results = measured(asked.data, ood, asked.corrupted, asked.attacked, asked.work)
+        if asked.tiny is not None:
+            results["tiny20"] = at_64_pixels(asked.tiny, asked.corrupted, asked.work)
         with replacing(RESULTS) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     written(_earlier())

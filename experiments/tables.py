@@ -52,6 +52,10 @@ def tables(results: Results) -> dict[str, str]:
         "attacks": _markdown(*_attacks(results)),
         "similar-classes": _markdown(*_similar_classes(results)),
         "receptive-fields": _markdown(*_receptive_fields(results)),
+        "geometry": _markdown(*_geometry(results)),
+        "tiny20": _markdown(*_tiny20(results)),
+        "tiny20-pairs": _markdown(*_tiny20_pairs(results)),
+        "tiny20-corruptions": _markdown(*_tiny20_corruptions(results)),
     }
 
 
@@ -115,8 +119,9 @@ def second_seed(name: str) -> bool:
 
 def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict[str, str]]:
     """What was measured on what, accuracy and likelihood and calibration, and more figures as text."""
-    model = results["models"][name]
-    known = ("beta", "images", "sure", "scaled", "false_positives", "ood", "verdicts")
+    model = results["tiny20"] if name == "tiny20" else results["models"][name]
+    known = {"beta", "images", "sure", "scaled", "false_positives", "ood", "verdicts", "ten_crops"}
+    known |= {"corruptions", "closest_pairs", "bundled", "command"}
     figures = {key: value for key, value in model.items() if key not in known}
     test = next(name for name in ("joint", "combined", "mahalanobis") if name in model["false_positives"])
     rate = model["false_positives"][test]["0.05"]
@@ -131,7 +136,8 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
         if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
             more["median L2 of the smallest attack (pixels in [0, 1])"] = _number(attack["l2_median"], 3)
             more["success of this attack"] = _percent(attack["success"])
-    return f"On the {model['images']:,} test images of CIFAR-10.", figures, more
+    data = "Tiny ImageNet's 20 classes" if name == "tiny20" else "CIFAR-10"
+    return f"On the {model['images']:,} test images of {data}.", figures, more
 
 
 Table = tuple[Sequence[str], Iterator[Sequence[str]]]
@@ -282,6 +288,73 @@ def _similar_classes(results: Results) -> Table:
             yield " – ".join(pair["classes"]), *(_number(pairs[name][both]["distance"], 2) for name in names)
 
     return head, rows()
+
+
+def _geometry(results: Results) -> Table:
+    head = ["", "distance of class means (σ)", "of class averages", "in the 90 % region (%)"]
+    head += ["confident images", "expected uncertainty (%)", "measured", "cat–dog: expected", "measured"]
+    head += ["rank correlation", "gain (nats per image)", "largest change of a posterior"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, found in results["geometry"].items():
+            for state in ("before", "after"):
+                each = found[state]
+                gain = each["log_density"] - found["before"]["log_density"]
+                shares = (
+                    "inside",
+                    "inside_confident",
+                    "expected",
+                    "measured",
+                    "expected_pair",
+                    "measured_pair",
+                )
+                yield (
+                    f"**{title(name)}**, {state}",
+                    _number(each["mean_distance"], 2),
+                    _number(each["class_average_distance"], 2),
+                    *(_number(each[key], 1, 100) for key in shares),
+                    _number(each["rank_correlation"], 2),
+                    "–" if state == "before" else f"{gain:+.2f}",
+                    "–" if state == "before" else f"{each['largest_change']:.0e}",
+                )
+
+    return head, rows()
+
+
+def _tiny20(results: Results) -> Table:
+    model = results["tiny20"]
+    rows = (
+        ("accuracy (%)", _with_interval(model, "accuracy", 100, 2)),
+        ("accuracy, ten crops (%)", _with_interval(model["ten_crops"], "accuracy", 100, 2)),
+        ("bits/dim", _number(model["bits_per_dim"], 3)),
+        ("ECE, top class (%)", _with_interval(model, "top1_ece", 100, 2)),
+    )
+    return ("", f"{model['images']:,} test photos"), iter(rows)
+
+
+def _tiny20_pairs(results: Results) -> Table:
+    def rows() -> Iterator[Sequence[str]]:
+        for pair in results["tiny20"]["closest_pairs"][:8]:
+            shares = (pair["expected_uncertainty"], pair["measured_uncertainty"])
+            yield (
+                " – ".join(pair["classes"]),
+                _number(pair["distance"], 2),
+                *(_number(share, 1, 100) for share in shares),
+            )
+
+    head = ("closest classes", "distance (σ)", "expected uncertainty (%)", "measured (%)")
+    return head, rows()
+
+
+def _tiny20_corruptions(results: Results) -> Table:
+    record = results["tiny20"]["corruptions"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for test in ("two-tailed", "joint", "code-length"):
+            areas, ends = record["auc"][test], record["intervals"]["auc"][test]
+            yield f"**{test}**", *(_area(areas[each], ends.get(each)) for each in CORRUPTIONS)
+
+    return ("", *(each.short for each in CORRUPTIONS.values())), rows()
 
 
 def _receptive_fields(results: Results) -> Table:

@@ -169,12 +169,12 @@ class Study:
             "held_out_images",
             "held_out_overlap",
             "intervals",
-            "ten_crop",
             "false_positives",
             "verdicts",
             *METRICS,
         )
         found = {key: metrics[key] for key in kept if key in metrics} | {"files": [figure]}
+        found["ten_crop"] = metrics.get("as_published", metrics)["ten_crop"]
         if "L_X" in found:
             found["L_X_printed"] = found["L_X"] - model["dct_error"]
             found["bits_printed"] = found["L_X_printed"] / math.log(2) + paper.BITS_OFFSET

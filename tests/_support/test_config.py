@@ -29,7 +29,7 @@ def test_a_configuration_survives_json(name: str) -> None:
         ({"std": [0.0]}, "'std' must be positive"),
         ({"mean": ["a"]}, r"'mean\[0\]' must be of type float"),
         ({"flow": 3}, "must be a table"),
-        ({"rank": 0}, "'rank' must be at least 1"),
+        ({"rank": -1}, "'rank' must be at least 0"),
         ({"classes": 10**30}, "at most 10000000"),
         ({"std": [float("inf")]}, r"'std\[0\]' must be a finite number"),
         ({"mean": [10**400]}, r"'mean\[0\]' must be a finite number"),
