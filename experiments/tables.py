@@ -80,8 +80,8 @@ def headline(results: Results) -> str:
                 _number(model["accuracy"], 2, 100) if classifies else "–",
                 _number(model.get("bits_per_dim"), 3),
                 _number(model["top1_ece"], 1, 100) if classifies else "–",
-                _number(corruptions[name].get("two-tailed"), 1, 100),
-                _number(corruptions[name].get("joint"), 1, 100),
+                _number(corruptions.get(name, {}).get("two-tailed"), 1, 100),
+                _number(corruptions.get(name, {}).get("joint"), 1, 100),
                 _number(other_photos.get("auc"), 1, 100),
             )
 
@@ -136,6 +136,7 @@ def card_figures(name: str, results: Results) -> tuple[str, dict[str, Any], dict
         if attack["model"] == name and attack["kappa"] == 0.01 and attack["d"] == 0:
             more["median L2 of the smallest attack (pixels in [0, 1])"] = _number(attack["l2_median"], 3)
             more["success of this attack"] = _percent(attack["success"])
+            more["its success after rounding to 8 bits"] = _percent(attack["rounded_success"])
     data = "Tiny ImageNet's 20 classes" if name == "tiny20" else "CIFAR-10"
     return f"On the {model['images']:,} test images of {data}.", figures, more
 
@@ -255,7 +256,17 @@ def _other_images(results: Results) -> Table:
 
 
 def _attacks(results: Results) -> Table:
-    head = ("", "κ", "d", "success (%)", "median L2", "confidence (%)", "AUC two-tailed (%)", "adaptive (%)")
+    head = (
+        "",
+        "κ",
+        "d",
+        "success (%)",
+        "as 8-bit file (%)",
+        "median L2",
+        "confidence (%)",
+        "AUC two-tailed (%)",
+        "adaptive (%)",
+    )
 
     def rows() -> Iterator[Sequence[str]]:
         for attack in _attack_metrics(results):
@@ -265,6 +276,7 @@ def _attacks(results: Results) -> Table:
                 number(float(attack["kappa"])),
                 f"{attack['d']:g}",
                 _number(attack["success"], 1, 100),
+                _number(attack["rounded_success"], 1, 100),
                 _number(attack["l2_median"], 3),
                 _number(attack["confidence"], 1, 100),
                 "–" if detection is None else _area(detection["two_tailed"]),

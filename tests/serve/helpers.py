@@ -77,7 +77,7 @@ def without_rounding(answer: Any) -> Any:
     """To compare what the same image got in different batches."""
     if isinstance(answer, dict):
         return {key: without_rounding(value) for key, value in answer.items()}
-    if isinstance(answer, list | tuple):
+    if isinstance(answer, list):
         return [without_rounding(value) for value in answer]
     return pytest.approx(answer, rel=1e-4, abs=1e-4) if isinstance(answer, float) else answer
 

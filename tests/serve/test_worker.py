@@ -33,7 +33,7 @@ def test_a_worker_answers_as_the_service_does_and_is_replaced(
         def check() -> None:
             for found, expected in zip(worker.answer(requests), own, strict=True):
                 assert not isinstance(found, Exception) and not isinstance(expected, Exception)
-                right = [without_rounding(each.model_dump(by_alias=True)) for each in expected]
+                right = [without_rounding(each.model_dump(mode="json", by_alias=True)) for each in expected]
                 assert [json.loads(each.json) for each in found] == right
 
         check()
