@@ -17,9 +17,9 @@ from candid.robustness.attacks.options import AttackOptions
 
 if TYPE_CHECKING:
     from candid.robustness.attacks.benchmark import AttackedModel
-    from candid.robustness.attacks.metrics import AttackMetrics
+    from candid.robustness.attacks.metrics import AttackMetrics, Measured
 
-COLUMNS = ("", "d", "wrong", "success", "8-bit", "L2", "confident", "AUC", "adaptive", "its success")
+COLUMNS = ("", "d", "success", "L2", "8-bit success", "8-bit L2", "AUC", "adaptive")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def attack(
     """Find the smallest changes that make models wrong, and whether the changed images can be detected.
 
     Targeted Carlini-Wagner attacks, with and without fooling the detection: no detection is shown without the
-    attack on it. Attacks are cached in OUT: a benchmark that was stopped continues where it was.
+    attack on it. Each is made with real-valued images and with 8-bit images, which work as a file. Attacks
+    are cached in OUT: a benchmark that was stopped continues where it was.
     """
     if len(targets) < 2:
         raise CandidError("Name one or more models, then the data.")
@@ -81,8 +82,10 @@ def attack(
         return
     for kappa in dict.fromkeys(kappa for kappa, _ in options.settings):
         rows = [_row(each) for model in found for each in model.metrics if each.kappa == kappa]
+        kind = "8-bit" if any(each.eight_bit for model in found for each in model.metrics) else "attacked"
         title = (
-            f"Attacks, {options.setting_name(kappa)} (median L2; shares and areas under the ROC curve in %)"
+            f"Attacks, {options.setting_name(kappa)} (median L2; success and AUC of {kind} images in %; "
+            "95 % intervals)"
         )
         show_table(title, COLUMNS, rows, tight=True)
     progress.log(f"Written: {', '.join(map(str, files))}")
@@ -136,15 +139,29 @@ def _draw_trajectories(
 
 
 def _row(found: "AttackMetrics") -> tuple[str, ...]:
-    """Return what fits in a terminal; the files have more."""
-    areas: tuple[float | None, ...] = (None,) * 3
-    if found.detection is not None:
-        areas = (found.detection.two_tailed, found.adaptive_two_tailed, found.adaptive_success)
+    """Return what fits in a terminal, with intervals on a second line; the files have more."""
+    from candid.robustness.attacks.tables import length
+
+    def share(own: "Measured", value: float | None, key: str) -> str:
+        ends = own.intervals.get(key)
+        low_high = "" if value is None or ends is None else f"\n{100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
+        return hundredths(value) + low_high
+
+    def both(own: "Measured | None") -> tuple[str, str]:
+        if own is None:
+            return "–", "–"
+        l2 = length(own.l2_median, own.intervals.get("l2_median"), "\n")
+        return share(own, own.success, "success"), l2
+
+    seen = found.as_file
+    areas: tuple[float | None, ...] = (None, None)
+    if seen.detection is not None:
+        areas = (seen.detection.two_tailed, seen.adaptive_two_tailed)
     return (
         found.model,
         f"{found.d:g}",
-        f"{found.misclassified}/{found.images}",
-        *map(hundredths, (found.success, found.rounded_success)),
-        "–" if found.l2_median is None else f"{found.l2_median:.3f}",
-        *map(hundredths, (found.confidence, *areas)),
+        *both(found),
+        *both(found.eight_bit),
+        share(seen, areas[0], "two_tailed"),
+        share(seen, areas[1], "adaptive_two_tailed"),
     )

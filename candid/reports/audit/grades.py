@@ -244,24 +244,24 @@ def attacks(metrics: Sequence[AttackMetrics], reason: str) -> Grade:
     tried = [each for each in metrics if each.success is not None]
     if not tried:
         return Grade("Attacks", "unknown", "–", reason or "No image could be attacked.")
-    most = max(each.success or 0 for each in tried)
+    most = max(each.as_file.success or 0 for each in tried)
     gentlest = min(
-        (each for each in tried if each.per_pixel is not None),
-        key=lambda each: (-(each.success or 0), each.per_pixel or 0),
+        (each for each in tried if each.as_file.per_pixel is not None),
+        key=lambda each: (-(each.as_file.success or 0), each.as_file.per_pixel or 0),
         default=None,
     )
     images = max(each.images - each.already_misclassified for each in tried)
     text = f"{percent(most)} of {images:,} images were moved to a wrong class"
-    if gentlest is not None and gentlest.per_pixel is not None:
-        seen = "too little to be seen" if gentlest.per_pixel < VISIBLE else "enough to be seen"
+    if gentlest is not None and (size := gentlest.as_file.per_pixel) is not None:
+        seen = "too little to be seen" if size < VISIBLE else "enough to be seen"
         text += (
-            f", {percent(gentlest.success or 0)} by changes of {255 * gentlest.per_pixel:.2g} of 255 grey "
+            f", {percent(gentlest.as_file.success or 0)} by changes of {255 * size:.2g} of 255 grey "
             f"levels on average (κ = {number(gentlest.kappa)}), {seen}"
         )
     text += "."
     adaptive = [
         (each.adaptive_two_tailed, each.adaptive_success)
-        for each in tried
+        for each in (metric.as_file for metric in tried)
         if each.adaptive_two_tailed is not None and (each.adaptive_success or 0) > FOOLED
     ]
     if adaptive:

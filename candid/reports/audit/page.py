@@ -36,7 +36,7 @@ SECTIONS = {
 }
 LIKELIHOOD = ("accuracy", "top5_accuracy", "cross_entropy", "bits_per_dim", "L_X", "L_Y")
 CALIBRATION = ("ece", "mce", "oce", "top1_ece")
-ATTACKS = ("model", "d", "wrong", "success (%)", "8-bit (%)", "L2 median", "RMS (levels)", "confidence (%)")
+ATTACKS = ("model", "d", "images", "wrong", "success (%)", "L2 median", "RMS (levels)", "confidence (%)")
 """Columns that the page shows besides those of the two-tailed detection; the files have all columns."""
 
 

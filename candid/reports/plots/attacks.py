@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from candid._support.text import number
@@ -34,16 +36,19 @@ from candid.robustness.attacks.benchmark import AttackedModel
 from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
 
 COLOURS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY)
+LEAST_SHOWN = 1e-4
+"""The smallest uncertainty that a bar can show."""
 
 
 @rc_context(STYLE)
 def attack_bars(found: Sequence[AttackedModel]) -> Figure:
     """The paper's bars: a row for each kappa; perturbation, detection and uncertainty over the models.
 
-    A model has a bar for each d. Above the bars of the detection is the attack's success rate; there is no
-    detection without attacks that fool it.
+    Bars are of the 8-bit images, if they were attacked, with 95 % intervals; a line marks the perturbation of
+    the real-valued ones. A model has a bar for each d. Above the bars of the detection is the attack's
+    success rate; there is no detection without attacks that fool it.
     """
-    everything = [figures for model in found for figures in model.metrics]
+    everything = [metrics for model in found for metrics in model.metrics]
     kappas = list(dict.fromkeys(each.kappa for each in everything))
     ds = list(dict.fromkeys(each.d for each in everything))
     detection = any(each.detection for each in everything)
@@ -54,35 +59,79 @@ def attack_bars(found: Sequence[AttackedModel]) -> Figure:
     for row, kappa in zip(grid, kappas, strict=True):
         perturbation, *middle, uncertainty = row
         own = [each for each in everything if each.kappa == kappa]
-        _bars(perturbation, found, own, ds, lambda each: _scaled(each.per_pixel, 255))
-        visible = perturbation.axhline(255 * VISIBLE, color=BLACK, linestyle=":")
-        perturbation.set_ylabel(f"κ = {number(kappa)}\nRMS (levels of 255)")
+        visible = _draw_perturbations(perturbation, found, own, ds)
+        perturbation.set_ylabel(f"κ = {number(kappa)}\nL2 (median)")
         for axes in middle:
-            _bars(axes, found, own, ds, lambda each: each.detection and 100 * each.detection.two_tailed)
-            _success(axes, found, own, ds)
-            axes.axhline(50, color=GREY, linewidth=1)
-            axes.set(ylim=(0, 118), yticks=(0, 25, 50, 75, 100), ylabel="two-tailed AUC (%)")
-        _bars(uncertainty, found, own, ds, lambda each: _scaled(each.confidence, -100, 100))
-        uncertainty.set(ylim=(0, 100), ylabel="1 − confidence (%)")
+            _draw_detection(axes, found, own, ds)
+        _draw_uncertainty(uncertainty, found, own, ds)
+    rounded = any(each.eight_bit for each in everything)
     titles = [
-        "mean perturbation",
+        "perturbation" + " of 8-bit images" * rounded,
         *["detection\n(above: success rate, %)"] * detection,
         "uncertainty of the wrong class",
     ]
     for axes, title in zip(grid[0], titles, strict=True):
         axes.set_title(title)
-    visible.set_label("visible from about here")
     names = {0.0: "d = 0: the decision alone"}
     handles: list[Any] = [
         Patch(color=COLOURS[i % len(COLOURS)], label=names.get(d, f"d = {d:g}: the detection, too"))
         for i, d in enumerate(ds)
     ]
+    handles += [Line2D([], [], color=BLACK, linewidth=2, label="real-valued images")] * rounded
     legend(figure, [*handles, visible])
     return figure
 
 
-def _scaled(value: float | None, factor: float, offset: float = 0) -> float | None:
-    return None if value is None else offset + factor * value
+def _draw_perturbations(
+    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+) -> Line2D:
+    """Draw the median L2, and return the line from which it can be seen."""
+    _bars(axes, found, own, ds, lambda each: each.as_file.l2_median, "l2_median")
+    for each, place, width, _ in _places(found, own, ds):
+        if each.eight_bit is not None and each.l2_median is not None:
+            axes.plot([place - 0.46 * width, place + 0.46 * width], [each.l2_median] * 2, color=BLACK, lw=2)
+    size = math.sqrt(found[0].inputs.images[0].numel())
+    return axes.axhline(VISIBLE * size, color=BLACK, linestyle=":", label="visible from about here")
+
+
+def _draw_detection(
+    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+) -> None:
+    _bars(axes, found, own, ds, _area, "two_tailed", 100)
+    for i, model in enumerate(found):
+        if not any(each.detection for each in own if each.model == model.name):
+            axes.text(i, 3, "no test", ha="center", fontsize=SMALL)
+    for each, place, _, _ in _places(found, own, ds):
+        seen = each.as_file
+        if seen.detection is not None and seen.success is not None:
+            height = 100 * seen.intervals["two_tailed"][1] + 2
+            axes.text(place, height, f"{100 * seen.success:.0f}", ha="center", va="bottom", fontsize=SMALL)
+    axes.axhline(50, color=GREY, linewidth=1)
+    axes.set(ylim=(0, 118), yticks=(0, 25, 50, 75, 100), ylabel="two-tailed AUC (%)")
+
+
+def _draw_uncertainty(
+    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+) -> None:
+    """Draw 1 - confidence on a logarithmic axis; what lies below it is written."""
+
+    def uncertainty(each: AttackMetrics) -> float | None:
+        confidence = each.as_file.confidence
+        return None if confidence is None else max(1 - confidence, LEAST_SHOWN)
+
+    axes.set_yscale("log")
+    _bars(axes, found, own, ds, uncertainty, scale=100)
+    for each, place, _, _ in _places(found, own, ds):
+        if uncertainty(each) == LEAST_SHOWN:
+            text = f"< {100 * LEAST_SHOWN:g} %"
+            axes.text(place, 120 * LEAST_SHOWN, text, rotation=90, ha="center", va="bottom", fontsize=SMALL)
+    axes.set(ylim=(100 * LEAST_SHOWN, 100), ylabel="1 − confidence (%)")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _area(each: AttackMetrics) -> float | None:
+    detection = each.as_file.detection
+    return None if detection is None else detection.two_tailed
 
 
 def _places(found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]) -> Any:
@@ -96,29 +145,28 @@ def _places(found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Se
 
 
 def _bars(
-    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float], height: Any
+    axes: Axes,
+    found: Sequence[AttackedModel],
+    own: Sequence[AttackMetrics],
+    ds: Sequence[float],
+    height: Callable[[AttackMetrics], float | None],
+    interval: str | None = None,
+    scale: float = 1,
 ) -> None:
+    """Draw a bar for each attack, with the ``interval`` of this name."""
     for each, place, width, colour in _places(found, own, ds):
         value = height(each)
-        if value is not None:
-            axes.bar(place, value, 0.92 * width, color=colour)
+        if value is None or math.isinf(value):
+            continue
+        axes.bar(place, scale * value, 0.92 * width, color=colour)
+        ends = each.as_file.intervals.get(interval or "")
+        if ends is not None and math.isfinite(ends[1]):
+            whiskers = [[scale * (value - ends[0])], [scale * (ends[1] - value)]]
+            axes.errorbar(place, scale * value, whiskers, color=GREY, elinewidth=1.2, capsize=2)
     axes.set_xticks(range(len(found)), [fill(name, 10) for name in _names(found)], fontsize=SMALL)
     axes.set_xlim(-0.6, len(found) - 0.4)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-
-
-def _success(
-    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
-) -> None:
-    for i, model in enumerate(found):
-        if not any(each.detection for each in own if each.model == model.name):
-            axes.text(i, 3, "no test", ha="center", fontsize=SMALL)
-    for each, place, _, _ in _places(found, own, ds):
-        if each.detection is not None and each.success is not None:
-            height = 100 * each.detection.two_tailed + 2
-            text = f"{100 * each.success:.0f}"
-            axes.text(place, height, text, ha="center", va="bottom", fontsize=SMALL)
 
 
 def _names(found: Sequence[AttackedModel]) -> list[str]:
@@ -155,6 +203,7 @@ def attack_examples(found: Sequence[AttackedModel]) -> Figure:
             attack = model.attacks.get((kappa, d))
             if attack is None:
                 continue
+            attack = attack.as_file
             image = attack.images[chosen]
             difference = (image - original / 255).abs()
             factor = max(1.0, round_down(1 / max(1e-9, float(difference.max()))))

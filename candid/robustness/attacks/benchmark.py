@@ -1,7 +1,7 @@
 """The attack benchmark: how far models are from being fooled, how confident they are then, who notices."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +37,11 @@ from candid.trust.judge import HeldOut
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-CHUNK = 25
+CHUNK = 50
 """Images that are attacked at once, and then cached; fewer if they are large."""
-VERSION = 2
+VERSION = 3
 """The version of what an attack computes: cached files of another one are not used."""
+EIGHT_BIT = "eight_bit."
 NO_DETECTION = "no-detection"
 """The topic of the note that detection is not measured."""
 
@@ -266,8 +267,26 @@ def _cached_or_made(
 
 
 def _columns(attack: AttackResult) -> dict[str, Tensor]:
+    """Return all that is cached of an attack, and below ``eight_bit.`` that of its 8-bit images."""
     values = {each.name: getattr(attack, each.name) for each in fields(attack)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    found = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    if attack.eight_bit is not None:
+        found |= {EIGHT_BIT + name: value for name, value in _columns(attack.eight_bit).items()}
+    return found
+
+
+def _from_columns(columns: Mapping[str, Tensor]) -> AttackResult:
+    """Return the attack whose :func:`_columns` these are.
+
+    Raises:
+        TypeError: if one is missing.
+    """
+    own: dict[str, Any] = {name: value for name, value in columns.items() if not name.startswith(EIGHT_BIT)}
+    rounded = {
+        name.removeprefix(EIGHT_BIT): value for name, value in columns.items() if name.startswith(EIGHT_BIT)
+    }
+    eight_bit = _from_columns(rounded) if rounded else None
+    return AttackResult(**{"log_density": None, "traces": None, **own}, eight_bit=eight_bit)
 
 
 def _save(attack: AttackResult, file: Path) -> None:
@@ -279,10 +298,7 @@ def _save(attack: AttackResult, file: Path) -> None:
 def _load(file: Path) -> AttackResult | None:
     """Return what :func:`_save` wrote; None if there is no whole file."""
     try:
-        tensors: dict[str, Any] = load_file(file)
-        if "already" in tensors:  # as earlier versions called it
-            tensors["already_misclassified"] = tensors.pop("already")
-        return AttackResult(**{"log_density": None, "traces": None, **tensors})
+        return _from_columns(load_file(file))
     except (OSError, SafetensorError, TypeError):
         return None
 
@@ -290,6 +306,4 @@ def _load(file: Path) -> AttackResult | None:
 def joined(parts: Sequence[AttackResult]) -> AttackResult:
     """Return all images of ``parts``, without their paths."""
     columns = [_columns(part) for part in parts]
-    return replace(
-        parts[0], traces=None, **{name: torch.cat([c[name] for c in columns]) for name in columns[0]}
-    )
+    return _from_columns({name: torch.cat([each[name] for each in columns]) for name in columns[0]})

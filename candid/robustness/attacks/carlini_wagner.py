@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid.models.protocol import require_latent
+from candid.robustness.attacks.descent import LEARNING_RATE, descent
+from candid.robustness.attacks.eight_bit import eight_bit as rounding
 from candid.robustness.attacks.refine import refinement
 from candid.robustness.attacks.search import (
     Attackable,
@@ -22,15 +25,12 @@ from candid.robustness.attacks.search import (
     result_of,
 )
 
-KAPPA, C, LEARNING_RATE, PATIENCE = 0.01, 10.0, 0.01, 20
-"""The learning rate and the patience of the paper."""
+KAPPA, C, PATIENCE = 0.01, 10.0, 20
+"""The patience of the paper."""
 STEPS = 1000
 """Largest number of steps: attacks with infinite kappa take them all, others stop by themselves."""
 DETECTION = 1000.0
 """The weight of fooling the detection if there is one: the paper's largest."""
-REACH = 0.99
-"""The largest tanh(w). Stretched to 1, so that black and white pixels have a finite w and can move."""
-ADAM = (0.9, 0.999, 1e-8)
 
 
 @torch.enable_grad()
@@ -48,6 +48,8 @@ def carlini_wagner(
     learning_rate: float = LEARNING_RATE,
     patience: int = PATIENCE,
     tighten: bool = True,
+    eight_bit: bool = False,
+    seed: int = 0,
     batch: int | None = None,
     keep_path: bool = False,
     keep_latents: bool = False,
@@ -104,52 +106,16 @@ def carlini_wagner(
     _check_detection(model, d, median)
     search = Search(model, images, targets, labels, keep_path or keep_latents, keep_latents)
     objective = Objective(kappa, c, d, median or 0.0)
-    phases: dict[str, Callable[..., Iterator[int]]] = {
-        "attacking": partial(_descent, learning_rate=learning_rate)
-    }
-    if tighten and kappa < math.inf:
-        phases["refining"] = refinement
-    for name, phase in phases.items():
-        parts = (phase(search, numbers, objective, steps, patience) for numbers in search.batches(batch))
-        deque(progress.track(chain.from_iterable(parts), name, len(search.x)), maxlen=0)
-    return result_of(search, batch)
-
-
-def _descent(
-    search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int, *, learning_rate: float
-) -> Iterator[int]:
-    """Run Adam on the images ``numbers``; yield those that have converged."""
-    beta1, beta2, epsilon = ADAM
-    x = search.x[numbers]
-    w = (REACH * (2 * x - 1)).atanh()
-    start, limit = w.tanh(), math.atanh(REACH)
-    first, second = torch.zeros_like(w), torch.zeros_like(w)
-    lowest, waited = search.loss[numbers], torch.zeros_like(numbers)
-    for step in range(steps + 1):
-        tanh = w.tanh()
-        # (tanh / REACH + 1) / 2, from the image, so that rounding does not move it before the attack does.
-        moved = (x + (tanh - start) / (2 * REACH)).clamp(0, 1).requires_grad_()
-        seen = search.evaluate(moved, numbers, density=objective.d > 0)
-        loss = objective.loss(moved - x, seen)
-        (gradient,) = torch.autograd.grad(loss.sum(), moved)
-        loss = loss.detach()
-        if step == 0:
-            search.already_misclassified[numbers] = seen.margin > 0
-        better = search.keep(numbers, moved.detach(), seen, loss, objective.kappa)
-        waited = torch.where(better | (loss < lowest), 0, waited + 1)
-        lowest = lowest.minimum(loss)
-        left = (waited < patience) & (step < steps)
-        yield from numbers[~left].tolist()
-        if not left.any():
-            return
-        gradient = gradient * (1 - tanh.square()) / (2 * REACH)
-        first = beta1 * first + (1 - beta1) * gradient
-        second = beta2 * second + (1 - beta2) * gradient.square()
-        scale = (second / (1 - beta2 ** (step + 1))).sqrt() + epsilon
-        w = (w - learning_rate * first / (1 - beta1 ** (step + 1)) / scale).clamp(-limit, limit)
-        if not left.all():
-            x, w, start, first, second = (each[left] for each in (x, w, start, first, second))
-            numbers, waited, lowest = numbers[left], waited[left], lowest[left]
+    tightened = tighten and kappa < math.inf
+    attack = refinement if tightened else partial(descent, learning_rate=learning_rate)
+    parts = (attack(search, numbers, objective, steps, patience) for numbers in search.batches(batch))
+    deque(progress.track(chain.from_iterable(parts), "attacking", len(search.x)), maxlen=0)
+    found = result_of(search, batch)
+    if not eight_bit:
+        return found
+    parts = (rounding(search, numbers, objective, seed) for numbers in search.batches(batch))
+    deque(progress.track(chain.from_iterable(parts), "rounding", len(search.x)), maxlen=0)
+    return replace(found, eight_bit=replace(result_of(search, batch), traces=None))
 
 
 def _check_detection(model: Attackable, d: float, median: float | None) -> None:

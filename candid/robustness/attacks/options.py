@@ -37,6 +37,13 @@ class AttackOptions(DataOptions):
     as_published: Annotated[
         bool, Option("Use the published attack without our refinement; perturbations are larger.")
     ] = False
+    eight_bit: Annotated[
+        bool,
+        Option(
+            "Also attack with 8-bit images, which work as a file and under any noise pattern.",
+            flag="--eight-bit/--no-eight-bit",
+        ),
+    ] = True
     steps: Annotated[
         int | None,
         Option("Most steps of each phase.", least=1, default="300; 40 for projected gradients"),
@@ -44,7 +51,7 @@ class AttackOptions(DataOptions):
     c: Annotated[float, Option("Weight of the decision in the loss.", above=0)] = 10.0
     learning_rate: Annotated[float, Option("Adam's learning rate.", above=0, hidden=True)] = 0.01
     patience: Annotated[int, Option("Steps without improvement.", least=1, hidden=True)] = 20
-    seed: Annotated[int, Option("Random seed of the wrong classes.", least=0)] = 0
+    seed: Annotated[int, Option("Random seed of the wrong classes and of noise patterns.", least=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +76,8 @@ class AttackOptions(DataOptions):
             "median": median if d > 0 else None,
             "c": self.c,
             "tighten": not self.as_published,
+            "eight_bit": self.eight_bit,
+            "seed": self.seed,
             "learning_rate": self.learning_rate,
             "patience": self.patience,
             "steps": steps,

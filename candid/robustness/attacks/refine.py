@@ -1,19 +1,25 @@
-"""Refinement: from an image that fools a model to the nearest one that does."""
+"""Refinement: from an original to the nearest image that fools a model."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from candid.robustness.attacks.descent import descent
 from candid.robustness.attacks.search import Objective, Search, dot, lengths, squares, wide
 
-APPROACH = 60
-"""Steps of the search that starts at the original."""
+APPROACH, SHORT_APPROACH = 100, 40
+"""Steps of the search that starts at the original; fewer if the detection is to be fooled after that."""
 GROWTH = 0.05
 """The share by which its radius changes at a step."""
-EARLY = (0.01, 0.1)
-"""Shares of d with which the loss is minimised first."""
+FIRST, LAST = 15, 40
+"""Most steps of refinement before and after Adam, if the detection is to be fooled, too."""
+FINE, FINE_RATE = 80, 0.003
+"""Steps and first learning rate of Adam between these."""
+RETURN = 0.05
+"""The share of the way back to the original at a step along images with the wanted likelihood."""
 WORTH = 1e-3
 """The share by which refinement has to lower the loss to go on."""
 
@@ -21,23 +27,29 @@ WORTH = 1e-3
 def refinement(
     search: Search, numbers: Tensor, objective: Objective, steps: int, patience: int
 ) -> Iterator[int]:
-    """Lower the loss of those ``numbers`` that can reach kappa; yield them when they are done.
+    """Find the nearest images that reach kappa, from the originals ``numbers``; yield these when done.
 
-    A large d makes a narrow valley, in which steps are short: the loss is minimised with a smaller d first.
+    Images that the spheres of the approach don't bring to kappa are left to Adam. If the detection is to be
+    fooled, too, the likelihood of some images is too curved for the steps of refinement: small steps of Adam
+    get these there.
     """
-    known = search.images[numbers]
-    start = _approached(search, numbers, objective, min(APPROACH, steps))
+    approach = APPROACH if objective.d == 0 else SHORT_APPROACH
+    start = _approached(search, numbers, objective, min(approach, steps))
+    failed = ~search.reached[numbers]
+    deque(descent(search, numbers[failed], objective, steps, patience), maxlen=0)
+    start = torch.where(wide(failed), search.images[numbers], start)
     reached = search.reached[numbers]
-    own = numbers[reached]
-    for share in EARLY if objective.d > 0 else ():
-        stage = objective._replace(d=share * objective.d)
-        search.judge_again(numbers, stage)
-        _refine(search, own, start[reached], stage, max(1, steps // 3), max(1, patience // 2))
-        start = search.images[numbers]
-    if objective.d > 0:
-        search.judge_again(numbers, objective)
-        search.offer(numbers, known, objective)
-    _refine(search, own, start[reached], objective, steps, patience)
+    own, start = numbers[reached], start[reached]
+    if objective.d == 0:
+        _refine(search, own, start, objective, steps, max(1, patience // 2))
+    else:
+        _refine(search, own, start, objective, min(FIRST, steps), patience)
+        change = search.images[own] - search.x[own]
+        detected = search.loss[own] + objective.c * objective.kappa > 2 * squares(change)
+        own, fine = own[detected], min(FINE, steps)
+        start = search.images[own]
+        deque(descent(search, own, objective, fine, fine, learning_rate=FINE_RATE, start=start), maxlen=0)
+        _refine(search, own, search.images[own], objective, min(LAST, steps), patience)
     yield from numbers.tolist()
 
 
@@ -46,10 +58,10 @@ def _refine(
 ) -> None:
     """Lower the loss of the images ``numbers``, from ``moved``.
 
-    With F the loss without its decision term, a step goes down F and then to the nearest image in [0, 1]
-    where the margin, linear around the present one, is kappa. With ``d`` = 0 a full step down ends at the
-    original. Where kappa is missed, steps get shorter; halfway through the patience, it starts again from the
-    best image.
+    A step goes to the original or, if the detection is to be fooled, to where the likelihood would be right
+    if it were linear, and a little towards the original; then to the nearest image in [0, 1] where the
+    margin, linear around the present one, is kappa. Where kappa is missed, steps get shorter; halfway through
+    the patience, it starts again from the best image.
     """
     kappa, c, d, median = objective
     x = search.x[numbers]
@@ -63,7 +75,9 @@ def _refine(
         if seen.log_density is not None:
             missing = median - seen.log_density / x[0].numel()
             (slope,) = torch.autograd.grad(missing.sum(), moved)
-            down = (down + wide(d * missing.detach().to(x)) * slope) / wide(1 + d * squares(slope))
+            weight = d / (1 + d * squares(slope))
+            across = missing.detach().to(x) - RETURN * dot(slope, down)
+            down = RETURN * down + wide(weight * across) * slope
         moved = moved.detach()
         enough = search.loss[numbers] - WORTH * (search.loss[numbers] + c * kappa)
         better = search.keep(numbers, moved, seen, loss, kappa)
@@ -96,6 +110,8 @@ def _approached(search: Search, numbers: Tensor, objective: Objective, steps: in
         seen = search.evaluate(moved, numbers, density=objective.d > 0)
         (rise,) = torch.autograd.grad(seen.margin.sum(), moved)
         margin, moved = seen.margin.detach(), moved.detach()
+        if step == 0:
+            search.already_misclassified[numbers] = margin > 0
         search.keep(numbers, moved, seen, objective.loss(change, seen).detach(), kappa)
         distance = squares(change).sqrt()
         nearer = (margin >= kappa) & (distance < shortest)

@@ -71,9 +71,18 @@ class AttackResult:
     """Gradient steps until the attack stopped, (N,)."""
     traces: tuple[Trace, ...] | None
     """The path of each image, if it was asked for."""
+    eight_bit: "AttackResult | None" = None
+    """The attack that works as a file, if it was asked for: ``images`` are multiples of 1 / 255, and a
+    ``success`` reaches kappa with the model's own noise pattern and with others that the attack has not seen;
+    all else is with the model's own."""
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def as_file(self) -> "AttackResult":
+        """The attack with 8-bit images, or with real-valued ones if there are no others."""
+        return self if self.eight_bit is None else self.eight_bit
 
     @property
     def per_pixel(self) -> Tensor:
@@ -199,19 +208,6 @@ class Search:
             self.path.append(tuple(each.detach().cpu() for each in step if each is not None))
         return better
 
-    @torch.no_grad()
-    def judge_again(self, numbers: Tensor, objective: Objective) -> None:
-        """Give what is kept of the images ``numbers`` its loss under another ``objective``."""
-        kept = self.images[numbers]
-        seen = self.evaluate(kept, numbers, density=objective.d > 0)
-        self.loss[numbers] = objective.loss(kept - self.x[numbers], seen)
-
-    @torch.no_grad()
-    def offer(self, numbers: Tensor, x: Tensor, objective: Objective) -> None:
-        """Keep ``x`` of the images ``numbers`` where it is better."""
-        seen = self.evaluate(x, numbers, density=objective.d > 0)
-        self.keep(numbers, x, seen, objective.loss(x - self.x[numbers], seen), objective.kappa)
-
 
 def wide(per_image: Tensor) -> Tensor:
     """Return (B,) as (B, 1, 1, 1)."""
@@ -292,16 +288,18 @@ def result_of(search: Search, batch: int | None) -> AttackResult:
         rounded.append(search.evaluate((255 * images).round() / 255, numbers).margin > 0)
         densities.append(search.evaluate(images, numbers, density=True).log_density)
     known = [each for each in densities if each is not None]
+    kept = (search.images, search.reached, search.already_misclassified, search.margin, search.steps)
+    images, success, already, margin, steps = (each.clone().cpu() for each in kept)  # the search may go on
     return AttackResult(
-        search.images.cpu(),
-        search.reached.cpu(),
+        images,
+        success,
         torch.cat(rounded).cpu(),
-        search.already_misclassified.cpu(),
+        already,
         (search.images.double() - search.x.double()).flatten(1).norm(dim=1).cpu(),
-        search.margin.cpu(),
+        margin,
         search.logits.double().softmax(1).cpu(),
         torch.cat(known).cpu() if known else None,
-        search.steps.cpu(),
+        steps,
         _traces(search) if search.keep_path else None,
     )
 

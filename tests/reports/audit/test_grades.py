@@ -35,8 +35,9 @@ def areas(**sets: tuple[float, float]) -> dict[str, Any]:
 
 def attack(success: float | None, **changes: Any) -> AttackMetrics:
     return AttackMetrics(
-        "own", 1.0, 0.01, 0.0, 20, 3, 0, success, success, 10.0, 20, per_pixel=0.001, **changes
-    )
+        model="own", beta=1.0, kappa=0.01, d=0.0, images=20, misclassified=3, already_misclassified=0,
+        success=success, rounded_success=success, steps=10.0, most_steps=20, per_pixel=0.001, **changes,
+    )  # fmt: skip
 
 
 def test_accuracy() -> None:

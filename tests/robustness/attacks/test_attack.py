@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError, NonFiniteError
 from candid.robustness.attacks.carlini_wagner import carlini_wagner
@@ -276,13 +277,57 @@ def test_a_resnet_is_fooled_and_left_as_it_was() -> None:
     assert net.eval().predict(found.images).equal(targets)
 
 
+def test_an_eight_bit_attack_holds_under_noise_that_it_has_not_seen() -> None:
+    """Of the smallest perturbations not one survives rounding: they are smaller than the model's noise."""
+    model = candid.load("cifar10-beta1")
+    images = (255 * model.sample([3, 8], generator=torch.Generator().manual_seed(0))).round().byte()
+    targets = (model.predict(images / 255) + 1) % 10
+    found = carlini_wagner(model, images, targets, steps=20, eight_bit=True)
+    rounded = found.eight_bit
+    assert found.success.all() and not found.rounded_success.any()
+    assert rounded is not None and rounded.success.all() and rounded.rounded_success.all()
+    assert (found.distance < rounded.distance).all() and (rounded.distance < 0.2).all()
+    others = torch.Generator().manual_seed(1)
+    for _ in range(10):
+        assert model.predict(rounded.images).equal(targets)
+        model.noise.copy_(torch.rand(model.noise.shape, generator=others))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    kappa=st.sampled_from([0.0, 0.01, 1.0, math.inf]),
+    ends=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_eight_bit_images_are_files(seed: int, kappa: float, ends: float) -> None:
+    model = Linear(2, seed)
+    x = (255 * model.images(3, ends, seed)).round() / 255
+    targets = model.logits(x).argmin(1)
+    found = carlini_wagner(model, x, targets, kappa=kappa, steps=40, eight_bit=True)
+    rounded = found.eight_bit
+    assert rounded is not None and rounded.eight_bit is None
+    pixels = (255 * rounded.images).round()
+    assert rounded.images.equal(pixels / 255) and pixels.min() >= 0 and pixels.max() <= 255
+    assert rounded.distance.allclose((rounded.images - x).flatten(1).norm(dim=1))
+    margins = rounded.margin
+    assert rounded.success.equal(margins > 0 if math.isinf(kappa) else margins >= kappa)
+    assert rounded.rounded_success.equal(margins > 0)
+    for i, target in enumerate(targets.tolist()):
+        if kappa < math.inf and model.reachable(target, kappa + 3):
+            needed = model.smallest(x[i], target, kappa)
+            rounding = math.sqrt(40) / 510  # as if all pixels had to be rounded up
+            assert rounded.margin[i] > kappa - 0.02 and rounded.distance[i] < 1.5 * needed + rounding
+            assert not rounded.success[i] or rounded.distance[i] >= needed * (1 - 1e-9)
+
+
 def test_progress_is_by_images() -> None:
     progress = RecordedProgress()
     model = Linear(3)
     x = model.images(5)
-    found = carlini_wagner(model, x, labels=model.logits(x).argmax(1), batch=2, progress=progress)
+    labels = model.logits(x).argmax(1)
+    found = carlini_wagner(model, x, labels=labels, eight_bit=True, batch=2, progress=progress)
     assert len(found) == 5
-    assert [(name, total) for name, total, *_ in progress.loops] == [("attacking", 5), ("refining", 5)]
+    assert [(name, total) for name, total, *_ in progress.loops] == [("attacking", 5), ("rounding", 5)]
     assert [sorted(numbers) for *_, numbers in progress.loops] == [[0, 1, 2, 3, 4]] * 2
 
 

@@ -9,13 +9,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import candid
 from candid._support.errors import CandidError
+from candid.inference.roc import area_under_curve
 from candid.reports.plots import attacks as attacks_plots
 from candid.robustness.attacks.benchmark import CHUNK, AttackedModel, AttackResults, attack
 from candid.robustness.attacks.carlini_wagner import carlini_wagner
-from candid.robustness.attacks.metrics import median_log_density
+from candid.robustness.attacks.metrics import median_interval, median_log_density, share_interval
 from candid.robustness.attacks.tables import attack_tables, write_attack_tables
 from candid.trust.detectors import TwoTailed
 from candid.trust.judge import HeldOut
@@ -88,6 +92,62 @@ def test_metrics_are_those_of_the_attacks(runs: Path, found: AttackResults) -> N
     assert resnet.metrics[0].detection is None and resnet.metrics[0].bits_after is None
 
 
+def test_eight_bit_images_are_measured_as_files(runs: Path, tmp_path: Path, found: AttackResults) -> None:
+    own, resnet = found
+    for model, name in ((own, "own"), (resnet, "resnet")):
+        attack, figures = model.attacks[0.01, 0.0].eight_bit, model.metrics[0].eight_bit
+        assert attack is not None and figures is not None and figures.success is not None
+        assert figures.success >= (model.metrics[0].success or 0)  # as many as in the few steps of this test
+        assert model.inputs.targets is not None
+        victim = candid.load_any(runs / name / "model/best").eval()
+        for _ in range(3):
+            hits = victim.logits(attack.images).argmax(1) == model.inputs.targets
+            assert hits[attack.success].all()
+            if name == "own":
+                victim.noise.uniform_()
+    adaptive = own.metrics[1].eight_bit
+    assert adaptive is not None and adaptive.detection is not None and adaptive.detection.two_tailed < 0.2
+    assert own.metrics[0].eight_bit is not None
+    assert own.metrics[0].eight_bit.adaptive_two_tailed == adaptive.detection.two_tailed
+    plain = alone(runs, tmp_path, models=runs / "own/model/best", images=5, eight_bit=False)
+    assert plain.metrics[0].eight_bit is None and plain.metrics[0].as_file is plain.metrics[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=st.lists(st.sampled_from([0.1, 0.2, 0.5, 1.0, math.inf]), min_size=1, max_size=30))
+def test_intervals_agree_with_their_definitions(values: list[float]) -> None:
+    """The median lies between the k-th smallest and the k-th largest value, with k from the binomial."""
+    n = len(values)
+    low, high = median_interval(torch.tensor(values, dtype=torch.float64))
+    ranks = [k for k in range(n // 2 + 1) if sum(math.comb(n, i) for i in range(k + 1)) / 2**n <= 0.025]
+    ordered = sorted(values)
+    assert (low, high) == ((ordered[ranks[-1]], ordered[n - 1 - ranks[-1]]) if ranks else (0.0, math.inf))
+
+    hits = sum(value < 1 for value in values)
+    low, high = share_interval(torch.tensor(values) < 1)
+    above = sum(math.comb(n, i) * low**i * (1 - low) ** (n - i) for i in range(hits, n + 1))
+    below = sum(math.comb(n, i) * high**i * (1 - high) ** (n - i) for i in range(hits + 1))
+    assert above == pytest.approx(0.025, abs=1e-6) if hits else low == 0
+    assert below == pytest.approx(0.025, abs=1e-6) if hits < n else high == 1
+
+
+def test_the_interval_of_an_area_knows_pairs(found: AttackResults) -> None:
+    """An image moves the area through its original and its attacked version: leave each out in turn."""
+    own, figures = found.models[0], found.models[0].metrics[0]
+    attack, held_out = own.attacks[0.01, 0.0], HeldOut.of(own.model)
+    assert held_out is not None and attack.log_density is not None and own.clean.log_density is not None
+    fooled = attack.success & ~attack.already_misclassified
+    test = TwoTailed().fit(held_out.statistics["log_density"])
+    before, after = (test.score(each[fooled]) for each in (own.clean.log_density, attack.log_density))
+    n = len(before)
+    area = area_under_curve(before, after)
+    left = torch.arange(n)
+    without = [area_under_curve(before[left != i], after[left != i]) for i in range(n)]
+    jackknife = math.sqrt((n - 1) / n * sum((each - area) ** 2 for each in without))
+    low, high = figures.intervals["two_tailed"]
+    assert low < area < high and high - low == pytest.approx(2 * 1.96 * jackknife, rel=0.25)
+
+
 def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: AttackResults) -> None:
     files = sorted((kept / "attacks").iterdir())
     assert len(files) == 6  # two chunks of three attacks
@@ -133,7 +193,7 @@ def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
     ((head, rows),) = attack_tables(lone).values()
     areas = [i for i, name in enumerate(head) if "AUC" in name or "adaptive" in name or "its success" in name]
     assert len(areas) == 5 and {row[i] for row in rows for i in areas} == {("–", "")}
-    assert text.count(" – | – | – | – | – |") == 2
+    assert text.count(" – | – | – | – | – |") == 4  # of real-valued and of 8-bit images
     assert len(attacks_plots.attack_bars(lone.models).axes) == 2
 
 
@@ -143,11 +203,19 @@ def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: AttackRe
     assert written["attack"]["steps"] == 12 and written["attack"]["method"] in files[".md"]
     records = written["metrics"]
     assert [each["d"] for each in records] == [0, 1000, 0]
-    shown = f"{100 * records[1]['detection']['two_tailed']:.1f}"
+    rounded = records[1]["eight_bit"]
+    shown = [
+        f"{100 * own['detection']['two_tailed']:.1f} ({' to '.join(f'{100 * e:.1f}' for e in ends)})"
+        for own in (records[1], rounded)
+        for ends in [own["intervals"]["two_tailed"]]
+    ]
+    shown += [
+        f"{own['l2_median']:#.3g} ({own['intervals']['l2_median'][0]:#.3g}" for own in (records[1], rounded)
+    ]
     for ending in (".md", ".tex", ".html"):
-        assert shown in files[ending] and f"{records[0]['l2_median']:.3f}" in files[ending]
+        assert all(each in files[ending] for each in shown)
     page = ElementTree.fromstring(files[".html"].split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
-    assert len(page.findall(".//tbody/tr")) == 3
+    assert len(page.findall(".//tbody/tr")) == 6  # real-valued and 8-bit images of each
     rows = list(csv.DictReader(files[".csv"].splitlines()))
     assert len(rows) == 3 * (CHUNK + 5)
     fooled = [
@@ -156,14 +224,16 @@ def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: AttackRe
         if row["success"] == "1" and row["already_misclassified"] == "0"
     ]
     assert records[0]["l2_mean"] == pytest.approx(sum(fooled) / len(fooled), rel=1e-4)
+    as_files = [row["eight_bit_success"] for row in rows[: CHUNK + 5] if row["already_misclassified"] == "0"]
+    assert records[0]["eight_bit"]["success"] == pytest.approx(as_files.count("1") / len(as_files))
     ((head, lines),) = attack_tables(found).values()
     assert all(len(line) == len(head) for line in lines)
 
     perturbation, detection, _ = attacks_plots.attack_bars(found.models).axes
     heights = [patch.get_height() for patch in perturbation.patches]  # type: ignore[attr-defined]
-    assert heights == pytest.approx([255 * each["per_pixel"] for each in records])
+    assert heights == pytest.approx([each["eight_bit"]["l2_median"] for each in records])
     rates = [text.get_text() for text in detection.texts]
-    assert rates == ["no test", *(f"{100 * each['success']:.0f}" for each in records[:2])]
+    assert rates == ["no test", *(f"{100 * each['eight_bit']['success']:.0f}" for each in records[:2])]
     assert len(attacks_plots.attack_examples(found.models).axes) == 4 * 3
 
 
