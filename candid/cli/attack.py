@@ -104,7 +104,7 @@ def _class_number(names: tuple[str, ...], towards: str | None) -> int:
 def _draw_trajectories(
     found: "AttackedModel", options: AttackOptions, chosen: TrajectoryOptions, progress: Progress
 ) -> list[Path]:
-    """Draw paths of correctly classified images at each kappa; a ResNet, which has no latents, has none."""
+    """Draw paths of correctly classified images, a column for each kappa; a ResNet has no latents to draw."""
     from candid._support.distributed import best_device
     from candid.reports.plots.style import save
     from candid.reports.plots.trajectories import trajectories as draw
@@ -119,9 +119,8 @@ def _draw_trajectories(
     if not len(rows):
         progress.log(f"No trajectories for {found.name}: it already misclassifies every chosen image.")
         return []
-    files = []
-    for kappa in dict.fromkeys(options.kappa):
-        drawn = trajectories(
+    drawn = [
+        trajectories(
             found.model.to(best_device()),
             inputs.images[rows],
             target,
@@ -130,12 +129,10 @@ def _draw_trajectories(
             progress=progress,
             steps=200 if math.isinf(kappa) else 400,
         )
-        title = (
-            f"Attacks on {found.name}, {options.setting_name(kappa)}, target: {inputs.class_names[target]}"
-        )
-        file = options.out / f"trajectories-{safe_name(found.name)}-{kappa:g}.png"
-        files.append(save(draw(drawn, title), file))
-    return files
+        for kappa in dict.fromkeys(options.kappa)
+    ]
+    title = f"Attacks on {found.name}, target: {inputs.class_names[target]}"
+    return [save(draw(drawn, title), options.out / f"trajectories-{safe_name(found.name)}.png")]
 
 
 def _row(found: "AttackMetrics") -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from candid._support.errors import CandidError
+from candid._support.text import number
 from candid.reports.plots.plane import GRID, Style, Values, grid_logits, grid_points_per_inch, set_plane_axes
 from candid.reports.plots.style import (
     BLACK,
@@ -36,41 +38,55 @@ if TYPE_CHECKING:
 
 MARKERS = "os^DvP"
 MOST_PATHS, MOST_CLASSES, MOST_LINES = len(MARKERS), 30, 10
-HEIGHT, PICTURE = 5.4, 1.35  # of the plane and of an image, inches
+HEIGHT, PICTURE = 5.0, 1.25  # of the plane and of an image, inches
+LEGEND = 2.9  # width, inches
 LONGEST, SHORTEST = 24, 10  # letters of a name, and where there is less room
 SHADE = "#ececec"
 
 
 @rc_context(STYLE)
-def trajectories(found: Trajectories, title: str = "") -> Figure:
-    """The paths in the plane, dotted until the model is fooled, and below what became of the images.
+def trajectories(found: Sequence[Trajectories], title: str = "") -> Figure:
+    """A column for each kappa: the paths in the plane, and below what became of the images.
 
-    Black lines are where the model decides between two classes, dashed ones where the target is ahead by
-    kappa. In a plane that is not exact there are none: the model decides by what lies outside it, too.
-    Of more than ten classes, those without room for it in their cell have no name.
+    Paths are dotted until the model is fooled. Black lines are where the model decides between two classes,
+    dashed ones where the target is ahead by kappa. In a plane that is not exact there are none: the model
+    decides by what lies outside it, too. Of more than ten classes, those without room for it in their cell
+    have no name.
     """
+    reaches = [_reach(each) for each in found]
+    widths = [HEIGHT * (right - left) / (top - bottom) + 0.8 for (left, right), (bottom, top) in reaches]
+    heights = HEIGHT + 1.1, 3 * (PICTURE + 0.3)
+    figure = Figure(figsize=(sum(widths) + LEGEND, sum(heights)), layout="constrained")
+    parts: Any = figure.subfigures(1, len(found) + 1, width_ratios=[*widths, LEGEND])
+    *columns, right = parts
+    handles: dict[str, Artist] = {}
+    for column, each, reach, width in zip(columns, found, reaches, widths, strict=True):
+        upper, lower = column.subfigures(2, 1, height_ratios=heights)
+        handles |= {str(handle.get_label()): handle for handle in _draw_plane(upper, each, reach)}
+        _draw_images(lower, each, width)
+    right.legend(handles=list(handles.values()), loc="upper left", alignment="left")
+    figure.suptitle(plain(fill(title, 80)))
+    return figure
+
+
+def _draw_plane(figure: SubFigure, found: Trajectories, reach: Values) -> list[Artist]:
+    """Draw paths, cells and names; return what the legend says."""
     if len(found.paths) > MOST_PATHS:
         raise CandidError(f"{len(found.paths)} paths are too many to see: draw at most {MOST_PATHS}.")
     if len(found.classes) > MOST_CLASSES:
         raise CandidError(f"{len(found.classes)} classes are too many to see: draw at most {MOST_CLASSES}.")
-    (left, right), (bottom, top) = _reach(found)
-    width = HEIGHT * (right - left) / (top - bottom)
-    size = width + 4, HEIGHT + 0.9 + 3 * (PICTURE + 0.3)
-    figure = Figure(figsize=size, layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=[HEIGHT + 0.9, size[1] - HEIGHT - 0.9])
-    upper, lower = parts
-    axes: Axes = upper.subplots()
+    axes: Axes = figure.subplots()
+    (left, right), (bottom, top) = reach
     x, y = np.linspace(left, right, GRID), np.linspace(bottom, top, GRID)
     handles = [*_draw_paths(axes, found), *_draw_cells(axes, found, x, y)]
     set_plane_axes(axes, x, y)
     _draw_names(axes, found, x, y)
-    upper.legend(handles=handles, loc="outside right upper", alignment="left")
+    said = f"κ = {number(found.kappa)}"
     if not found.exact:
-        said = f"nearest plane to the means of {len(found.classes)} of {len(found.class_names)} classes"
-        axes.set_title(f"{said}: a projection, without decision boundaries", fontsize=SMALL)
-    figure.suptitle(plain(fill(title, 80)))
-    _draw_images(lower, found, size[0])
-    return figure
+        said += f"\nnearest plane to the means of {len(found.classes)} of {len(found.class_names)} classes:"
+        said += "\na projection, without decision boundaries"
+    axes.set_title(said, fontsize=SMALL)
+    return handles
 
 
 def _reach(found: Trajectories) -> Values:
@@ -92,7 +108,7 @@ def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[A
         ahead = [own - np.delete(logits, i, -1).max(-1) for i, own in enumerate(np.moveaxis(logits, -1, 0))]
         drawn: list[tuple[str, Any, float, list[Values]]] = [("decision boundary", "-", 0.0, ahead)]
         if 0 < found.kappa < math.inf:
-            drawn.append((f"ahead by κ = {found.kappa:g}", "--", found.kappa, [ahead[target]]))
+            drawn.append(("ahead by κ", "--", found.kappa, [ahead[target]]))
         for said, dashes, level, leads in drawn:
             handles.append(Line2D([], [], color=BLACK, linewidth=1.2, linestyle=dashes, label=said))
             for lead in leads:
@@ -122,9 +138,8 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
         axes.plot(*points[-1], color=COLOURS[i], markeredgecolor=BLACK, **marker)
         said = f"{i + 1}: {label(found.class_names[path.label], LONGEST)}"
         handles.append(Line2D([], [], color=COLOURS[i], marker=MARKERS[i], linewidth=2, label=said))
-    enough = "fooled" if found.kappa in (0, math.inf) else f"ahead by κ = {found.kappa:g}"
     handles += [
-        Line2D([], [], linestyle=":", label=f"until first {enough}", color=GREY, linewidth=2),
+        Line2D([], [], linestyle=":", label="until the target first leads by κ", color=GREY, linewidth=2),
         Line2D([], [], linestyle="-", label="after that", color=GREY, linewidth=1.2),
         Line2D([], [], linestyle="", marker="o", markerfacecolor="white", color=GREY, label="original"),
         Line2D([], [], linestyle="", marker="o", markeredgecolor=BLACK, color=GREY, label="best attack"),

@@ -294,7 +294,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     for word in ("κ = ∞", "success", "adaptive", "resnet"):
         assert word in done.stdout
     drawn = {file.name for file in tmp_path.glob("*.png")}
-    assert drawn == {"attacks.png", "examples.png", "trajectories-own-inf.png"}
+    assert drawn == {"attacks.png", "examples.png", "trajectories-own.png"}
     done = candid_command(*COMMAND, *models, "digits", *options[:-4], "--json")
     assert {each["kappa"] for each in json.loads(done.stdout)["metrics"]} == {"inf"}
     for arguments, message in (

@@ -157,9 +157,9 @@ def test_bad_input_gets_a_sentence() -> None:
         trajectories(TEN, images[0], 1, steps=2)
 
 
-def axes_of(figure: Figure) -> tuple[Axes, list[Axes]]:
+def axes_of(figure: Figure, column: int = 0) -> tuple[Axes, list[Axes]]:
     """The plane and the images."""
-    upper, lower = figure.subfigs
+    upper, lower = figure.subfigs[column].subfigs
     return upper.axes[0], lower.axes
 
 
@@ -205,7 +205,7 @@ def made_up(classes: int, exact: bool, names: str = "class {}", kappa: float = 1
 )
 def test_dotted_before_and_solid_after(exact: bool, kappa: float, levels: set[float]) -> None:
     found = made_up(10, exact, kappa=kappa)
-    figure = draw(found, "a title")
+    figure = draw([found], "a title")
     dotted, solid = lines_of(figure, ":"), lines_of(figure, "-")
     assert [len(line.get_xdata()) for line in dotted] == [21, 1, 30]
     assert [len(line.get_xdata()) for line in solid] == [10, 30, 0]
@@ -234,16 +234,26 @@ def test_dotted_before_and_solid_after(exact: bool, kappa: float, levels: set[fl
     ],
 )
 def test_names_do_not_overlap(classes: int, exact: bool, names: str) -> None:
-    figure = draw(made_up(classes, exact, names))
+    figure = draw([made_up(classes, exact, names)])
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in axes_of(figure)[0].texts if text.get_text()]
     assert len(boxes) == (classes if exact else 5)
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+def test_a_column_for_each_kappa() -> None:
+    """One legend says what all columns show."""
+    figure = draw([made_up(10, True, kappa=kappa) for kappa in (0.01, 1.0, math.inf)], "a title")
+    titles = [axes_of(figure, i)[0].get_title() for i in range(3)]
+    assert titles == ["κ = 0.01", "κ = 1", "κ = ∞"]
+    (legend,) = figure.subfigs[3].legends
+    said = [text.get_text() for text in legend.get_texts()]
+    assert len(said) == len(set(said)) and {"1: class 0", "ahead by κ", "decision boundary"} <= set(said)
+
+
 def test_too_much_to_draw() -> None:
     found = made_up(10, True)
     with pytest.raises(CandidError, match="9 paths are too many to see: draw at most 6"):
-        draw(dataclasses.replace(found, paths=3 * found.paths))
+        draw([dataclasses.replace(found, paths=3 * found.paths)])
     with pytest.raises(CandidError, match="40 classes are too many to see: draw at most 30"):
-        draw(made_up(40, True))
+        draw([made_up(40, True)])
