@@ -245,6 +245,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path, batch: object) ->
         open_dataset(str(tmp_path))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # numpy's, of a broken array
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.none() | st.integers(1, 255), old=st.booleans())
 def test_a_damaged_python_batch_loads_or_is_refused(
