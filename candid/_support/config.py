@@ -224,7 +224,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     candid._support.errors.CandidError: Unknown key 'heigth' in the configuration: did you mean 'height'?
     """
     if not isinstance(values, Mapping):
-        raise CandidError(f"The configuration{_at(where)} must be a table of keys, not {values!r}.")
+        raise CandidError(f"The configuration{_at(where)} must be a table of keys, not {_shown(values)}.")
     hints = typing.get_type_hints(cls, include_extras=True)
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -271,12 +271,12 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         return math.inf if value == math.inf else convert(value, float, key)
     if origin is Mapping:
         if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
-            raise CandidError(f"'{key}' must be a table of keys, not {value!r}.")
+            raise CandidError(f"'{key}' must be a table of keys, not {_shown(value)}.")
         return dict(value)
     if origin is Literal:
         if value not in arguments:
             choices = [str(a) for a in arguments]
-            raise CandidError(f"'{key}' can't be {value!r}: {did_you_mean(str(value), choices)}")
+            raise CandidError(f"'{key}' can't be {_shown(value)}: {did_you_mean(str(value), choices)}")
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -289,7 +289,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return _finite(value, key)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise CandidError(f"'{key}' must be of type {hint.__name__}, not {value!r}.")
+        raise CandidError(f"'{key}' must be of type {hint.__name__}, not {_shown(value)}.")
     return value
 
 
@@ -304,7 +304,7 @@ def _finite(value: float, key: str) -> float:
 
 def _convert_tuple(value: Any, arguments: tuple[Any, ...], key: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise CandidError(f"'{key}' must be a list, not {value!r}.")
+        raise CandidError(f"'{key}' must be a list, not {_shown(value)}.")
     if arguments[-1] is Ellipsis:
         arguments = arguments[:1] * len(value)
     if len(arguments) != len(value):
@@ -317,6 +317,12 @@ def _convert_tuple(value: Any, arguments: tuple[Any, ...], key: str) -> tuple[An
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _shown(value: Any) -> str:
+    """Return a wrong value for a message, without the end of a long one."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _at(where: str) -> str:

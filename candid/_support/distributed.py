@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,10 @@ def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
         raise CandidError(f"There are {torch.cuda.device_count()} GPUs, not {devices}: use fewer --devices.")
     count = around or devices or (torch.cuda.device_count() if on_gpu else 1)
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", os.environ.get("SLURM_NNODES", 1)))
-    strategy = DDPStrategy(forward_sync_buffers=False) if count * nodes > 1 else "auto"
+    strategy: Any = "auto"
+    if count * nodes > 1:
+        own = _local_strategy(count) if nodes == 1 and not around else DDPStrategy
+        strategy = own(forward_sync_buffers=False)
     try:
         fabric = Fabric(
             accelerator="cuda" if on_gpu else "cpu",
@@ -59,6 +63,35 @@ def launch(devices: int | None = None, precision: str = "32") -> "Fabric":
     if not on_gpu:
         keep_freed_memory()
     return fabric
+
+
+STORE = "CANDID_STORE"
+"""The environment variable that tells the other processes of a command where they meet."""
+
+
+def _local_strategy(processes: int) -> Any:
+    """Return the class that lets processes on one machine meet in a file and talk over loopback alone.
+
+    Otherwise torch opens a port on all interfaces, and anybody who reaches it could take part.
+    """
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo0" if sys.platform == "darwin" else "lo")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if rank == 0:  # it starts the others; the last one to leave removes the file
+        file, os.environ[STORE] = tempfile.mkstemp(prefix="candid-")
+        os.close(file)
+
+    class LocalStrategy(DDPStrategy):
+        def setup_environment(self) -> None:
+            if not torch.distributed.is_initialized():
+                store = torch.distributed.FileStore(os.environ[STORE], processes)  # type: ignore[attr-defined]
+                backend = "nccl" if self.root_device.type == "cuda" else "gloo"
+                torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=processes)
+            super().setup_environment()
+
+    return LocalStrategy
 
 
 def keep_freed_memory() -> bool:

@@ -1,13 +1,15 @@
 """Files that are written whole or not at all, their names, and digests of what they hold."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +23,155 @@ ANY_NAME = "surrogateescape"
 """How file names that are no text are written to files and read from them."""
 
 
-def write_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+SEAL = "candid"
+"""The entry of a safetensors file's metadata for notes and a digest of notes and tensors, as JSON."""
+LOCK_SECONDS = 2.0
+"""How long to wait for another process by default."""
+_held: set[int] = set()
+"""Folders that this process holds open and locked."""
+
+
+def write_tensors(
+    tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None
+) -> None:
     """Write a safetensors file with the usual permissions; safetensors would let only its owner read it."""
     from safetensors.torch import save_file
 
     path.touch()
     usual_mode = path.stat().st_mode
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
     path.chmod(usual_mode)
+
+
+def write_sealed(tensors: "Mapping[str, Tensor]", path: Path, **notes: str) -> None:
+    """Write a safetensors file with ``notes`` and a digest of both, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        entry = json.dumps({**notes, "sha256": _seal(tensors, notes)}, sort_keys=True)
+        write_tensors(tensors, temporary, {SEAL: entry})
+
+
+def read_sealed(path: Path) -> "tuple[dict[str, Tensor], dict[str, str] | None]":
+    """Return the tensors and the notes of a file of :func:`write_sealed`; no notes if it has no digest.
+
+    Raises:
+        ValueError: if the file is cut, foreign or changed.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        content = path.read_bytes()
+        tensors = tensors_of(content)
+        header = header_of(content)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"'{path}' is not a whole safetensors file: {error}") from error
+    entry = header.get("__metadata__", {}).get(SEAL)
+    if entry is None:
+        return tensors, None
+    notes = json.loads(entry)
+    found = notes.pop("sha256", None) if isinstance(notes, dict) else None
+    if found is None or found != _seal(tensors, notes):
+        raise ValueError(f"'{path}' was changed since it was written")
+    return tensors, notes
+
+
+def tensors_of(content: bytes) -> "dict[str, Tensor]":
+    """Return the tensors of a safetensors file, in memory of their own.
+
+    Of a file that is mapped into memory, later changes would reach the tensors. Without the copy, their
+    place in memory, and with it the last bits of sums, would differ from run to run.
+    """
+    from safetensors.torch import load
+
+    found, header = load(content), header_of(content)
+    names = sorted(found, key=lambda name: (header[name]["data_offsets"], name))  # as they were written
+    return {name: found[name].clone() for name in names}
+
+
+def header_of(content: bytes) -> dict[str, Any]:
+    """Return the header of a safetensors file."""
+    return dict(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
+
+
+def _seal(tensors: "Mapping[str, Tensor]", notes: Mapping[str, str]) -> str:
+    parts: list[Any] = [dict(notes)]
+    for name, tensor in sorted(tensors.items()):
+        parts += [[name, str(tensor.dtype), list(tensor.shape)], tensor]
+    return digest(*parts).hexdigest()
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to write instead of ``path``; it takes its place once it is whole and on the disk."""
-    with _temporary(path.parent) as temporary:
-        yield temporary
-        _to_disk(temporary)
-        temporary.replace(path)
+    """Yield a file to write instead of ``path``; it takes its place once it is whole and on the disk.
+
+    Errors of the operating system name ``path``.
+    """
+    try:
+        with _temporary(path.parent) as temporary:
+            yield temporary
+            _to_disk(temporary)
+            temporary.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) if error.errno else error from error
+
+
+@contextmanager
+def locked(folder: Path, doing: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock of ``folder``, so that one process at a time writes there.
+
+    The lock leaves no file and ends with the process. Where the system has no such locks, nothing is locked.
+
+    Args:
+        folder: it must exist.
+        doing: what the process that holds it does, such as "saves a model in", for the error.
+        seconds: how long to wait for another process.
+    """
+    place = None
+    try:
+        place = _lock(folder, time.monotonic() + seconds)
+    except BlockingIOError:
+        raise CandidError(
+            f"Another process {doing} '{folder}': wait until it has ended, or choose another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        if place is not None:
+            _held.discard(place)
+            os.close(place)
+
+
+def _forget_locks() -> None:
+    """Let go of the locks in a new process: they end with the one that took them."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _lock(folder: Path, deadline: float) -> int | None:
+    """Return the open folder, locked; None where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    place = os.open(folder, os.O_RDONLY)
+    while True:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            os.close(place)
+            raise
+        except OSError:  # some network file systems
+            os.close(place)
+            return None
+        _held.add(place)
+        return place
 
 
 def _to_disk(path: Path) -> None:
@@ -56,10 +190,17 @@ def _temporary(folder: Path) -> Iterator[Path]:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half-written in ``folder``."""
+def remove_unfinished(folder: Path, older: float = 0) -> None:
+    """Remove what a killed process left half-written in ``folder``.
+
+    Args:
+        folder: the folder.
+        older: leave what was begun within this many seconds; other processes may write to the folder, too.
+    """
     for room in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(room, ignore_errors=True)
+        with suppress(OSError):
+            if not older or time.time() - room.stat().st_mtime >= older:
+                shutil.rmtree(room, ignore_errors=True)
 
 
 def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
@@ -72,6 +213,20 @@ def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
     except OSError as error:
         raise CandidError(f"Can't write to '{out}' ({error}): free some space, or change --out.") from error
     return [out / name for name in texts]
+
+
+def system_error(error: OSError) -> str:
+    """Return one sentence on an error of the operating system: which file, and what to do.
+
+    >>> system_error(OSError(errno.ENOSPC, "No space left on device", "a.png"))
+    "'a.png' can't be written, the disk is full: free some space, then run the command again."
+    """
+    place = "A file" if error.filename is None else f"'{os.fsdecode(error.filename)}'"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{place} can't be written, the disk is full: free some space, then run the command again."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{place} can't be used ({error.strerror}): change its permissions, or choose another place."
+    return str(error)
 
 
 def safe_name(name: str) -> str:

@@ -74,7 +74,7 @@ class TerminalProgress(Progress):
 
     def track(self, iterable: Iterable[T], description: str, total: int, images: int = 1) -> Iterator[T]:
         with self.bar:
-            task = self.bar.add_task(description, total=total, rate="")
+            task = self.bar.add_task(printable(description), total=total, rate="")
             start = time.monotonic()
             for done, item in enumerate(iterable, 1):
                 yield item

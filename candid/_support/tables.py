@@ -34,13 +34,28 @@ def with_interval(share: float | None, interval: Sequence[float] | None) -> str:
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Return ``rows`` as CSV: numbers with six digits, an empty cell for None."""
+    """Return ``rows`` as CSV: numbers with six digits, an empty cell for None, text that is no formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
         cells = (f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row)
-        writer.writerow(["" if cell is None else cell for cell in cells])
+        writer.writerow(["" if cell is None else no_formula(cell) for cell in cells])
     return text.getvalue()
+
+
+def no_formula(cell: object) -> object:
+    """Put a ' before text that a spreadsheet would run; numbers stay as they are.
+
+    >>> no_formula("=1+2"), no_formula("-0.5"), no_formula("cat")
+    ("'=1+2", '-0.5', 'cat')
+    """
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def markdown(tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:

@@ -110,13 +110,18 @@ def short_names(models: Sequence[Path]) -> list[str]:
     return [str(model) if short.count(name) > 1 else name for model, name in zip(models, short, strict=True)]
 
 
-def printable(text: str) -> str:
+def printable(text: str, breaks: bool = True) -> str:
     r"""Return ``text`` with control characters written out, so that a file name can't steer a terminal.
 
-    >>> printable("cat\x1b[2J.jpg")
-    'cat\\x1b[2J.jpg'
+    Args:
+        text: what is to be printed.
+        breaks: whether line breaks and tabs stay; a single name has none.
+
+    >>> printable("cat\x1b[2J.jpg"), printable("a\nb", breaks=False)
+    ('cat\\x1b[2J.jpg', 'a\\nb')
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    kept = "\n\t" if breaks else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def named_pairs(values: Iterable[str], flag: str, form: str = "NAME=PATH") -> dict[str, str]:

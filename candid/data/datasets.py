@@ -13,11 +13,16 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
 from candid.data.formats import PARTS, Query, SplitRule, format_of
+from candid.data.imagenet import named
 from candid.data.images import Preprocessing, path_of
 from candid.data.options import Part
 from candid.data.splits import FileSplit, IndexedSplit, Split
 
 TEST_SHARE = 0.2
+WANTED, USUAL_MOST = 100, 0.3
+"""Held-out images that allow a level of 1 %, and the largest share of the images to hold out for that."""
+LEAST, MOST = 30, 0.5
+"""Held-out images without which there are no p-values, and the largest share to hold out for that."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,29 @@ def open_dataset(
     dataset = Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
     _check_classes(dataset)
     return dataset
+
+
+def held_out_share(spec: str, share: float) -> float:
+    """Return the share of the training images to hold out: ``share``, or more if that gives too few images.
+
+    Args:
+        spec: a data set, as in :func:`open_dataset`.
+        share: what is held out of a large data set.
+
+    >>> held_out_share("digits", 0.1), round(held_out_share("digits", 0.01), 3)
+    (0.1, 0.07)
+    """
+    format = format_of(spec)
+    assert format.read is not None
+    if format.divided is None:
+        return share
+    parts = format.read(Query(spec, True)).parts
+    if "val" in parts or "train" not in parts:
+        return share
+    images = len(parts["train"]()) * (1 if "test" in parts else 1 - TEST_SHARE)
+    if images == 0:
+        return share
+    return max(share, min(USUAL_MOST, WANTED / images), min(MOST, LEAST / images))
 
 
 def _check_only(spec: str, only: Sequence[str]) -> None:
@@ -264,7 +292,11 @@ def _relabelled(
 
 
 def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Tensor:
-    """Return the model's labels of the classes ``names``: by name, or without names by their order."""
+    """Return the model's labels of the classes ``names``: by name, or without names by their order.
+
+    Folders of ImageNet may be called by the numbers of WordNet.
+    """
+    names = named(names, class_names)
     numbers = [str(i) for i in range(max(len(names), len(class_names)))]
     nameless = numbers[: len(class_names)] == list(class_names) or numbers[: len(names)] == list(names)
     if set(names) <= set(class_names):

@@ -23,6 +23,8 @@ from candid.data.images import EXTENSIONS, Preprocessing, path_of
 from candid.data.splits import ArraySplit, FileSplit, Split, unknown
 
 PARTS = ("train", "val", "test")
+FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid"), "test": ("test", "testing")}
+"""Names of the folders of each part."""
 IDX_NAMES = {"train": "train", "test": "t10k"}
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -103,7 +105,7 @@ def _folder(spec: str) -> Path:
 
 def _read_folder(query: Query) -> Found:
     folder = _folder(query.spec)
-    parts = {name: folder / name for name in PARTS if (folder / name).is_dir()}
+    parts = part_folders(folder)
     if query.training:
         if parts and "train" not in parts:
             raise CandidError(f"'{folder}' has {' and '.join(parts)} but no train folder: add it.")
@@ -122,6 +124,15 @@ def _read_folder(query: Query) -> Found:
                 f"'{query.spec}' has no class folders: give a folder with one folder of images per class."
             )
     return Found({name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names)
+
+
+def part_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of the parts of a data set, by part."""
+    return {
+        part: next(folder / name for name in names if (folder / name).is_dir())
+        for part, names in FOLDERS.items()
+        if any((folder / name).is_dir() for name in names)
+    }
 
 
 def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
@@ -146,8 +157,9 @@ def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
 def _any_files(spec: str, preprocessing: Preprocessing) -> FileSplit:
     """Return all images in a folder and its subfolders; only the test or val part if there is one."""
     folder = _folder(spec)
-    if (folder / "train").is_dir():
-        folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), folder)
+    parts = part_folders(folder)
+    if "train" in parts:
+        folder = parts.get("test", parts.get("val", folder))
     paths = tuple(sorted(path for path in folder.rglob("*") if is_image(path, folder)))
     if not paths:
         choices = ", ".join(SYNTHETIC)

@@ -13,29 +13,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid.data.augment import Box, augmented, published_ten_crops, random_box
 
-EXTENSIONS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
+EXTENSIONS = frozenset(
+    [".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"]
+)
 PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
 NAMES = "PNG, JPEG, WebP, GIF, BMP, TIFF or PPM"
 LARGEST = 89_478_485
 """The largest number of pixels of an image. PIL warns above it and refuses twice as many."""
-SCAN, SCANS = b"\xff\xda", 100
-"""How a scan of a JPEG begins, and how many are decoded for others: each goes through all pixels."""
 MODES = {1: "L", 3: "RGB"}
 LYING, MIRRORED, UPSIDE_DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
 """EXIF orientations that swap width and height, and those that flip left and right or top and bottom."""
 ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-
-
+Source = Path | bytes | BytesIO
+"""A file, or its content."""
 Crop = Literal["none", "shift", "jitter", "resized"]
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # _open says it in a sentence
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # opened says it in a sentence
 
 
 class BadImageError(CandidError):
@@ -51,7 +50,7 @@ def path_of(spec: str | Path) -> Path:
 
 
 def decode(
-    source: Path | bytes,
+    source: Source,
     channels: int,
     size: tuple[int, int],
     box: Callable[[int, int], Box],
@@ -68,16 +67,16 @@ def decode(
 
 
 def _read(
-    source: Path | bytes,
+    source: Source,
     crop: Callable[[Image.Image], Tensor],
     check: Callable[[Image.Image], None] | None = None,
 ) -> Tensor:
     """Return what ``crop`` makes of an image file."""
     with _file(source) as file:
-        image = _open(file)
-        if check is not None:
-            check(image)
+        image = opened(file)
         try:
+            if check is not None:
+                check(image)
             return crop(image)
         except BadImageError:
             raise
@@ -119,27 +118,49 @@ def _reduce(image: Image.Image, surplus: float) -> float:
 def check_file(path: Path) -> None:
     """Check quickly that header and end are there; decode the image only without an end."""
     with _file(path) as file:
-        ending = ENDINGS.get(str(_open(file).format), b"")
+        ending = ENDINGS.get(str(opened(file).format), b"")
         file.seek(max(0, file.seek(0, SEEK_END) - 4096))
         if ending in file.read():
             return
     decode(path, 3, (1, 1), lambda width, height: (0, 0, width, height))
 
 
-def _file(source: Path | bytes) -> BinaryIO:
+def _file(source: Source) -> BinaryIO:
     try:
+        if isinstance(source, BytesIO):
+            return source
         return BytesIO(source) if isinstance(source, bytes) else source.open("rb")
     except OSError as error:
         raise BadImageError(str(error)) from error
 
 
-def _open(file: BinaryIO) -> Image.Image:
+def _formats(file: BinaryIO) -> tuple[str, ...]:
+    """Return the decoders that a file may reach; HEIC needs a package of its own."""
+    is_heic = file.read(12)[4:] in (b"ftypheic", b"ftypheix", b"ftypmif1")
+    file.seek(0)
+    if not is_heic:
+        return PIL_FORMATS
     try:
-        image = Image.open(file, formats=PIL_FORMATS)
+        from pi_heif import register_heif_opener
+    except ImportError as error:
+        raise BadImageError(
+            "it is a HEIC photo, which needs a package: pip install 'candid-vision[heic]'"
+        ) from error
+    register_heif_opener()
+    return ("HEIF",)
+
+
+def opened(file: BinaryIO) -> Image.Image:
+    """Read the header of an image."""
+    formats = _formats(file)
+    try:
+        image = Image.open(file, formats=formats)
     except UnidentifiedImageError as error:
         raise BadImageError(f"it is empty, not an image ({NAMES}), or its beginning is damaged") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImageError(f"it has too many pixels, more than {LARGEST:,}") from error
+    except BadImageError:
+        raise
     except Exception as error:
         raise BadImageError(f"its beginning is damaged: {error}") from error
     width, height = image.size
@@ -203,6 +224,7 @@ class Preprocessing:
         crop: the random crops of training images.
         flip: whether half of the training images are mirrored.
         published: show images as the paper's authors did in testing: their centre, or ten crops of each.
+        border: pixels of the height that are cut off a resized image; with 0, ``crop`` decides.
     """
 
     channels: int
@@ -211,6 +233,7 @@ class Preprocessing:
     crop: Crop = "none"
     flip: bool = False
     published: Literal["centre", "ten crops"] | None = None
+    border: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "crop", current_crop(self.crop))
@@ -227,7 +250,8 @@ class Preprocessing:
 
     @property
     def margin(self) -> float:
-        return 256 / 224 if self.crop == "resized" else 1.0
+        usual = 256 / 224 if self.crop == "resized" else 1.0
+        return 1 + self.border / self.height if self.border else usual
 
     def box(self, width: int, height: int) -> Box:
         """Return the part of an image that the model sees if it is not augmented."""
@@ -240,7 +264,7 @@ def current_crop(crop: str) -> str:
 
 
 def decode_as(
-    source: Path | bytes,
+    source: Source,
     preprocessing: Preprocessing,
     numbers: Tensor | None = None,
     check: Callable[[Image.Image], None] | None = None,
@@ -291,36 +315,6 @@ def decode_batch(
             raise blame(i, error) from error
     stacked = torch.stack(images)
     return stacked if numbers is None else augmented(stacked, numbers, preprocessing.crop, preprocessing.flip)
-
-
-def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
-    """Return the image of a sender who is not trusted, decoded only if its header promises few enough pixels.
-
-    Raises:
-        BadImageError: tells the sender what is wrong and nothing about this machine.
-    """
-    if not content:
-        raise BadImageError("it is empty")
-    if content.startswith(b"\xff\xd8") and content.count(SCAN) > SCANS:
-        raise BadImageError(f"it is a JPEG of more than {SCANS} scans")
-    try:
-        return decode_as(content, preprocessing, check=partial(_check_pixels, max_pixels))
-    except BadImageError as error:
-        raise BadImageError(str(error).split(":")[0]) from error  # a decoder's own words may be anything
-
-
-def _check_pixels(max_pixels: int, image: Image.Image) -> None:
-    width, height = image.size
-    if width * height > max_pixels:
-        raise BadImageError(f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed here")
-    if not isinstance(image, TiffImageFile):
-        return
-    try:  # a TIFF's tile is decoded whole, however small the image is
-        tile = int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise BadImageError("its tiles have no valid size") from error
-    if tile > max_pixels:
-        raise BadImageError(f"it has tiles of more than the {max_pixels:,} pixels allowed here")
 
 
 def to_png(image: Tensor) -> bytes:

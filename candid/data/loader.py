@@ -42,7 +42,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch > self.images:
             raise CandidError(
-                f"A batch of {self.batch} is larger than the {self.images} training images: make it smaller."
+                f"A batch of {self.batch} is larger than the {self.images} training images: set --batch to "
+                f"{self.images} or less."
             )
         if self.batch % self.parts:
             raise CandidError(

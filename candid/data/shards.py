@@ -8,26 +8,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid._support.files import digest
+from candid._support.pipes import check_pipe
 from candid._support.progress import Progress
 from candid._support.randomness import generator
 from candid.data.augment import NUMBERS
 from candid.data.images import EXTENSIONS, Preprocessing, decode_batch, path_of
 from candid.data.loader import Batch, NamedBatch, Plan, streams
-from candid.data.splits import Split, size_and_date
+from candid.data.splits import Split, files_state, size_and_date
 
 BUFFER = 1000
 """Samples, not yet decoded, among which a reader draws the next one."""
 LABEL_BYTES, LARGEST_LABEL = 20, 999_999
 """Larger labels would fill the memory with class names."""
+MEMBER_BYTES = 200 * 2**20
+"""A larger file in a shard would fill the memory: packed, it can be a thousand times smaller."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,9 @@ class ShardSplit(Split):
     def fingerprint(self) -> bytes:
         """Return a hash of the list of shards, and of the sizes and dates of local ones."""
         return digest(repr((self, [size_and_date(Path(url)) for url in self.urls])).encode()).digest()
+
+    def state(self) -> str:
+        return files_state(map(Path, self.urls))
 
     def load(
         self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
@@ -139,7 +147,8 @@ def open_shards(
 
     A folder has ``train*.tar`` and ``val*.tar`` and/or ``test*.tar``, and maybe ``classes.txt`` with one
     class name per line. Without ``val*.tar``, training validates on the test shards. Anything else is
-    expanded by webdataset: a file, ``train-{000..127}.tar``, a URL, ``pipe:`` and a command. Training
+    expanded by webdataset: a file, ``train-{000..127}.tar``, a URL, or ``pipe:`` and a command, which must
+    stand on the command line (:mod:`candid._support.pipes`). Training
     images and classes are counted unless both are given; behind URLs they must be given. Images to validate
     on are always counted.
     """
@@ -175,6 +184,19 @@ def counted(urls: tuple[str, ...], part: str, classes: int | None) -> ShardSplit
     classes = classes or max(labels, default=0) + 1
     _check_labels(part, labels, classes)
     return ShardSplit(urls, len(labels), classes)
+
+
+def first_side(spec: str) -> int | None:
+    """Return the shorter side, in pixels, of the first image; None if it can't be read, or behind a URL."""
+    if _is_url(spec):
+        return None
+    try:
+        urls = next(iter(part_urls(spec).values()))
+        sample = next(_samples(urls, LARGEST_LABEL + 1))
+        with Image.open(BytesIO(sample.image)) as image:
+            return min(image.size)
+    except (CandidError, OSError, StopIteration, Image.DecompressionBombError):
+        return None  # reading the shards says what is wrong
 
 
 class _Sample(NamedTuple):
@@ -255,12 +277,40 @@ def _decoded(samples: list[_Sample], preprocessing: Preprocessing, numbers: Tens
     return images, torch.tensor([sample.label for sample in samples])
 
 
+class LargeMemberError(CandidError):
+    """A file in a shard is too large."""
+
+
+class _Member(tarfile.TarInfo):
+    """A file in a shard, or a header of one, that is refused before it is read if it is too large."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Member":
+        found = super().frombuf(buf, encoding, errors)
+        if found.size > MEMBER_BYTES:
+            raise LargeMemberError(
+                f"has a file '{found.name[:60]}' of {found.size / 1e6:,.0f} MB, more than "
+                f"{MEMBER_BYTES / 1e6:,.0f}"
+            )
+        return found
+
+
+def _files(url: str, stream: Any) -> Iterator[dict[str, Any]]:
+    """Yield the files of a shard as webdataset does; of labels only what a number needs."""
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Member) as tar:
+        for member in tar:
+            if member.isreg() and not member.name.startswith("__"):
+                file = tar.extractfile(member)
+                assert file is not None
+                most = LABEL_BYTES + 1 if member.name.lower().endswith(".cls") else -1
+                yield {"fname": member.name, "data": file.read(most), "__url__": url}
+
+
 def _samples(urls: Iterable[str], classes: int) -> Iterator[_Sample]:
     webdataset = _webdataset()
     for url in urls:
         with _opened(url) as stream:
-            files = webdataset.tariterators.tar_file_expander([{"url": url, "stream": stream}])
-            for parts in webdataset.tariterators.group_by_keys(files):
+            for parts in webdataset.tariterators.group_by_keys(_files(url, stream)):
                 key = parts["__key__"]
                 label = _label(url, key, parts.get("cls", b""))
                 image = next((data for ending, data in parts.items() if f".{ending}" in EXTENSIONS), None)
@@ -276,7 +326,8 @@ def _labels(url: str) -> Iterator[int]:
     split_name = _webdataset().tariterators.base_plus_ext
     with _opened(url) as stream:
         remote = _is_url(url)
-        with tarfile.open(fileobj=stream, mode="r|*") if remote else tarfile.open(fileobj=stream) as tar:
+        mode: Any = "r|*" if remote else "r"
+        with tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member) as tar:
             for member in tar:
                 key, ending = split_name(member.name)
                 file = tar.extractfile(member) if key is not None and ending.lower() == "cls" else None
@@ -313,6 +364,8 @@ def _opened(url: str) -> Iterator[Any]:
         finally:
             with suppress(OSError):
                 stream.close()
+    except LargeMemberError as error:
+        raise CandidError(f"The shard '{url}' {error}: pack it again without.") from None
     except CandidError:
         raise
     except Exception as error:  # of tarfile, the operating system and webdataset
@@ -374,6 +427,7 @@ def _expanded(spec: str) -> tuple[str, ...]:
         urls = [str(url) for url in _webdataset().shardlists.expand_urls(spec)]
     except (AssertionError, ValueError) as error:
         raise CandidError(f"The shards '{spec}' can't be listed: {error}; correct the pattern.") from error
+    check_pipe(spec, urls)
     urls = [url if _is_url(url) else str(path_of(url)) for url in urls]
     for url in urls:
         if not _is_url(url) and not Path(url).is_file():

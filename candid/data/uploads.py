@@ -1,0 +1,172 @@
+"""Images of senders who are not trusted: checked by their header, and never decoded for long."""
+
+import time
+from io import BytesIO
+from typing import Any
+
+from PIL import Image, ImageChops
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
+from torch import Tensor
+
+from candid.data.images import BadImageError, Preprocessing, decode_as, opened
+
+SCAN, SCANS, END = b"\xff\xda", 100, b"\xff\xd9"
+"""How a scan of a JPEG begins, how many are decoded (each goes through all pixels), how the JPEG ends."""
+SEGMENTS = 5000
+"""Segments before the first scan of a JPEG."""
+TILES = 10_000
+"""Tiles or strips of an image."""
+SLOW_PIXELS, SLOW_BYTES = 250_000, 1_000_000
+"""Largest image and file for PIL's decoders in Python: they take about 2 microseconds for each pixel."""
+SECONDS, SECONDS_PER_PIXEL = 1.0, 2e-7
+"""CPU time to read a header, and to decode the rest: ten times of what any usual file takes."""
+FILLER = bytes(range(1, 255)) * 16
+
+
+def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
+    """Return an upload as the model sees it, decoded only if its header promises few enough pixels.
+
+    Raises:
+        BadImageError: tells the sender what is wrong and nothing about this machine.
+        OSError, MemoryError: this machine lacks something; the image is not to blame.
+    """
+    kept: list[Image.Image] = []
+    file = _checked(content)
+
+    def check(image: Image.Image) -> None:
+        _check(image, max_pixels, len(content))
+        file.allow(SECONDS + SECONDS_PER_PIXEL * image.width * image.height)
+        kept.append(image)
+
+    try:
+        decoded = decode_as(file, preprocessing, check=check)
+    except BadImageError as error:
+        raise _plain(error) from error
+    if kept[0].format == "JPEG" and not _is_whole(content, kept[0]):
+        raise BadImageError("it is incomplete, a part of its pixels is missing")
+    return decoded
+
+
+def decoding_cost(content: bytes, max_pixels: int) -> int:
+    """Return about how many pixels have to be decoded, from the header; a usual JPEG counts a quarter.
+
+    Raises:
+        BadImageError: as :func:`decode_upload`.
+    """
+    try:
+        with _checked(content) as file:
+            image = opened(file)
+            _check(image, max_pixels, len(content))
+    except BadImageError as error:
+        raise _plain(error) from error
+    pixels = image.width * image.height
+    return pixels // 4 if image.format == "JPEG" and not _is_progressive(image) else pixels
+
+
+class _TimedFile(BytesIO):
+    """A file that can't be read once the thread has worked too long: all of PIL's loops read from it."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.allow(SECONDS)
+
+    def allow(self, seconds: float) -> None:
+        """Let the thread work for this long from now on."""
+        self._until = time.thread_time() + seconds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.thread_time() > self._until:
+            raise BadImageError("it takes too long to decode")
+        return super().read(size)
+
+
+def _checked(content: bytes) -> _TimedFile:
+    """Check what can be seen without PIL."""
+    if not content:
+        raise BadImageError("it is empty")
+    if content.startswith(b"\xff\xd8"):
+        if content.count(SCAN) > SCANS:
+            raise BadImageError(f"it is a JPEG of more than {SCANS} scans")
+        _jpeg_end(content)
+    if content[:1] == b"P" and content[1:2] in b"123":
+        raise BadImageError("it is a PPM, PGM or PBM in text form, and only the binary form can be used")
+    return _TimedFile(content)
+
+
+def _check(image: Image.Image, max_pixels: int, size: int) -> None:
+    """Refuse an image by its header."""
+    width, height = image.size
+    tiles: Any = getattr(image, "tile", ())
+    if width * height > max_pixels:
+        raise BadImageError(f"it has {width} x {height} pixels, more than the {max_pixels:,} allowed here")
+    if len(tiles) > TILES:
+        raise BadImageError(f"it has more than {TILES:,} tiles or strips")
+    slow = any(tile[0] in Image.DECODERS for tile in tiles)
+    if slow and (width * height > SLOW_PIXELS or size > SLOW_BYTES):
+        raise BadImageError(
+            f"it is a rare kind of {image.format}, which can't be decoded quickly; as PNG it can be used"
+        )
+    if not isinstance(image, TiffImageFile):
+        return
+    try:  # a TIFF's tile is decoded whole, however small the image is
+        tile = int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise BadImageError("its tiles have no valid size") from error
+    if tile > max_pixels:
+        raise BadImageError(f"it has tiles of more than the {max_pixels:,} pixels allowed here")
+
+
+def _plain(error: BadImageError) -> Exception:
+    """Return an error without a decoder's own words, which may be anything; or what this machine lacks."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None):
+        return cause
+    return BadImageError(str(error).split(":")[0])
+
+
+def _jpeg_end(content: bytes) -> int:
+    """Return where the first image ends; thumbnails lie in segments before its scans."""
+    at = 2
+    for _ in range(SEGMENTS):
+        while content[at : at + 2] == b"\xff\xff":
+            at += 1
+        if content[at : at + 1] != b"\xff":
+            at = content.find(b"\xff", at)  # PIL skips what is no marker
+            if at < 0:
+                break
+            continue
+        if content[at : at + 2] == SCAN:
+            end = content.find(END, at)
+            if end < 0:
+                break
+            return end
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+    else:
+        raise BadImageError(f"it is a JPEG of more than {SEGMENTS:,} segments")
+    raise BadImageError("it is incomplete, its end is missing")
+
+
+def _is_progressive(image: Image.Image) -> bool:
+    return bool(image.info.get("progressive"))
+
+
+def _is_whole(content: bytes, image: Image.Image) -> bool:
+    """Return whether a decoded JPEG has data for all of its pixels.
+
+    The decoder fills what is missing with grey, or leaves out details of a progressive JPEG. Then it would go
+    on with whatever data comes before the end; for a whole JPEG, more data there change nothing.
+    """
+    last = image.getpixel((image.width - 1, image.height - 1))
+    levels = last if isinstance(last, tuple) else (last,)
+    if not _is_progressive(image) and not all(abs(float(each or 0) - 128) <= 1 for each in levels):
+        return True
+    data = content[: _jpeg_end(content)].rstrip(b"\xff")  # the first half of a marker
+    once, more = (_half(data + filler + END) for filler in (b"", FILLER))
+    return ImageChops.difference(once, more).getbbox() is None
+
+
+def _half(content: bytes) -> Image.Image:
+    image = opened(BytesIO(content))
+    image.draft(None, (image.width // 2, image.height // 2))
+    image.load()
+    return image
