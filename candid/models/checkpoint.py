@@ -5,41 +5,42 @@ a digest of itself, of each file, and of the model that the held-out scores were
 Loading reads numbers and text; it runs no code from the files.
 """
 
-import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError, CheckpointError, did_you_mean
-from candid._support.files import _temporary, _to_disk, remove_unfinished, replacing, write_tensors
 from candid._support.version import __version__
-from candid.models import zoo
+from candid.models import eyes, zoo
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.config import ClassifierConfig, Memory, checked_names
+from candid.models.heads.adopted import AdoptedConfig, AdoptedModel
+from candid.models.heads.photo import PhotoConfig, PhotoModel
+from candid.models.model_files import (
+    FORMAT,
+    FORMAT_VERSION,
+    loaded_again,
+    read_json,
+    read_part,
+    saving,
+    write_parts,
+)
+from candid.models.model_files import (
+    RECORD as RECORD,
+)
 from candid.models.protocol import Model, weights_digest
 from candid.models.resnet import ResNet, ResNetConfig
 
-RECORD = "model.json"
-FORMAT, FORMAT_VERSION = "candid-model", 2
-READABLE = (1, FORMAT_VERSION)
-"""Version 1 has no digests and calls the held-out scores "calibration"."""
-OURS = re.compile(r"(weights|held_out|calibration)-[0-9a-f]{16}\.safetensors")
-"""Files of tensors that were written here: no others are read or removed."""
-PARTS = {"weights": "weights", "held_out": "held-out scores"}
-"""What a model consists of: each in a file ``weights-<hash>.safetensors`` that the record names."""
 FINGERPRINT = "fingerprint"
 """In the held-out scores: the fingerprint of the model that they were measured with begins it, in uint8."""
-RUN = Path("model", "best")
+RUN = zoo.RUN
 """Where the folder of a training run has its model."""
 log = logging.getLogger("candid")
 
@@ -56,6 +57,8 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     "generative": Kind(ClassifierConfig, GenerativeClassifier),
     "resnet": Kind(ResNetConfig, lambda config, names, memory: ResNet(config, names)),
+    "photo": Kind(PhotoConfig, lambda config, names, memory: PhotoModel(config, names)),
+    "adopted": Kind(AdoptedConfig, lambda config, names, memory: AdoptedModel(config, names)),
 }
 """All kinds by the name that :attr:`Model.kind` gives: a new one is one entry here."""
 
@@ -63,7 +66,7 @@ KINDS: dict[str, Kind] = {
 def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path:
     """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
 
-    One process saves to a folder at a time: of several, let the first do it.
+    One process saves to a folder at a time; another one waits.
 
     Args:
         model: of any kind in :data:`KINDS`. Held-out scores that were measured before its weights, classes
@@ -107,10 +110,12 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
     weights, scores = model.state_dict(), model.held_out
     if half:
         weights, scores = {name: _halved(name, tensor) for name, tensor in weights.items()}, {}
-    elif scores and not scores_belong(model):
+    elif scores.keys() - {"training_keys"} and not scores_belong(model):
         log.warning("The held-out scores are left out: the model has changed since. Calibrate it again.")
         scores = {}
-    _write(folder, record, {"weights": weights, "held_out": scores})
+    thumbnails = getattr(model, "thumbnails", {})
+    with saving(folder):
+        write_parts(folder, record, {"weights": weights, "held_out": scores, "thumbnails": thumbnails})
     return folder
 
 
@@ -129,9 +134,10 @@ def _halved(name: str, tensor: Tensor) -> Tensor:
 def save_held_out(model: Model, path: str | os.PathLike[str]) -> None:
     """Write the held-out scores of ``model`` into the folder it was loaded from; its weights stay there."""
     folder = own_folder(path)
-    record = _read_json(folder)
-    record.pop("calibration", None)
-    _write(folder, record, {"held_out": model.held_out})
+    with saving(folder):
+        record = read_json(folder)
+        record.pop("calibration", None)
+        write_parts(folder, record, {"held_out": model.held_out})
 
 
 def scores_belong(model: Model) -> bool:
@@ -143,34 +149,6 @@ def scores_belong(model: Model) -> bool:
     old.update(b"3")
     found = scores.get("weights")
     return found is not None and found.dtype == torch.uint8 and bytes(found.tolist()) == old.digest()
-
-
-def _write(folder: Path, record: dict[str, Any], parts: dict[str, dict[str, Tensor]]) -> None:
-    """Write new ``parts``, then the record that names them, then remove files that it doesn't name."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for part, tensors in parts.items():
-            record.pop(part, None)
-            if tensors:
-                record[part] = {"file": _write_tensors(folder, part, tensors).name}
-        for part in PARTS:
-            if part in record:
-                file = folder / record[part]["file"]
-                record[part] = {"file": file.name, "bytes": file.stat().st_size, "sha256": _hash(file)}
-        with replacing(folder / RECORD) as temporary:
-            temporary.write_text(json.dumps(sealed(record), indent=1), encoding="utf-8")
-        _remove_leftovers(folder, record)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}"
-        ) from error
-
-
-def sealed(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a model in the present format, with a digest of itself at the end."""
-    content = {key: value for key, value in record.items() if key != "digest"}
-    content["format_version"] = FORMAT_VERSION
-    return {**content, "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def load(path: str | os.PathLike[str], memory: Memory = "plain", held_out: bool = True) -> Any:
@@ -190,6 +168,10 @@ def load(path: str | os.PathLike[str], memory: Memory = "plain", held_out: bool 
     ('airplane', 'automobile')
     """
     folder = model_folder(path)
+    return loaded_again(folder / RECORD, lambda: _load(folder, memory, held_out))
+
+
+def _load(folder: Path, memory: Memory, held_out: bool) -> Any:
     record = _read_record(folder)
     with torch.device("meta"):
         model = KINDS[record["kind"]].build(record["config"], record["class_names"], memory)
@@ -198,10 +180,12 @@ def load(path: str | os.PathLike[str], memory: Memory = "plain", held_out: bool 
         model.record  # noqa: B018  checks its types
     except CandidError as error:
         raise CheckpointError(f"'{folder / RECORD}' was edited: {error}") from error
-    load_weights(model, _read_tensors(folder, "weights", record["weights"]), source=str(folder))
+    load_weights(model, read_part(folder, "weights", record["weights"]), source=str(folder))
     model = model.float().eval().to(memory_format=torch.channels_last)
+    if isinstance(record.get("thumbnails"), dict):
+        model.thumbnails = read_part(folder, "thumbnails", record["thumbnails"])
     if held_out and record.get("held_out") is not None:
-        model.held_out = _read_tensors(folder, "held_out", record["held_out"])
+        model.held_out = read_part(folder, "held_out", record["held_out"])
         if FINGERPRINT in model.held_out and not scores_belong(model):
             raise CheckpointError(
                 f"The held-out scores in '{folder}' were measured with a different model (its weights, "
@@ -233,7 +217,9 @@ def load_config(path: str | os.PathLike[str]) -> ClassifierConfig:
     """Return the configuration of the generative classifier in the folder ``path``, without its weights."""
     config = _read_record(model_folder(path))["config"]
     if not isinstance(config, ClassifierConfig):
-        raise CheckpointError(f"'{path}' is a ResNet baseline: name a generative classifier.")
+        raise CheckpointError(
+            f"'{path}' has no invertible network: name a pixel model, such as 'cifar10-beta1'."
+        )
     return config
 
 
@@ -291,45 +277,8 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     )
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
-    """Return the record, of a version that can be read, and unchanged since it was written."""
-    path = folder / RECORD
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CheckpointError(f"'{path}' was not written by candid: save a model with candid.save first.")
-    version = record.get("format_version")
-    if version not in READABLE or isinstance(version, bool):
-        raise CheckpointError(
-            f"'{path}' has format version {str(version)[:20]}, this candid {__version__} reads up to "
-            f"{FORMAT_VERSION}: use the candid that wrote it ({str(record.get('library_version'))[:20]})."
-        )
-    if version > 1 and record.get("digest") != sealed(record)["digest"]:
-        raise CheckpointError(
-            f"'{path}' was edited since candid wrote it: restore it. To change a model, load it in Python, "
-            "change it and save it; then calibrate again."
-        )
-    if version == 1 and folder not in _OLD and folder.parent != zoo.FOLDER:
-        _OLD.add(folder)
-        log.warning("'%s' is of an older format without digests: save it again to protect it.", folder)
-    return record
-
-
-_OLD: set[Path] = set()
-"""Folders of version 1 that were mentioned."""
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"the key '{twice[:60]}' stands twice")
-    return found
-
-
 def _read_record(folder: Path) -> dict[str, Any]:
-    record = _read_json(folder)
+    record = read_json(folder)
     path = folder / RECORD
     record["held_out"] = record.get("held_out", record.get("calibration"))
     types = {"config": dict, "class_names": list, "metadata": dict, "weights": dict}
@@ -348,45 +297,11 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _read_tensors(folder: Path, part: str, entry: dict[str, Any]) -> dict[str, Tensor]:
-    name = str(entry.get("file"))
-    path = folder / name
-    if not OURS.fullmatch(name) or not path.is_file():
-        raise CheckpointError(
-            f"The file '{name[:60]}' with the {PARTS[part]} is missing from '{folder}': "
-            "copy the whole folder."
-        )
-    if path.stat().st_size != entry.get("bytes"):
-        raise CheckpointError(
-            f"'{path}' has {path.stat().st_size} bytes instead of {str(entry.get('bytes'))[:20]}: "
-            "copy it again."
-        )
-    try:
-        found = _hash(path)
-        if not path.stem.endswith(found[:16]) or entry.get("sha256", found) != found:
-            raise CheckpointError(f"The content of '{path}' was changed since it was saved: copy it again.")
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
+def _named_model(name: str) -> Model | None:
+    """Return a bundled model, or one in a folder; None if there is nothing of this name."""
+    if not name or (not Path(name).exists() and zoo.folder(name) is None):
+        return None
+    return load(name, held_out=False)
 
 
-def _write_tensors(folder: Path, part: str, state: dict[str, Tensor]) -> Path:
-    """Write tensors under a name made from their content, so that they never overwrite older ones."""
-    with _temporary(folder) as temporary:
-        write_tensors(state, temporary)
-        _to_disk(temporary)
-        return temporary.replace(folder / f"{part}-{_hash(temporary)[:16]}.safetensors")
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
-    """Remove what earlier models and killed processes left."""
-    named = {record[part]["file"] for part in PARTS if part in record}
-    for old in folder.glob("*.safetensors"):
-        if OURS.fullmatch(old.name) and old.name not in named:
-            old.unlink(missing_ok=True)
-    remove_unfinished(folder)
+eyes.LOADERS.append(_named_model)

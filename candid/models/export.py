@@ -33,7 +33,10 @@ OUTPUTS = {
     "logits": "(batch, classes): log posterior up to a constant of the image; softmax gives the posterior",
     "log_density": "(batch,): log p(x) of the 8-bit image in nats; bits/dim are -log p / (D ln 2)",
     "latent": "(batch, D): z, the constant cosine coefficients first",
+    "novelty": "(batch, J): J scores that rise with outlyingness; held-out ones are in the JSON file",
 }
+PIXELS, FEATURES = ("logits", "log_density", "latent"), ("logits", "novelty")
+"""The outputs of models with a density of pixels, and of features."""
 IMAGES = (
     "float32 in [0, 1], (batch, channels, height, width), 8-bit pixels divided by 255, colours as RGB; the "
     "normalisation is part of the model"
@@ -61,7 +64,7 @@ class Exported:
 
 
 class Inference(nn.Module):
-    """Maps images to plain float32 tensors: ``logits``, and the density and latent of a generative model."""
+    """Maps images to plain float32 tensors: ``logits``, and what a generative model has more."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -76,6 +79,8 @@ class Inference(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        if self.model.density_of == "features":
+            return _of_features(self.model, images)
         if not self.has_latent:
             return (self.model(images),)
         z, log_det, logits = self.model(images)
@@ -115,6 +120,7 @@ def export(
             "'pip install candid-vision[export]', or choose --format torch-export."
         )
     model = checkpoint.resolve(model)
+    _check_eye(model)
     program = _program(model, batch)
     metadata = metadata_of(model)
     made = {
@@ -161,16 +167,33 @@ def metadata_of(model: Any) -> dict[str, str]:
 
 
 def _outputs(model: Any) -> list[str]:
-    return ["logits"] if as_latent(model) is None else list(OUTPUTS)
+    return list({"pixels": PIXELS, "features": FEATURES}.get(model.density_of, ("logits",)))
+
+
+def _of_features(model: Any, images: Tensor) -> tuple[Tensor, ...]:
+    found = model.outputs(images)
+    return found.logits, found.novelty
+
+
+def _check_eye(model: Any) -> None:
+    eye = getattr(model, "eye", None)
+    if eye is not None and not eye.differentiable:
+        raise CandidError(
+            f"The eye '{eye.name}' is an ONNX file already, and can't be joined with the head in one file: "
+            "train the model with an eye in torch, such as lite0 or a .pt2 file."
+        )
 
 
 def _program(model: Any, batch: int | None) -> torch.export.ExportedProgram:
     """Return the network as a graph, for a fixed or any number of images."""
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
+    if model.density_of == "features":
+        model.outputs(sample[:1].requires_grad_())  # reads the weights in torch, which tracing can't
     try:
         with _quiet():
-            return torch.export.export(Inference(model), (sample,), dynamic_shapes=shapes, strict=True)
+            strict = model.density_of != "features"  # what eyes do besides tensors can't be traced strictly
+            return torch.export.export(Inference(model), (sample,), dynamic_shapes=shapes, strict=strict)
     except RuntimeError as error:
         raise _refused(error, batch) from error
 
@@ -215,15 +238,17 @@ def _archive(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence what the exporters say to their developers."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _refused(error: Exception, batch: int | None) -> CandidError:
@@ -241,7 +266,7 @@ def _checked(model: Any, content: bytes, form: Format, batch: int | None) -> dic
     found = [torch.cat(parts) for parts in zip(*map(run, images.split(sizes)), strict=True)]
     expected = [torch.cat(parts) for parts in zip(*map(_expected(model), images.split(8)), strict=True)]
     differences = {
-        name: difference(own, theirs)
+        name: max(map(difference, own.T, theirs.T)) if name == "novelty" else difference(own, theirs)
         for name, own, theirs in zip(_outputs(model), expected, found, strict=True)
     }
     for name, value in differences.items():
@@ -279,6 +304,8 @@ def _expected(model: Any) -> Run:
 
     def run(images: Tensor) -> Sequence[Tensor]:
         latent = as_latent(model)
+        if model.density_of == "features":
+            return _of_features(model, images)
         if latent is None:
             return (model.logits(images),)
         outputs = latent(images)

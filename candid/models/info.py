@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.config import ClassifierConfig, FlowConfig
+from candid.models.heads.photo import PhotoModel
+from candid.models.model_files import PARTS
 from candid.models.resnet import EXPANSION, ResNet, ResNetConfig
 
 
@@ -50,6 +53,29 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
             "total_parameters": _parameters(resnet),
             "gmacs": _gmacs(resnet, shape),
             "stages": [asdict(stage) for stage in resnet_stages(resnet_config)],
+        },
+    }
+
+
+def describe_photo(model: PhotoModel, folder: Path) -> dict[str, Any]:
+    """Return what a photo model in ``folder`` consists of, and what its parts take on disk."""
+    eye, config = model.eye, model.config
+    files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
+    return {
+        "kind": model.kind,
+        "classes": config.classes,
+        "eye": {
+            "name": eye.name,
+            "size": eye.size,
+            "licence": eye.licence,
+            "source": eye.source,
+            "sha256": eye.sha256,
+        },
+        "statistics": config.dimensions,
+        "posterior": config.posterior,
+        "known_photos": 0 if model.known_photos is None else len(model.known_photos),
+        "megabytes": {
+            PARTS[part]: sum(file.stat().st_size for file in found) / 1e6 for part, found in files.items()
         },
     }
 

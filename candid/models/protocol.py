@@ -30,11 +30,13 @@ class Outputs(NamedTuple):
     """Terms that add up to the log density in nats, (B, T) in float64."""
     latent: Tensor | None
     """z, (B, D)."""
+    novelty: Tensor | None = None
+    """Scores of the model's own that rise with outlyingness, (B, J): the score ``combined`` ranks them."""
 
     def at(self, i: int) -> "Outputs":
         """Return the outputs of image ``i`` alone, (1, ...)."""
-        terms, latent = (None if part is None else part[i : i + 1] for part in self[2:])
-        return Outputs(self.logits[i : i + 1], self.features[i : i + 1], terms, latent)
+        own = (None if part is None else part[i : i + 1] for part in self[2:])
+        return Outputs(self.logits[i : i + 1], self.features[i : i + 1], *own)
 
 
 @dataclass(frozen=True)
@@ -247,9 +249,20 @@ class LatentModel(Model, Protocol):
         """``n`` images of each class in ``y``."""
 
 
+def density_dimensions(model: Model) -> int:
+    """Return how many numbers the density is of: the pixels of an image, or its features."""
+    return model.feature_size if model.density_of == "features" else model.dimensions
+
+
 def as_latent(model: object) -> LatentModel | None:
-    """Return the model if it has a latent that can be turned back, else None."""
-    return cast(LatentModel, model) if hasattr(model, "mixture") and hasattr(model, "invert") else None
+    """Return the model if it has a latent that can be turned back into an image, else None."""
+    found = hasattr(model, "mixture") and getattr(model, "density_of", None) == "pixels"
+    return cast(LatentModel, model) if found else None
+
+
+def require_mixture(model: object, purpose: str) -> LatentModel:
+    """Return the model if it has class means in a latent space: a pixel model or a photo model."""
+    return cast(LatentModel, model) if hasattr(model, "mixture") else require_latent(model, purpose)
 
 
 def require_latent(model: object, purpose: str) -> LatentModel:
@@ -258,6 +271,16 @@ def require_latent(model: object, purpose: str) -> LatentModel:
     if latent is not None:
         return latent
     kind = {"resnet": "ResNet"}.get(name := getattr(model, "kind", type(model).__name__), name)
+    if kind == "adopted":
+        raise CandidError(
+            f"{purpose} can't come from an adopted model, which has one density for all classes and no "
+            "inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
+        )
+    if getattr(model, "density_of", None) == "features":
+        raise CandidError(
+            f"{purpose} can't come from a {kind} model, whose eye has no inverse to pixels: use a pixel "
+            "model, such as 'cifar10-beta1'."
+        )
     raise CandidError(
         f"{purpose} can't come from a {kind}, which has no class means in a latent space: "
         "use a generative classifier."

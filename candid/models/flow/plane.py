@@ -12,7 +12,7 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.protocol import LatentModel, Model, require_latent
+from candid.models.protocol import LatentModel, Model, require_latent, require_mixture
 
 FEWEST, MOST = 2, 10
 
@@ -141,6 +141,31 @@ def decision_plane(model: LatentModel) -> DecisionPlane:
     turn = torch.linalg.svd((means - origin) @ axes.T).Vh  # (2, 2): to the principal axes of the means
     places = (means - origin) @ (turn @ axes).T
     return oriented(model.class_names, origin, turn @ axes, places, mixture.log_priors)
+
+
+@torch.no_grad()
+def plane_of_three(model: Model, classes: Sequence[int]) -> DecisionPlane:
+    """The plane through the means of three ``classes`` of a model with class means, as it is.
+
+    Nothing is fine-tuned: three means always lie in a plane. Posteriors are those between the three.
+
+    >>> plane = plane_of_three(GenerativeClassifier.from_preset("digits"), [7, 1, 3])
+    >>> plane.class_names, plane.means.shape
+    (('7', '1', '3'), torch.Size([3, 2]))
+    """
+    mixture = require_mixture(model, "A decision plane").mixture
+    if len(set(classes)) != 3:
+        raise CandidError(
+            f"The head of a photo model is not fine-tuned, so that its plane has three classes, not "
+            f"{len(set(classes))}: choose three with --classes."
+        )
+    y = torch.tensor(classes, device=mixture.prototypes.device)
+    means = mixture.means(y).cpu().double()
+    origin = means.mean(0)
+    axes = torch.linalg.svd(means - origin, full_matrices=False).Vh[:2]
+    names = tuple(model.class_names[c] for c in classes)
+    log_priors = mixture.log_priors[y].double().log_softmax(0)
+    return oriented(names, origin, axes, (means - origin) @ axes.T, log_priors)
 
 
 def oriented(

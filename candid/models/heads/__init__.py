@@ -1,0 +1,1 @@
+"""Heads: generative classifiers of the statistics that an eye gives, fitted in closed form."""

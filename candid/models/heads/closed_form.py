@@ -1,0 +1,365 @@
+"""The head of a photo model, fitted in closed form; all that is chosen is chosen by out-of-fold scores."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from candid.models.heads.gaussian import (
+    Moments,
+    Standardised,
+    Whitened,
+    class_scores,
+    contrasts,
+    rest_norm,
+    shrunk,
+    stratified_folds,
+    total,
+)
+
+SHRINKAGES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+FOLDS = 5
+RIDGE = 0.02
+"""Share of the mean variance that is added to the covariance of the second stage."""
+LOG_TEMPERATURES = (-7.0, 3.0)
+LEAST_LOG_TEMPERATURE = -50.0
+"""Of classes that are perfectly separated."""
+PENALTIES = (0.01, 0.1, 1.0)
+"""Inverse strengths of the logistic regression's regularisation."""
+Posterior = Literal["mixture", "second-stage", "logistic"]
+
+
+class SecondStage(NamedTuple):
+    """Gaussians of the scores: their K - 1 contrasts, whitened by the covariance that new photos have."""
+
+    factor: Tensor
+    """Whitens contrasts of scores, (K - 1, K - 1)."""
+    means: Tensor
+    """Class means of whitened contrasts, (K, K - 1)."""
+    centre: Tensor
+    """Mean of all whitened contrasts, (K - 1,)."""
+    spread: Tensor
+    """Whitens them as one Gaussian over all classes, (K - 1, K - 1)."""
+
+    @classmethod
+    def of(cls, scores: Tensor, labels: Tensor) -> "SecondStage":
+        """Fit it to out-of-fold scores, (N, K): scores of photos that a head has seen lie too far apart."""
+        e = scores @ contrasts(scores.shape[1]).T
+        classes, counts = scores.shape[1], torch.bincount(labels, minlength=scores.shape[1])
+        means = torch.zeros(classes, classes - 1, dtype=torch.float64).index_add_(0, labels, e)
+        means = means / counts.clamp(min=1)[:, None]
+        away = e - means[labels]
+        factor = _whitening(away.T @ away / max(1, len(e) - int((counts > 0).sum())))
+        u = e @ factor.T
+        centred = u - u.mean(0)
+        spread = _whitening(centred.T @ centred / max(1, len(u) - 1))
+        return cls(factor, means @ factor.T, u.mean(0), spread)
+
+    def whitened(self, scores: Tensor) -> Tensor:
+        """Return the whitened contrasts of scores, (N, K - 1)."""
+        return scores @ contrasts(scores.shape[1]).to(scores).T @ self.factor.to(scores).T
+
+    def relative_distance(self, scores: Tensor) -> Tensor:
+        """Return the squared distance to the nearest class minus that to all photos as one Gaussian, (N,)."""
+        u = self.whitened(scores)
+        to_all = ((u - self.centre.to(u)) @ self.spread.to(u).T).square().sum(1)
+        nearest = u.square().sum(1) - 2 * class_scores(u, self.means.to(u)).amax(1)  # squared
+        return nearest - to_all
+
+
+def _whitening(covariance: Tensor) -> Tensor:
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
+    ridged = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)
+    identity = torch.eye(len(covariance), dtype=covariance.dtype)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(ridged), identity, upper=False)
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """What heads say of photos that they were not fitted to: each fold by a head fitted to the others."""
+
+    logits: Tensor
+    """Of the posterior that was chosen, (N, K)."""
+    novelty: Tensor
+    """Scores that rise with outlyingness, (N, 3); see ``PhotoModel.outputs``."""
+    scores: Tensor
+    """Of the first stage, (N, K)."""
+    folds: Tensor
+    """The fold of each photo, (N,)."""
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A fitted head, in float64."""
+
+    standardised: Standardised
+    whitened: Whitened
+    second: SecondStage
+    log_priors: Tensor
+    shrinkage: float
+    temperature: float
+    """What scores of the first stage are multiplied by."""
+    second_temperature: float
+    posterior: Posterior
+    """Which posterior had the lowest out-of-fold log-loss."""
+    logistic: tuple[Tensor, Tensor] | None
+    """Weights (K, D) and biases (K,) of a logistic regression on standardised features, if it was chosen."""
+    rest_scale: float
+    """What z outside of the span of the class means is divided by, so that new photos have unit variance."""
+    out_of_fold: OutOfFold
+    groups: tuple[int, ...]
+    """How many statistics each group has."""
+    log_losses: dict[str, float] = field(default_factory=dict)
+    """Out-of-fold log-loss of each posterior in nats a photo."""
+
+    def described(self) -> dict[str, Any]:
+        """Return what was chosen, and why, for the model's record."""
+        return {
+            "posterior": self.posterior,
+            "shrinkage": self.shrinkage,
+            "temperature": self.temperature,
+            "second_temperature": self.second_temperature,
+            "out_of_fold_log_loss": self.log_losses,
+        }
+
+
+@dataclass(frozen=True)
+class _Folds:
+    """Out-of-fold scores (N, K) and squared norms of the rest (N,), by shrinkage."""
+
+    scores: dict[float, Tensor]
+    rest: dict[float, Tensor]
+
+
+def fit_head(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    groups: Sequence[int],
+    uniform_priors: bool = False,
+    logistic: bool = True,
+    seed: int = 0,
+) -> ClosedForm:
+    """Fit the head of a photo model.
+
+    Args:
+        features: statistics of N photos, (N, D).
+        labels: their classes, (N,).
+        classes: K.
+        groups: how many statistics each group has.
+        uniform_priors: whether all classes are equally probable; else by their frequency.
+        logistic: whether a logistic regression may replace the posterior if it is clearly better.
+        seed: divides the photos into folds.
+    """
+    folds = stratified_folds(labels, FOLDS, seed)
+    parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
+    everything = total(parts)
+    frequency = everything.counts / everything.counts.sum()
+    log_priors = torch.full_like(frequency, 1 / classes).log() if uniform_priors else frequency.log()
+    found = _out_of_fold(features, folds, parts, everything, groups, classes)
+    losses = {g: _tempered(s + log_priors, labels) for g, s in found.scores.items()}
+    shrinkage = min(losses, key=lambda g: losses[g][1])
+    scores, (temperature, loss) = found.scores[shrinkage], losses[shrinkage]
+    stages = _crossed(features, labels, folds, parts, groups, shrinkage)
+    second_logits = torch.empty_like(scores)
+    relative = torch.empty(len(scores), dtype=torch.float64)
+    for f, stage in enumerate(stages):
+        own = folds == f
+        second_logits[own] = class_scores(stage.whitened(scores[own]), stage.means) + log_priors
+        relative[own] = stage.relative_distance(scores[own])
+    second_temperature, second_loss = _tempered(second_logits, labels)
+    logits = temperature * (scores + log_priors)
+    novelty = torch.stack((relative, -logits.logsumexp(1), found.rest[shrinkage]), 1)
+    posterior: Posterior = "mixture"
+    log_losses = {"mixture": loss, "second-stage": second_loss}
+    if second_loss < loss:
+        posterior, logits = "second-stage", second_temperature * second_logits
+    standardised = Standardised.of(everything, groups)
+    weights = None
+    if logistic:
+        fitted = _logistic(features, labels, folds, standardised)
+        gain = _log_losses(logits, labels) - _log_losses(fitted.logits, labels)
+        log_losses["logistic"] = float(_log_losses(fitted.logits, labels).mean())
+        if gain.mean() > gain.std() / math.sqrt(len(gain)):
+            posterior, logits, weights = "logistic", fitted.logits, fitted.weights(labels)
+    rest = len(standardised.centre) - classes + 1
+    return ClosedForm(
+        standardised,
+        Whitened.of(standardised, shrinkage),
+        SecondStage.of(scores, labels),
+        log_priors,
+        shrinkage,
+        temperature,
+        second_temperature,
+        posterior,
+        weights,
+        math.sqrt(max(1e-12, float(found.rest[shrinkage].mean()) / max(1, rest))),
+        OutOfFold(logits, novelty, scores, folds),
+        tuple(groups),
+        log_losses,
+    )
+
+
+def _out_of_fold(
+    features: Tensor,
+    folds: Tensor,
+    parts: Sequence[Moments],
+    everything: Moments,
+    groups: Sequence[int],
+    classes: int,
+) -> _Folds:
+    scores = {g: torch.empty(len(features), classes, dtype=torch.float64) for g in SHRINKAGES}
+    rest = {g: torch.empty(len(features), dtype=torch.float64) for g in SHRINKAGES}
+    for f, part in enumerate(parts):
+        own = folds == f
+        if not own.any():
+            continue
+        known, x = _rotated(Standardised.of(everything - part, groups), features)
+        x = x[own]
+        for g in SHRINKAGES:
+            z, means = _whitened(known, g, x)
+            scores[g][own] = class_scores(z, means)
+            rest[g][own] = rest_norm(z, means)
+    return _Folds(scores, rest)
+
+
+def out_of_fold_z(head: ClosedForm, features: Tensor, labels: Tensor) -> Tensor:
+    """Return z of the training photos by heads that have not seen them, (N, D) in float64.
+
+    With C and C_k the covariances of the head and of the head without fold k, it is L' C_k^-1 x, so that its
+    product with the whitened mean of any further class is what the head without fold k would say.
+
+    Args:
+        head: the fitted head.
+        features: the statistics that it was fitted to, (N, D).
+        labels: their classes, (N,).
+    """
+    final, folds, classes = head.standardised, head.out_of_fold.folds, len(head.log_priors)
+    everything = Moments.of(features, labels, classes)
+    found = torch.empty(features.shape, dtype=torch.float64)
+    for f in folds.unique().tolist():
+        own = folds == f
+        known = Standardised.of(everything - Moments.of(features[own], labels[own], classes), head.groups)
+        factor = torch.linalg.cholesky(shrunk(known, head.shrinkage))
+        x = torch.cholesky_solve(known(features[own]).T, factor) * (final.scale / known.scale)[:, None]
+        found[own] = torch.linalg.solve_triangular(head.whitened.factor.T, x, upper=True).T
+    return found
+
+
+def _rotated(known: Standardised, features: Tensor) -> tuple[Standardised, Tensor]:
+    """Return standardised features and their moments; of few photos, in coordinates of the span of these.
+
+    Scores and norms stay the same, and matrices have as many rows as there are photos.
+    """
+    x = known(features)
+    if 2 * len(x) > x.shape[1]:
+        return known, x
+    basis = torch.linalg.qr(x.T).Q  # (D, N)
+    covariance = basis.T @ known.covariance @ basis
+    return replace(known, means=known.means @ basis, covariance=covariance), x @ basis
+
+
+def _whitened(known: Standardised, shrinkage: float, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return standardised features and the class means, whitened."""
+    factor = torch.linalg.cholesky(shrunk(known, shrinkage))
+    both = torch.linalg.solve_triangular(factor, torch.cat((x, known.means)).T, upper=False).T
+    return both[: len(x)], both[len(x) :]
+
+
+def _crossed(
+    features: Tensor,
+    labels: Tensor,
+    folds: Tensor,
+    parts: Sequence[Moments],
+    groups: Sequence[int],
+    shrinkage: float,
+) -> list[SecondStage]:
+    """Return a second stage for each fold, which the photos of this fold have no part in.
+
+    It is fitted to the scores of the other folds, each by a head that has seen neither: the scores by a head
+    that has seen the photos of the fold carry the labels of these photos.
+    """
+    everything, classes = total(parts), len(parts[0].counts)
+    scores = torch.empty(FOLDS, len(features), classes, dtype=torch.float64)
+    for one, other in combinations(range(FOLDS), 2):
+        known, x = _rotated(Standardised.of(everything - parts[one] - parts[other], groups), features)
+        both = ((folds == one) | (folds == other)).nonzero().flatten()
+        z, means = _whitened(known, shrinkage, x[both])
+        left_out = torch.where(folds[both] == one, other, one)
+        scores[left_out, both] = class_scores(z, means)
+    return [SecondStage.of(scores[f, folds != f], labels[folds != f]) for f in range(FOLDS)]
+
+
+def _tempered(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the factor of ``logits`` with the lowest log-loss, and that log-loss.
+
+    Without a bound, the factor of classes that are perfectly separated would be infinite. N photos can't show
+    an error rate below 1 / (N + 1), so the mean error probability of these photos is at least that.
+    """
+    from scipy.optimize import brentq, minimize_scalar
+
+    def loss(log_factor: float) -> float:
+        return float(_log_losses(math.exp(log_factor) * logits, labels).mean())
+
+    def excess(log_factor: float) -> float:
+        confidence = (math.exp(log_factor) * logits).softmax(1).amax(1)
+        return float((1 - confidence).mean()) - 1 / (len(logits) + 1)
+
+    best = float(minimize_scalar(loss, bounds=LOG_TEMPERATURES, method="bounded").x)
+    if excess(best) < 0:  # it falls with the factor
+        best = brentq(excess, LEAST_LOG_TEMPERATURE, best)
+    return math.exp(best), loss(best)
+
+
+def _log_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class _Logistic:
+    """Out-of-fold logits of a logistic regression, and what fits the final one."""
+
+    logits: Tensor
+    temperature: float
+    penalty: float
+    features: np.ndarray
+
+    def weights(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights and biases of a regression on all photos, temperature included."""
+        weight, bias = _regression(self.features, labels, self.penalty)
+        return self.temperature * weight, self.temperature * bias
+
+
+def _logistic(features: Tensor, labels: Tensor, folds: Tensor, known: Standardised) -> _Logistic:
+    x = known(features).numpy()
+    best: _Logistic | None = None
+    best_loss = math.inf
+    for penalty in PENALTIES:
+        logits = torch.empty(len(x), len(known.means), dtype=torch.float64)
+        for f in range(FOLDS):
+            own = folds == f
+            if own.any():
+                weight, bias = _regression(x[~own.numpy()], labels[~own], penalty)
+                logits[own] = torch.from_numpy(x[own.numpy()]) @ weight.T + bias
+        temperature, loss = _tempered(logits, labels)
+        if loss < best_loss:
+            best, best_loss = _Logistic(temperature * logits, temperature, penalty, x), loss
+    assert best is not None
+    return best
+
+
+def _regression(x: np.ndarray, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1):  # its many small products would spend their time on waiting for each other
+        fitted = LogisticRegression(C=penalty, tol=1e-3, max_iter=300).fit(x, labels.numpy())
+    weight, bias = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
+    if len(weight) == 1:  # two classes: one row for the second against the first
+        return torch.cat((-weight, weight)) / 2, torch.cat((-bias, bias)) / 2
+    return weight, bias
