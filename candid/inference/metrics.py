@@ -136,3 +136,16 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     if slope(low) >= 0:
         return HOTTEST
     return math.exp(-brentq(slope, low, high, xtol=1e-12))
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Return log p / (1 - p) of the most probable class, (N, M) to (N,): it orders images as p does.
+
+    Unlike p it is not rounded to 1, so confident images are not tied.
+
+    >>> log_odds(torch.tensor([[0.0, 0.0], [100.0, 0.0]])).tolist()
+    [0.0, 100.0]
+    """
+    logits = logits.double()
+    top, at = logits.max(1, keepdim=True)
+    return top[:, 0] - logits.scatter(1, at, -torch.inf).logsumexp(1)

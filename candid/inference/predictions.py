@@ -1,6 +1,7 @@
 """One pass of a model over images: every result is a function of it."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from candid._support.files import ANY_NAME, replacing, write_tensors
+from candid._support.files import ANY_NAME, read_sealed, write_sealed
 from candid.data.loader import NamedBatch
 from candid.models.protocol import Model, Outputs
 
@@ -24,6 +23,7 @@ Measure = Callable[[Tensor, Outputs], Tensor]
 """Measures B images: from 8-bit pixels (B, C, H, W) and the model's outputs to (B,) or (B, d)."""
 NO_MEASURES: Mapping[str, Measure] = {}
 LARGEST_HALF = torch.finfo(torch.half).max
+log = logging.getLogger("candid")
 
 
 def half_features(images: Tensor, outputs: Outputs) -> Tensor:
@@ -93,10 +93,12 @@ class Predictions:
         columns = {name: measure(images, outputs).cpu() for name, measure in measures.items()}
         if outputs.log_density_terms is not None:
             columns["log_density_terms"] = outputs.log_density_terms.cpu()
+        if outputs.novelty is not None:
+            columns["novelty"] = outputs.novelty.cpu()
         return cls(paths, labels, outputs.logits.cpu(), model.log_priors, columns)
 
-    def save(self, path: Path) -> None:
-        """Write one safetensors file."""
+    def save(self, path: Path, state: str = "") -> None:
+        """Write one safetensors file with a digest of its content, and the ``state`` of the images."""
         text = "".join(f"{path}\0" for path in self.paths).encode(errors=ANY_NAME)
         tensors = {
             **self.columns,
@@ -105,21 +107,24 @@ class Predictions:
             "log_priors": self.log_priors,
             "paths": torch.tensor(bytearray(text), dtype=torch.uint8),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            write_tensors(tensors, temporary)
+        write_sealed(tensors, path, state=state)
 
     @classmethod
-    def load(cls, path: Path) -> "Predictions | None":
-        """Read what :meth:`save` wrote; None if the file is cut or foreign."""
+    def load(cls, path: Path, state: str | None = None) -> "Predictions | None":
+        """Read what :meth:`save` wrote; None if the file is cut, changed, foreign or of another ``state``."""
         try:
-            tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in load_file(path).items()}
+            stored, notes = read_sealed(path)
+            tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in stored.items()}
             paths = bytes(tensors.pop("paths").numpy()).decode(errors=ANY_NAME).split("\0")[:-1]
             own = {name: tensors.pop(name) for name in ("labels", "logits", "log_priors")}
             whole = all(
                 len(column) == len(paths) for column in (own["labels"], own["logits"], *tensors.values())
             )
-        except (OSError, SafetensorError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
+            return None
+        if notes is None:
+            log.warning("'%s' is of an older version without a digest: damage to it can't be seen.", path)
+        elif state not in (None, notes.get("state")):
             return None
         return cls(tuple(paths), **own, columns=tensors) if whole else None
 

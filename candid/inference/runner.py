@@ -222,7 +222,7 @@ class Runner:
         columns: Iterable[str] = (),
     ) -> Predictions | None:
         file = self._file(name, split, preprocessing, key) if self.is_first else None
-        found = self._cached(file)
+        found = self._cached(file, split)
         if found is not None and not all(column in found.columns for column in columns):
             found = None  # it was made for scores that need less
         if self.fabric.broadcast(found is not None):
@@ -234,7 +234,7 @@ class Runner:
             found = found[torch.tensor(sorted(range(len(found)), key=found.paths.__getitem__))]
         try:
             if file is not None:
-                found.save(file)
+                found.save(file, split.state())
         except (OSError, SafetensorError) as error:
             self.progress.log(f"The results can't be cached in '{self.folder}' for later studies: {error}")
         return found
@@ -261,12 +261,12 @@ class Runner:
         """The hash of all weights; copy it before adding to it."""
         return digest(*self.model.state_dict().values())
 
-    def _cached(self, file: Path | None) -> Predictions | None:
+    def _cached(self, file: Path | None, split: Split) -> Predictions | None:
         if file is None or not file.exists():
             return None
-        found = Predictions.load(file)
+        found = Predictions.load(file, split.state())
         if found is None:
-            self.progress.log(f"'{file}' is cut or damaged: it is computed again.")
+            self.progress.log(f"'{file}' is damaged or its images were replaced: it is computed again.")
         return found
 
 

@@ -89,7 +89,22 @@ def _are_probabilities(logits: Tensor) -> bool:
 
 
 def checked_labels(labels: Any, arrays: Arrays, class_names: Sequence[str]) -> Tensor:
-    """Return the true classes of the images as whole numbers; every class has an image."""
+    """Return the true classes of held-out images as whole numbers; every class has an image."""
+    found, classes = checked_classes(labels, arrays), arrays.logits.shape[1]
+    if len(found) < FEWEST_IMAGES:
+        raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+    if (missing := found.bincount(minlength=classes) == 0).any():
+        y = int(missing.int().argmax())
+        more = f" and {int(missing.sum()) - 1} more classes" if missing.sum() > 1 else ""
+        raise CandidError(
+            f"There is no held-out image of class '{class_names[y]}'{more}: give at least one of each class, "
+            "or leave the column out of the logits."
+        )
+    return found
+
+
+def checked_classes(labels: Any, arrays: Arrays) -> Tensor:
+    """Return the true classes of the images as whole numbers."""
     n, classes = arrays.logits.shape
     array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if array.shape != (n,):
@@ -104,17 +119,7 @@ def checked_labels(labels: Any, arrays: Arrays, class_names: Sequence[str]) -> T
             f"Labels must lie between 0 and {classes - 1}, the columns of the logits: these lie between "
             f"{int(array.min())} and {int(array.max())}."
         )
-    if n < FEWEST_IMAGES:
-        raise CandidError(f"{n} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    found = torch.from_numpy(array.astype(np.int64))
-    if (missing := found.bincount(minlength=classes) == 0).any():
-        y = int(missing.int().argmax())
-        more = f" and {int(missing.sum()) - 1} more classes" if missing.sum() > 1 else ""
-        raise CandidError(
-            f"There is no held-out image of class '{class_names[y]}'{more}: give at least one of each class, "
-            "or leave the column out of the logits."
-        )
-    return found
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def checked_groups(by: Any, n: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Calibrate a model: measure held-out images and store their scores with it."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,16 +13,18 @@ from candid._support.distributed import launch
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_part, trained_on
-from candid.data.images import Preprocessing
+from candid.data.groups import GroupTable
+from candid.data.images import Preprocessing, image_keys
+from candid.data.loader import named_batches
 from candid.data.options import Part
-from candid.data.splits import Split
+from candid.data.splits import Split, seen_in_training
 from candid.inference.metrics import fit_temperature, measured_uncertainty
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.protocol import Model
 from candid.trust.detectors import shuffled_halves
-from candid.trust.feature_scores import fit_scores
+from candid.trust.feature_scores import ColumnScore, fit_scores
 from candid.trust.judge import HeldOut
 from candid.trust.options import CalibrateOptions
 from candid.trust.scores import FITTED_SCORES, SCORES, measures_for, statistics_of
@@ -132,28 +135,75 @@ def measure(
         return None
     if (found.labels < 0).any():
         raise CandidError("Held-out images need labels: give a data set with class folders.")
+    found = without_training_images(found, runner.model, runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+    return held_out_scores(found, known)
+
+
+def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:
+    """Return the held-out images without those that ``model`` was trained on, as far as it knows them."""
+    seen = seen_in_training(found.columns["keys"], model.held_out.get("training_keys"))
+    if not seen.any():
+        return found
+    progress.log(
+        f"{int(seen.sum()):,} of {len(found):,} held-out images are among the training images: they are left "
+        "out"
+    )
+    return found[(~seen).nonzero().flatten()]
+
+
+def held_out_scores(found: Predictions, known: Predictions | None = None) -> HeldOut:
+    """Return the scores of held-out images from what a model says of them.
+
+    Args:
+        found: labelled images that the model was not trained on.
+        known: other images, with features, that scores of features are fitted to. If None, they are fitted to
+            one half of ``found`` if it has features and no density, and the other half is held out.
+    """
     pairs = None
-    if len(runner.model.class_names) <= MOST_CLASSES:
+    if found.logits.shape[1] <= MOST_CLASSES:
         pairs = measured_uncertainty(found.posterior, found.labels).float()
     keys, temperature = None, fit_temperature(found.logits, found.labels)
-    if known is None and found.log_density is None and len(found) >= 2 * FEWEST_IMAGES:
+    enough = "features" in found.columns and len(found) >= 2 * FEWEST_IMAGES
+    if known is None and found.log_density is None and enough:
         known, found = (found[half] for half in shuffled_halves(len(found)))
         keys = known.columns["keys"]
-    fitted = {} if known is None else fit_scores(FITTED_SCORES, _score_columns(known), known.labels)
-    columns = {name: score.score(_score_columns(found)) for name, score in fitted.items()}
+    fitted = {} if known is None else fit_scores(FITTED_SCORES, score_columns(known), known.labels)
+    statistics = statistics_of(scored(found, fitted))
+    return HeldOut(statistics, temperature, fitted, keys, pair_uncertainty=pairs)
+
+
+def scored(found: Predictions, scores: Mapping[str, ColumnScore]) -> Predictions:
+    """Return the predictions with the values of fitted scores as columns, in place of the features."""
+    columns = {name: score.score(score_columns(found)) for name, score in scores.items()}
     columns |= {name: column for name, column in found.columns.items() if name not in FEATURES}
-    return HeldOut(
-        statistics_of(replace(found, columns=columns)), temperature, fitted, keys, pair_uncertainty=pairs
-    )
+    return replace(found, columns=columns)
+
+
+def held_out_groups(table: GroupTable, model: Model, data: str, held_out: HeldOut) -> list[str]:
+    """Return the groups of held-out images, which are looked up in ``data`` by their pixels."""
+    training = model.record.config
+    part: Part | None = "val" if trained_on(data, training) else None
+    split = open_part(data, model.class_names, part, training).split
+    names: dict[int, str] = {}
+    for images, _, paths in named_batches(split, model.preprocessing, 256):
+        names |= zip(image_keys(images).tolist(), paths, strict=True)
+    keys = held_out.statistics["keys"].tolist()
+    if missing := sum(key not in names for key in keys):
+        raise CandidError(
+            f"{missing:,} of the model's {len(keys):,} held-out images are not in '{data}', so that their "
+            f"groups are unknown: calibrate it with 'candid calibrate MODEL {data}'."
+        )
+    return table.of(names[key] for key in keys)
 
 
 def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing: Preprocessing) -> None:
     """Measure held-out images and store their scores with the model, unless there are too few images."""
     if len(held_out) < FEWEST_IMAGES:
         runner.progress.log(
-            f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed"
+            f"no p-values: only {len(held_out)} images were held out, of {FEWEST_IMAGES} needed; train with "
+            "more images or a larger --holdout"
         )
         return
     found = measure(runner, train, held_out, preprocessing)
@@ -166,5 +216,6 @@ def fewer(split: Split) -> Split:
     return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
 
 
-def _score_columns(predictions: Predictions) -> dict[str, Tensor]:
+def score_columns(predictions: Predictions) -> dict[str, Tensor]:
+    """Return the columns that fitted scores need."""
     return {"logits": predictions.logits, "features": predictions.columns["features"]}

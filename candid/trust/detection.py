@@ -17,21 +17,27 @@ LEVELS = (0.01, 0.05, 0.1)
 """The levels at which false positives are counted."""
 
 
-def unseen(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
-    """Return the images that are not among the held-out ones, and the number of those that are.
+def unseen_rows(keys: Tensor, held_out: HeldOut) -> tuple[Tensor, int]:
+    """Return which images are not among the held-out ones, (N,) bool, and the number of those that are.
 
     Images that scores were fitted to count as held-out ones. If all images are held-out ones, those are left
     that shaped no density.
     """
-    keys, fitted = held_out.statistics["keys"], held_out.fitted_keys
-    known = torch.isin(statistics["keys"], keys if fitted is None else torch.cat((keys, fitted)))
+    own, fitted = held_out.statistics["keys"], held_out.fitted_keys
+    known = torch.isin(keys, own if fitted is None else torch.cat((own, fitted)))
     kept = ~known
     if not kept.any():
-        shaping, _ = shuffled_halves(len(keys))
-        kept = torch.isin(statistics["keys"], keys) & ~torch.isin(statistics["keys"], keys[shaping])
+        shaping, _ = shuffled_halves(len(own))
+        kept = torch.isin(keys, own) & ~torch.isin(keys, own[shaping])
     if not kept.any():
         kept = known
-    return {name: values[kept] for name, values in statistics.items()}, int(known.sum())
+    return kept, int(known.sum())
+
+
+def unseen(statistics: Statistics, held_out: HeldOut) -> tuple[Statistics, int]:
+    """Return the statistics of the images that are not among the held-out ones; see :func:`unseen_rows`."""
+    kept, overlap = unseen_rows(statistics["keys"], held_out)
+    return {name: values[kept] for name, values in statistics.items()}, overlap
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,15 @@ class Detection:
     held_out: HeldOut
     inside: Statistics
     outside: Mapping[str, Statistics]
+    extra: tuple[Score, ...] = ()
+    """Scores that are not in the registry."""
 
     @cached_property
     def scores(self) -> list[Score]:
         """The scores that all statistics suffice for."""
         inside = available_scores(self.inside)
-        return [score for score in available_scores(self.held_out.statistics) if score in inside]
+        known = [score for score in available_scores(self.held_out.statistics) if score in inside]
+        return [*known, *self.extra]
 
     @cached_property
     def detectors(self) -> dict[str, Detector]:

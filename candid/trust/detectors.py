@@ -20,7 +20,7 @@ from candid._support.randomness import generator
 T = TypeVar("T")
 CHUNK = 2**18  # kernel values at a time: 2 MB
 SMALLEST_VARIANCE = 1e-8  # of a direction in the space of standardised statistics
-FARTHEST = 1e100  # standard deviations: its square is finite
+FARTHEST = 1e100  # standard deviations, and the largest statistic: its square is finite
 ROUNDING = 1e-9
 
 
@@ -401,8 +401,10 @@ def checked_held_out(statistic: Tensor, dimensions: int, at_least: int = 1) -> T
     statistic = checked(statistic, dimensions)
     if len(statistic) < at_least:
         raise CandidError(f"The detector needs at least {at_least} held-out images, not {len(statistic)}.")
-    if statistic.isinf().any():
-        raise CandidError("The statistic of some held-out images is infinite: leave those images out.")
+    if far := int((statistic.abs() > FARTHEST).sum()):
+        raise CandidError(
+            f"{far} statistics of held-out images are infinite or beyond {FARTHEST:g}: leave them out."
+        )
     return statistic
 
 

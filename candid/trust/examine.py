@@ -25,7 +25,9 @@ from candid.models import checkpoint
 from candid.models.protocol import Model, Outputs
 from candid.trust.judge import HeldOut, Judge, examinations, needed
 from candid.trust.options import ExamineOptions
+from candid.trust.scores import statistics_of
 from candid.trust.verdict import Evidence, Examination
+from candid.trust.watched import WatchedScore
 
 AHEAD = 2
 """Batches that are decoded while one passes the network."""
@@ -153,6 +155,7 @@ class Examiner:
         name: what users call it.
         options: score and levels.
         evidence: whether examinations carry what explanations start from.
+        watched: the score that a watch for drift needs: examinations then carry it.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class Examiner:
         name: object = "this model",
         options: ExamineOptions | None = None,
         evidence: bool = False,
+        watched: WatchedScore | None = None,
     ) -> None:
         options = options or ExamineOptions()
         levels = options.score, options.novelty, options.error
@@ -168,8 +172,9 @@ class Examiner:
         held_out = needed(model, name) if asked else HeldOut.of(model)
         more = options.risk, options.delta, options.novelty_promise
         self.judge = None if held_out is None else Judge.of(model, *levels, held_out, *more)
-        self.measures = NO_MEASURES if self.judge is None else self.judge.measures
-        self.preprocessing, self.evidence = model.preprocessing, evidence
+        self.measures = dict(NO_MEASURES if self.judge is None else self.judge.measures)
+        self.measures |= {} if watched is None else watched.measures
+        self.preprocessing, self.evidence, self.watched = model.preprocessing, evidence, watched
         self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
         use_threads(self.model)
         self.frozen = self.model.frozen()
@@ -207,7 +212,11 @@ class Examiner:
     ) -> Iterator[Examination]:
         batch = images, torch.full((len(images),), -1), names
         predictions = Predictions.of(outputs, self.model, batch, self.measures)
-        for i, each in enumerate(examinations(predictions, self.model.class_names, self.judge)):
+        found = examinations(predictions, self.model.class_names, self.judge)
+        if self.watched is not None:
+            seen = self.watched.sightings(statistics_of(predictions))
+            found = [replace(each, sighting=own) for each, own in zip(found, seen, strict=True)]
+        for i, each in enumerate(found):
             if not self.evidence:
                 yield each
                 continue

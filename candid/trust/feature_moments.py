@@ -19,6 +19,8 @@ ROWS = 4096
 """Images at a time: bounds the memory."""
 SMALLEST = 1e-6
 """The least variance in any direction, as a share of the mean variance."""
+NEARLY = 0.05
+"""The share of a square below which a difference of squares is too coarse."""
 ROUNDING = 1e-8
 """A mean variance below this share of the mean square is no more than rounding."""
 
@@ -113,7 +115,7 @@ class Moments:
         second, fourth, square = torch.zeros(size, size, dtype=torch.float64), 0.0, 0.0
         for rows, part in zip(features.split(ROWS), classes.split(ROWS), strict=True):
             centred = rows.double() - means[part]
-            second += centred.T @ centred
+            second += torch.from_numpy(centred.numpy().T @ centred.numpy())  # numpy computes one half of it
             fourth += float(centred.square().sum(1).square().sum())
             square += float(rows.double().square().sum())
         within = second / n
@@ -168,7 +170,20 @@ def principal_axes(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return variances.flip(0).clamp(min=0), axes.T.flip(0)
 
 
+def offset(features: Tensor, origin: Tensor) -> Tensor:
+    """Return features (N, F) minus ``origin``, (F,), in single precision."""
+    return (features - origin.to(features.dtype)).float()
+
+
 def residual(features: Tensor, origin: Tensor, basis: Tensor) -> Tensor:
-    """Return the distance of features (N, F) from the plane through ``origin`` along ``basis``, (N,)."""
-    offset = (features.double() - origin).float()
-    return (offset - offset @ basis.T @ basis).double().norm(dim=1)
+    """Return the distance of features (N, F) from the plane through ``origin`` along ``basis``, (N,).
+
+    The basis is orthonormal, so that the square is |x|^2 minus that of the coordinates in the plane. Where
+    the two are almost equal, the difference is computed before it is squared.
+    """
+    x = offset(features, origin)
+    square = x.double().square().sum(1)
+    found = square - (x @ basis.T).double().square().sum(1)
+    near = found < NEARLY * square
+    found[near] = (x[near] - x[near] @ basis.T @ basis).double().square().sum(1)
+    return found.sqrt()

@@ -24,6 +24,7 @@ from candid.trust.feature_moments import (
     Moments,
     checked_columns,
     even_steps,
+    offset,
     principal_axes,
     residual,
     unit,
@@ -56,14 +57,14 @@ class ColumnScore(ABC):
 
     @abstractmethod
     def of(self, columns: Columns) -> Tensor:
-        """Return the scores of a few images from columns in float64, (N,)."""
+        """Return the scores of a few images, (N,): from logits in float64, features in float32 or float64."""
 
     def score(self, columns: Columns) -> Tensor:
         """Return how far out images are, (N,) in float64; the memory is bounded."""
         own = checked_columns(self.columns, columns)
         return torch.cat(
             [
-                self.of({name: part.double() for name, part in zip(own, parts, strict=True)})
+                self.of({name: _precise(name, part) for name, part in zip(own, parts, strict=True)})
                 for parts in zip(*(column.split(ROWS) for column in own.values()), strict=True)
             ]
         )
@@ -104,14 +105,15 @@ class Mahalanobis(ColumnScore):
         return self._learn(images.moments)
 
     def _learn(self, moments: Moments) -> Self:
-        self.centre, self.whitening = moments.mean, moments.whitening.float()
+        self.centre, self.whitening = moments.mean, moments.whitening.float().contiguous()
         self.means = ((moments.means - self.centre) @ self.whitening.double().T).float()
         return self
 
     def of(self, columns: Columns) -> Tensor:
         """Return the distances."""
-        white = (columns["features"] - self.centre).float() @ self.whitening.T
-        return torch.cdist(white.double(), self.means.double()).amin(1)
+        white = _times_triangular(offset(columns["features"], self.centre), self.whitening)
+        nearest = (white @ self.means.T - self.means.square().sum(1) / 2).argmax(1)
+        return (white - self.means[nearest]).double().norm(dim=1)
 
     def state(self) -> dict[str, Tensor]:
         """Return what was learned, the whitening without its zeros."""
@@ -127,6 +129,17 @@ class Mahalanobis(ColumnScore):
             rows, columns = torch.tril_indices(size, size)
             whole = whole.new_zeros(size, size).index_put((rows, columns), whole)
         return super().from_state({"centre": torch.zeros(size), **state, "whitening": whole})
+
+
+def _precise(name: str, part: Tensor) -> Tensor:
+    return part.double() if name == "logits" or part.dtype == torch.float64 else part.float()
+
+
+def _times_triangular(x: Tensor, lower: Tensor) -> Tensor:
+    """Return x L^T, (N, F), for L lower triangular: most of its zeros are left out."""
+    step = max(1, len(lower) // 4)
+    blocks = [(start, min(start + step, len(lower))) for start in range(0, len(lower), step)]
+    return torch.cat([x[:, :end] @ lower[start:end, :end].T for start, end in blocks], 1)
 
 
 class UnitMahalanobis(Mahalanobis):
@@ -171,7 +184,7 @@ class RelativeMahalanobis(ColumnScore):
 
     def of(self, columns: Columns) -> Tensor:
         """Return min_c |y - c|^2 - y^T (I + B)^-1 y, with B the covariance of the class means."""
-        y = (columns["features"] - self.mean) @ self.directions.double().T
+        y = (offset(columns["features"], self.mean) @ self.directions.T).double()
         to_class = self.centres.square().sum(1) - 2 * y @ self.centres.T  # without |y|^2, which cancels
         return to_class.amin(1) + y.square() @ self.weights
 
@@ -218,8 +231,8 @@ class Vim(ColumnScore):
         )
         weight, bias = _last_layer(features, logits, moments)
         origin = -torch.linalg.pinv(weight) @ bias
-        offset = moments.mean - origin
-        _, axes = principal_axes(moments.total + offset.outer(offset))
+        shift = moments.mean - origin
+        _, axes = principal_axes(moments.total + shift.outer(shift))
         size = len(axes)
         kept = 1000 if size >= 2048 else 512 if size >= 768 else size // 2
         self.origin, self.basis = origin.float(), axes[: min(kept, len(features) // 2)].float()
@@ -266,7 +279,7 @@ class NearestNeighbours(ColumnScore):
         """Return the distances."""
         k = min(NEIGHBOURS, math.ceil(math.sqrt(len(self.reference))))
         distances = torch.cdist(unit(columns["features"]).float(), self.reference.float())
-        return distances.kthvalue(k, dim=1).values.double()
+        return distances.topk(k, dim=1, largest=False).values[:, -1].double()
 
 
 class LogitScore(ColumnScore):

@@ -1,9 +1,9 @@
 """The judge: held-out scores of a model, detectors fitted to them once, p-values and verdicts."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,12 @@ from candid.inference.predictions import Measure, Predictions
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model
 from candid.trust.combined import Combined
-from candid.trust.detectors import Detector, checked_level, fitted, p_values, shuffled_halves
+from candid.trust.detectors import FARTHEST, Detector, checked_level, p_values, shuffled_halves
 from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore
+from candid.trust.per_class import PerClass
 from candid.trust.promises import (
     ERROR,
+    NOTHING,
     NOVELTY,
     NoveltyPromise,
     Promises,
@@ -28,9 +30,9 @@ from candid.trust.promises import (
 )
 from candid.trust.ranking import among_others
 from candid.trust.scores import (
-    SCORES,
     Score,
     Statistics,
+    available_scores,
     chosen_score,
     measures_for,
     statistics_of,
@@ -41,10 +43,16 @@ LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
 STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
 FITTED_KEYS = "fitted_keys"
-KEPT = ("training_keys",)
-"""What a model carries next to the scores, and keeps when it is calibrated again."""
+OUT_OF_FOLD = "out_of_fold"
+KEPT = ("training_keys", "remembered.", "taught.", "before.")
+"""What a model carries next to the scores, and keeps when it is calibrated again: how the names start. The
+last three are for teaching: see :mod:`candid.training.teach`."""
 OLD_NAMES = {"terms": "log_density_terms", "distance": "mahalanobis"}
 """Statistics that were called otherwise in models of earlier versions."""
+NO_LABELS = (
+    "The held-out images of this model have no labels, so that nothing can be promised about classes: leave "
+    "error and risk out, or calibrate the model with labelled images."
+)
 OLD_MAHALANOBIS = "gaussian."
 """What the parts of the score ``mahalanobis`` start with in models of earlier versions."""
 
@@ -66,6 +74,10 @@ class HeldOut:
     pair_uncertainty: Tensor | None = None
     """Uncertainty between each two of M classes, (M, M), see
     :func:`candid.inference.metrics.measured_uncertainty`; None with many classes, or if measured earlier."""
+    out_of_fold: bool = False
+    """Whether some of these are photos that the model learned from, each scored by a head that was fitted to
+    others. New photos are scored by one head that was fitted to all, so levels hold as measured, but no bound
+    is proven."""
 
     def __len__(self) -> int:
         return len(self.statistics["predicted"])
@@ -87,6 +99,7 @@ class HeldOut:
                 tensors.get(FITTED_KEYS),
                 _under(FIT, tensors),
                 pairs,
+                OUT_OF_FOLD in tensors,
             )
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CandidError(
@@ -95,11 +108,13 @@ class HeldOut:
 
     def halves(self) -> tuple["HeldOut", "HeldOut"]:
         """Return two halves by a fixed shuffle: one to fix a rule, one to test it."""
-        first, second = (
-            replace(self, statistics={name: known[half] for name, known in self.statistics.items()}, fits={})
-            for half in shuffled_halves(len(self))
-        )
+        first, second = (self.rows(half) for half in shuffled_halves(len(self)))
         return first, second
+
+    def rows(self, rows: Tensor) -> "HeldOut":
+        """Return only some of the images."""
+        known = {name: values[rows] for name, values in self.statistics.items()}
+        return replace(self, statistics=known, fits={})
 
     def attach(self, model: Model) -> None:
         """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
@@ -107,11 +122,12 @@ class HeldOut:
         states = {name: each.state() for name, each in self.column_scores.items()}
         fit = _fitted(self, score).to_tensors()
         model.held_out = {
-            **{name: model.held_out[name] for name in KEPT if name in model.held_out},
+            **{name: each for name, each in model.held_out.items() if name.startswith(KEPT)},
             "temperature": torch.tensor(self.temperature, dtype=torch.float64),
             FINGERPRINT: torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8),
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
             **({} if self.fitted_keys is None else {FITTED_KEYS: self.fitted_keys}),
+            **({OUT_OF_FOLD: torch.ones((), dtype=torch.bool)} if self.out_of_fold else {}),
             **{STATISTIC + name: values for name, values in self.statistics.items()},
             **{
                 f"{COLUMN_SCORE}{name}.{part}": values
@@ -138,6 +154,8 @@ def _check(statistics: Mapping[str, Tensor], temperature: Tensor, pairs: Tensor 
             raise ValueError(f"'{name}' has the shape {tuple(values.shape)} for {len(predicted)} images")
         if values.dtype == torch.bool or values.isnan().any():
             raise ValueError(f"'{name}' is not made of numbers")
+        if name != "keys" and values.is_floating_point() and (values.abs() > FARTHEST).any():
+            raise ValueError(f"'{name}' has values beyond {FARTHEST:g}")
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -167,95 +185,6 @@ def needed(model: Model, path: object = "this model") -> HeldOut:
     return found
 
 
-class PerClass:
-    """One detector for each predicted class of images.
-
-    Classes of fewer than ``minimum`` held-out images share a detector that is fitted to the images of all.
-
-    What holds (Mondrian conformal prediction), for an image exchangeable with the held-out ones and a
-    predictor that has not seen them: where its class has a detector of its own, P(p <= t | class) <= t.
-    The shared p-value is valid over the images of all classes, not over those of the small classes alone, so
-    over all images P(p <= t) <= t P(own) + min(t, P(shared)): valid if no class is small, else in
-    excess by no more than the share of images in small classes, and never above 2 t.
-
-    A class of n images gives p-values of 1 / (n + 1) and more: choose ``minimum`` for the level you test at.
-    Scores are those of the class's detector: they rank images within a class, p-values across classes.
-
-    >>> from candid.trust.detectors import TwoTailed
-    >>> log_density = torch.cat((torch.linspace(0, 1, 50), torch.linspace(100, 101, 50)))
-    >>> test = PerClass(TwoTailed).fit(log_density, torch.arange(100) // 50)
-    >>> test.p_value(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
-    tensor([1.0000, 0.0392], dtype=torch.float64)
-    """
-
-    _shared: Detector | None = None
-
-    def __init__(self, detector_factory: Callable[[], Detector], minimum: int = 20) -> None:
-        self._new, self._minimum = detector_factory, minimum
-
-    def fit(self, held_out: Tensor, classes: Tensor, shared: Detector | None = None) -> Self:
-        """Learn from the statistic of held-out images and their predicted classes, (n,).
-
-        ``shared`` is a detector that was fitted to all of them already.
-        """
-        check_classes(held_out, classes)
-        self._shared = self._new().fit(held_out) if shared is None else shared
-        found, counts = classes.unique(return_counts=True)
-        large = found[counts >= self._minimum].tolist()
-        self._own = {c: self._new().fit(held_out[classes == c]) for c in large}
-        return self
-
-    def to_tensors(self) -> dict[str, Tensor]:
-        """Return what `fit` learned, to be saved; nothing if the detectors have to be fitted again."""
-        fits = {"all": fitted(self._shared), **self._own}
-        return {
-            f"{key}.{name}": value for key, fit in fits.items() for name, value in fit.to_tensors().items()
-        }
-
-    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """Take over what `to_tensors` returned."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            key, _, part = name.partition(".")
-            parts.setdefault(key, {})[part] = value
-        fits = {key: self._new().from_tensors(each) for key, each in parts.items()}
-        self._shared = fits.pop("all")
-        self._own = {int(key): fit for key, fit in fits.items()}
-        return self
-
-    @property
-    def shared(self) -> Detector:
-        """The detector that is fitted to the images of all classes."""
-        return fitted(self._shared)
-
-    def score(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """Return how far out images are among those of the same class."""
-        return self._by_class(lambda detector, rows: detector.score(rows), statistic, classes)
-
-    def p_value(self, statistic: Tensor, classes: Tensor) -> Tensor:
-        """Return how often an image of the same class is as far out."""
-        return self._by_class(lambda detector, rows: detector.p_value(rows), statistic, classes)
-
-    def _by_class(
-        self, ask: Callable[[Detector, Tensor], Tensor], statistic: Tensor, classes: Tensor
-    ) -> Tensor:
-        shared = fitted(self._shared)
-        check_classes(statistic, classes)
-        answers = torch.empty(len(statistic), dtype=torch.float64, device=statistic.device)
-        for c in classes.unique().tolist():
-            answers[classes == c] = ask(self._own.get(c, shared), statistic[classes == c])
-        return answers
-
-
-def check_classes(statistic: Tensor, classes: Tensor) -> None:
-    """Raise an error unless there is one whole number per image."""
-    if classes.shape != statistic.shape[:1] or classes.is_floating_point():
-        raise CandidError(
-            f"The classes of {len(statistic) if statistic.ndim else 1} images must be as many whole numbers, "
-            f"not {classes.dtype} of shape {tuple(classes.shape)}."
-        )
-
-
 def _fitted(held_out: HeldOut, score: Score) -> PerClass:
     """Return the detectors of ``score``: those that were saved, else fitted now."""
     new = PerClass(score.new_detector, math.ceil(2 / LEVEL))  # enough for a p-value of LEVEL, also of a half
@@ -268,7 +197,9 @@ def _fitted(held_out: HeldOut, score: Score) -> PerClass:
 def measures_of(model: Model) -> dict[str, Measure]:
     """Return what must be measured of images for all scores; nothing for a model without held-out scores."""
     held_out = HeldOut.of(model)
-    return {} if held_out is None else measures_for(SCORES.values(), held_out.column_scores)
+    if held_out is None:
+        return {}
+    return measures_for(available_scores(held_out.statistics), held_out.column_scores)
 
 
 @dataclass(frozen=True)
@@ -319,6 +250,9 @@ class Judge:
                 this model.
         """
         held_out = needed(model) if held_out is None else held_out
+        labelled = "true_posterior" in held_out.statistics
+        if not labelled and (error is not None or risk is not None):
+            raise CandidError(NO_LABELS)
         if risk is not None:
             rule, tests = held_out.halves()
             judge = cls.of(model, score, novelty, error, rule, novelty_promise=novelty_promise)
@@ -329,14 +263,17 @@ class Judge:
         n, ranked = len(held_out), by_class.shared.n_reference
         least_rank = round(by_class.shared.smallest_p_value * (ranked + 1))
         levels = level(novelty, NOVELTY, ranked, novelty_promise, least_rank=least_rank)
-        errors = level(error, ERROR, n)
+        errors = level(error, ERROR, n) if labelled else NOTHING
+        if held_out.out_of_fold:
+            levels, errors = levels._replace(proven=1.0), errors._replace(proven=1.0)
         if novelty is not None and checked_level("novelty", novelty) < levels.in_force:
             raise CandidError(
                 f"With {n} held-out images no image can be called novel at the level {novelty} by the score "
                 f"'{chosen.name}': calibrate with more images, or raise --novelty to "
                 f"{rounded_up(levels.smallest):g}."
             )
-        check_enough("error", errors.in_force if error is None else error, n, "no class can be ruled out")
+        if labelled:
+            check_enough("error", errors.in_force if error is None else error, n, "no class can be ruled out")
         promises = Promises(chosen.name, ranked, levels, errors)
         return cls(held_out, model.class_names, chosen, promises, by_class)
 
@@ -381,7 +318,7 @@ class Judge:
 
     def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
         """Return accept, ambiguous or novel, and the classes that fit, of each image."""
-        known, posterior = self.held_out.statistics["true_posterior"], predictions.posterior
+        known, posterior = self.held_out.statistics.get("true_posterior"), predictions.posterior
         risk = self.promises.risk
         confident = None if risk is None else posterior.amax(1) >= risk.threshold
         return verdicts(posterior, p_value, known, self.promises.novelty.cut, self.error, confident)

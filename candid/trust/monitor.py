@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
+from candid.inference.metrics import log_odds
 from candid.models.flow.config import checked_names
 from candid.trust import monitor_file
 from candid.trust.arrays import Arrays, checked_groups, checked_labels
@@ -20,6 +21,7 @@ from candid.trust.promises import NoveltyPromise, Promises, Risk, no_promise, wa
 from candid.trust.ranking import ALL, LabelledImages, shuffled
 from candid.trust.rule import Fitted, Rule
 from candid.trust.verdict import Examination
+from candid.trust.watched import Standard
 
 log = logging.getLogger("candid")
 
@@ -122,14 +124,14 @@ class Monitor:
             parts, options.novelty_promise
         )
         true_posterior = known.logits.softmax(1).gather(1, truth[:n, None])[:, 0]
-        rule, log_odds = Rule.of(rankings, true_posterior, groups[:n], options), None
+        rule, least = Rule.of(rankings, true_posterior, groups[:n], options), None
         if options.risk is not None:
             risk = _tested(rule, arrays[torch.arange(n, len(arrays))], truth[n:], groups[n:], options)
-            log_odds = risk.threshold
-            confidence = torch.tensor(log_odds, dtype=torch.float64).sigmoid()
+            least = risk.threshold
+            confidence = torch.tensor(least, dtype=torch.float64).sigmoid()
             rule = rule.with_risk(replace(risk, threshold=float(confidence)))
         width = None if arrays.features is None else arrays.features.shape[1]
-        self._fitted = Fitted(rule, names, parts, width, kind, group_names, log_odds)
+        self._fitted = Fitted(rule, names, parts, width, kind, group_names, least)
         for sentence in self._warnings():
             log.warning(sentence)
         return self
@@ -153,7 +155,7 @@ class Monitor:
         groups = _known_groups(by, arrays, fitted)
         rule, posterior = fitted.rule, arrays.logits.softmax(1)
         p = rule.p_values(arrays.columns, groups)
-        confident = None if fitted.log_odds is None else _log_odds(arrays.logits) >= fitted.log_odds
+        confident = None if fitted.log_odds is None else log_odds(arrays.logits) >= fitted.log_odds
         ranked = posterior.sort(dim=1, descending=True, stable=True)
         columns = zip(
             range(len(arrays)) if paths is None else paths,
@@ -177,6 +179,25 @@ class Monitor:
             )
             for path, order, shares, p_value, verdict, group in columns
         ]
+
+    def scores(self, logits: Any, features: Any = None) -> Tensor:
+        """Return one score of each image for a :class:`candid.Watch`, (N,): it rises with outlyingness.
+
+        It is the sum of the scores that decide what is novel, standardised by the images of :meth:`fit`. So
+        the watch needs held-out images that this monitor was not fitted to.
+
+        Args:
+            logits: (N, M).
+            features: (N, F), if the monitor was fitted with features.
+        """
+        fitted = self._needed
+        arrays = Arrays.of(logits, features)
+        _check_same(arrays, fitted)
+        found = [
+            Standard.of(ranking.held_out).sum(ranking.values(arrays.columns))
+            for ranking in fitted.rule.rankings
+        ]
+        return torch.stack(found).mean(0)
 
     @property
     def promises(self) -> Promises:
@@ -284,15 +305,9 @@ def _tested(rule: Rule, arrays: Arrays, labels: Tensor, groups: Tensor, options:
     assert options.risk is not None
     p, posterior = rule.p_values(arrays.columns, groups), arrays.logits.softmax(1)
     passed = torch.tensor([each.kind == "accept" for each in rule.verdicts(posterior, p, groups)])
-    confidence, wrong = _log_odds(arrays.logits)[passed], (arrays.logits.argmax(1) != labels)[passed]
+    confidence, wrong = log_odds(arrays.logits)[passed], (arrays.logits.argmax(1) != labels)[passed]
     sample = confidence.numpy(), wrong.numpy(), options.risk, options.delta, len(arrays)
     found = walk(*sample)
     if found is None:
         raise CandidError(no_promise(*sample, len(arrays) + len(rule.groups)))
     return found
-
-
-def _log_odds(logits: Tensor) -> Tensor:
-    """Return log p / (1 - p) of the most probable class: as the confidence rises, but never equal to 1."""
-    top, at = logits.max(1, keepdim=True)
-    return top[:, 0] - logits.scatter(1, at, -torch.inf).logsumexp(1)

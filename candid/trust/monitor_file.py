@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from candid._support.config import from_dict, to_dict
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import digest, remove_unfinished, replacing
+from candid._support.files import digest, locked, remove_unfinished, replacing, tensors_of
 from candid._support.version import __version__
-from candid.models.checkpoint import _hash, _write_tensors
+from candid.models.model_files import SAVE_SECONDS, file_hash, loaded_again, without_repeats, write_by_hash
 from candid.trust.combined import CombinedRanks
 from candid.trust.feature_scores import COLUMN_SCORES
 from candid.trust.options import MonitorOptions
@@ -51,22 +50,33 @@ def save(options: MonitorOptions, fitted: Fitted, path: str | os.PathLike[str]) 
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _write_tensors(folder, "monitor", _tensors(fitted))
-        record["numbers"] = {"file": file.name, "sha256": _hash(file)}
-        with replacing(folder / RECORD) as temporary:
-            sealed = record | {"digest": digest(record).hexdigest()}
-            temporary.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
-        for old in folder.glob("monitor-*.safetensors"):
-            if OURS.fullmatch(old.name) and old != file:
-                old.unlink(missing_ok=True)
-        remove_unfinished(folder)
+        with locked(folder, "saves a monitor in", SAVE_SECONDS):
+            _write(folder, record, _tensors(fitted))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"Can't save the monitor in '{folder}': {error}.") from error
+        raise CheckpointError(
+            f"Can't save the monitor in '{folder}': {error}; free some space, or choose another folder."
+        ) from error
+
+
+def _write(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    file = write_by_hash(folder, "monitor", tensors)
+    record["numbers"] = {"file": file.name, "sha256": file_hash(file)}
+    with replacing(folder / RECORD) as temporary:
+        sealed = record | {"digest": digest(record).hexdigest()}
+        temporary.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
+    for old in folder.glob("monitor-*.safetensors"):
+        if OURS.fullmatch(old.name) and old != file:
+            old.unlink(missing_ok=True)
+    remove_unfinished(folder)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[MonitorOptions, Fitted]:
     """Return the options and what was learned."""
     folder = Path(path)
+    return loaded_again(folder / RECORD, lambda: _load(folder))
+
+
+def _load(folder: Path) -> tuple[MonitorOptions, Fitted]:
     record = _read_record(folder)
     tensors = _read_numbers(folder, record["numbers"])
     try:
@@ -115,7 +125,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"There is no {RECORD} in '{folder}': name the folder of a saved monitor.")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}.") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
@@ -139,8 +149,9 @@ def _read_numbers(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
             f"The file '{path.name[:60]}' is missing from '{folder}': copy the whole folder."
         )
     try:
-        if _hash(path) != entry.get("sha256"):
+        content = path.read_bytes()
+        if digest(content).hexdigest() != entry.get("sha256"):
             raise CheckpointError(f"'{path}' was cut or changed since it was saved: copy it again.")
-        return load_file(path)
+        return tensors_of(content)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error

@@ -1,6 +1,7 @@
 """The options of verdicts, declared once for the commands and the Python calls."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from candid._support.config import Option, check_fields
@@ -11,7 +12,7 @@ ScoreName = Annotated[
     Option(
         f"The score that p-values are computed from: {', '.join(SCORES)}.",
         metavar="SCORE",
-        default="joint; combined for a ResNet",
+        default="joint for a pixel model, else combined",
     ),
 ]
 Novelty = Annotated[
@@ -93,6 +94,30 @@ class MonitorOptions:
 
 
 @dataclass(frozen=True)
+class WatchOptions:
+    """When the alarm rings, and where the state of a watch is."""
+
+    alarm: Annotated[
+        float,
+        Option(
+            "If the images do not change, the probability that the alarm ever rings is at most this.",
+            above=0,
+            below=1,
+        ),
+    ] = 0.01
+    once: Annotated[bool, Option("Watch the images that are there, and stop.")] = False
+    state: Annotated[
+        Path | None,
+        Option(
+            "The file with the state: it is read if it exists, and each image counts once.",
+            metavar="FILE",
+            default="'.candid-watch.sqlite' in the folder; none with --once",
+        ),
+    ] = None
+    __post_init__ = check_fields  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
 class CalibrateOptions:
     """Which held-out images are measured."""
 
@@ -109,5 +134,7 @@ class CalibrateOptions:
         int | None,
         Option("Number of processes, one on each GPU.", least=1, default="all GPUs, or one CPU process"),
     ] = None
-    workers: Annotated[int, Option("Processes that read images for each of these.", least=0)] = 2
+    workers: Annotated[
+        int, Option("Processes that load images, for each process that computes.", least=0)
+    ] = 2
     __post_init__ = check_fields  # type: ignore[misc]

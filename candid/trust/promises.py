@@ -26,6 +26,7 @@ MOST_ERRORS = 2**14
 NOVELTY, ERROR = 0.01, 0.05
 """Default levels of the verdict."""
 NoveltyPromise = Literal["average", "confident"]
+UNPROVEN = "no bound is proven, since the model has learned from held-out images, each left out in turn"
 
 
 class Level(NamedTuple):
@@ -39,11 +40,16 @@ class Level(NamedTuple):
     promise: NoveltyPromise
     """Whether the rate holds on average over held-out sets, or with 95 % confidence for this model."""
     proven: float
-    """What is proven for the average: the level in force, or more with cross-conformal scores."""
+    """What is proven for the average: the level in force, more with cross-conformal scores, and 1 (nothing)
+    if the model has learned from its held-out images."""
     upper: float
     """The 95 % upper end of the rate for this model, since its held-out images are one draw."""
     cut: float
     """Images with a p-value of at most this are rejected."""
+
+
+NOTHING = Level(None, 1.0, 1.0, "average", 1.0, 1.0, 1.0)
+"""The level of ``error`` if the held-out images have no labels: nothing is promised."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Promises:
         found = []
         for name, level, default in (("novelty", self.novelty, NOVELTY), ("error", self.error, ERROR)):
             asked = default if level.asked is None else level.asked
-            if level.in_force > asked:
+            if asked < level.in_force < 1:
                 found.append(
                     f"The level of {name} is {_percent(level.in_force)} instead of {_percent(asked)}: there "
                     "are too few held-out images for a smaller one."
@@ -104,19 +110,25 @@ class Promises:
             _rate("Error", self.error, "of ordinary images has a class set without its true class"),
         ]
         if self.risk is not None:
+            how = f"with {_percent(1 - self.risk.delta)} confidence for this model"
+            if self.novelty.proven == 1:
+                how = f"as tested; {UNPROVEN}"
             found.append(
-                f"Risk {_percent(self.risk.asked)}: at most this share of accepted images is wrong, with "
-                f"{_percent(1 - self.risk.delta)} confidence for this model; accepted are "
-                f"{percent(self.risk.coverage)} of {self.risk.images} held-out images."
+                f"Risk {_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
+                f"accepted are {percent(self.risk.coverage)} of {self.risk.images} held-out images."
             )
         return found
 
 
 def _rate(name: str, level: Level, what: str) -> str:
+    if level.in_force == 1:
+        return f"{name}: nothing is promised about classes, since the held-out images have no labels."
     shown = _percent(level.in_force)
+    upper = f"95 % upper end for this model: {_percent(level.upper)}."
+    if level.proven == 1:
+        return f"{name} about {shown}: this share {what}, as measured; {UNPROVEN}; {upper}"
     if level.promise == "confident":
         return f"{name} {shown}: at most this share {what}, with 95 % confidence for this model."
-    upper = f"95 % upper end for this model: {_percent(level.upper)}."
     if level.proven > level.in_force:
         return (
             f"{name} about {shown}: this share {what}, on average over held-out sets as measured; proven is "
@@ -206,7 +218,8 @@ def upper_end(rank: int, n: int) -> float:
 def cross_conformal_bound(level: float, n: int, folds: int) -> float:
     """Return what is proven about P(p <= level) of a cross-conformal p-value from n images.
 
-    2 level + 2 (1 - level) (K - 1) / (n + K) with K folds (Vovk & Wang, 2020; Barber et al., 2021).
+    2 level + 2 (1 - level) (K - 1) / (n + K) with K folds; see docs/theory.md, section 16, and
+    Gasparin & Ramdas (2025), https://arxiv.org/abs/2503.01495
 
     >>> round(cross_conformal_bound(0.05, 180, 5), 3)
     0.141

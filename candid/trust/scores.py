@@ -56,6 +56,7 @@ class Score:
         statistic: turns the columns into (N,), low for outliers, or (N, d); by default the first column.
         measures: how to measure columns that predictions don't have: by name a function of the 8-bit images
             (B, C, H, W) and the model's outputs, to (B,) or (B, d). Results are cached by this name.
+        instead: columns that serve as well.
 
     Example:
         >>> Score("margin", "classifier", ("max_logit",), "OneTailed").name
@@ -68,6 +69,14 @@ class Score:
     detector: "str | Callable[[], Detector]"
     statistic: "Callable[[Statistics], Tensor] | None" = None
     measures: "Mapping[str, Measure]" = field(default_factory=dict)
+    instead: tuple[str, ...] = ()
+
+    def is_available(self, statistics: Statistics) -> bool:
+        """Return whether there are the columns that it needs."""
+        return any(
+            columns and all(column in statistics for column in columns)
+            for columns in (self.columns, self.instead)
+        )
 
     def of(self, statistics: Statistics) -> "Tensor":
         """Return the statistic of each image, (N,) or (N, d)."""
@@ -199,6 +208,10 @@ FITTED_SCORES = (
 columns."""
 
 
+OWN_PARTS = "novelty"
+"""The column of scores that a model has of its own, (N, J): see :class:`candid.models.protocol.Outputs`."""
+
+
 def _fitted_score(name: str) -> Score:
     return Score(name, "classifier", (name,), "OneTailed", lambda known: -known[name])
 
@@ -206,6 +219,8 @@ def _fitted_score(name: str) -> Score:
 def _combined(statistics: Statistics) -> "Tensor":
     import torch
 
+    if OWN_PARTS in statistics:
+        return statistics[OWN_PARTS]
     parts = statistics["mahalanobis++"], -statistics["log_evidence"], statistics["pca-residual"]
     return torch.stack(parts, 1)
 
@@ -252,6 +267,7 @@ SCORES: dict[str, Score] = {
             ("mahalanobis++", "log_evidence", "pca-residual"),
             _new_combined,
             _combined,
+            instead=(OWN_PARTS,),
         ),
         Score("code-length", "control", ("complexity",), "DensityOfStates", measures=CODE_LENGTHS),
     )
@@ -301,14 +317,15 @@ def measures_for(
 
 def available_scores(statistics: Statistics) -> list[Score]:
     """Return the scores that ``statistics`` suffice for."""
-    return [score for score in SCORES.values() if all(column in statistics for column in score.columns)]
+    return [score for score in SCORES.values() if score.is_available(statistics)]
 
 
 def chosen_score(statistics: Statistics, name: str | None = None) -> Score:
-    """Return the score ``name``; by default ``joint`` for a pixel model and ``combined`` for a ResNet."""
+    """Return the score ``name``; by default ``joint`` for a pixel model, else ``combined``."""
     available = {score.name: score for score in available_scores(statistics)}
     if name is None:
-        return next(available[best] for best in DEFAULTS if best in available)
+        defaults = ("combined",) if OWN_PARTS in statistics else DEFAULTS
+        return next(available[best] for best in defaults if best in available)
     if name not in available:
         raise CandidError(f"There is no score '{name}' for this model: {did_you_mean(name, available)}")
     return available[name]

@@ -43,6 +43,16 @@ class Evidence(NamedTuple):
     """Outputs of the forward pass, (1, ...)."""
 
 
+class Sighting(NamedTuple):
+    """What a watch for drift needs to know of an image."""
+
+    score: float
+    """The score that is watched: see :class:`candid.trust.watched.WatchedScore`."""
+    predicted: int
+    """The number of the most probable class."""
+    confidence: float
+
+
 @dataclass(frozen=True)
 class Examination:
     """What a model says of one image.
@@ -58,6 +68,7 @@ class Examination:
         log_density: log p(image) in nats; None of a model without a density.
         promises: what the verdict promises.
         evidence: the image and the outputs of the network, if they were asked for.
+        sighting: what a watch for drift needs to know, if it was asked for.
 
     Example:
         >>> examined = Examination("cat.png", {"cat": 0.9, "dog": 0.1}, 0.4, 0.5, "accept", ("cat",))
@@ -74,6 +85,7 @@ class Examination:
     log_density: float | None = None
     promises: Promises | None = None
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    sighting: Sighting | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:
@@ -141,7 +153,7 @@ def class_sets(posterior: Tensor, held_out_true_posteriors: Tensor, error: float
 def verdicts(
     posterior: Tensor,
     p_value: Tensor,
-    held_out_true_posteriors: Tensor,
+    held_out_true_posteriors: Tensor | None,
     novelty: float = 0.01,
     error: float = 0.05,
     confident: Tensor | None = None,
@@ -159,6 +171,8 @@ def verdicts(
     ``confident`` says of each image, (N,) bool, whether its confidence is high enough for a promised risk
     (:func:`candid.trust.promises.walk`). If it is not, an image that would be accepted is ambiguous.
 
+    Without posteriors of true classes, a class set is the most probable class alone, which promises nothing.
+
     >>> import torch
     >>> held_out = torch.linspace(0.2, 1, 99)
     >>> posterior = torch.tensor([[0.95, 0.05], [0.45, 0.55], [0.95, 0.05]])
@@ -168,8 +182,12 @@ def verdicts(
     ambiguous (1, 0)
     novel ()
     """
-    sets = class_sets(posterior, held_out_true_posteriors, error)
-    check_enough("novelty", novelty, len(held_out_true_posteriors), "no image can be called novel")
+    if held_out_true_posteriors is None:
+        sets = torch.zeros_like(posterior, dtype=torch.bool)
+        sets.scatter_(1, posterior.argmax(1, keepdim=True), True)
+    else:
+        sets = class_sets(posterior, held_out_true_posteriors, error)
+        check_enough("novelty", novelty, len(held_out_true_posteriors), "no image can be called novel")
     if p_value.shape != posterior.shape[:1] or not ((p_value >= 0) & (p_value <= 1)).all():
         raise CandidError(
             f"The p-values of {len(posterior)} images must be as many numbers between 0 and 1; "
