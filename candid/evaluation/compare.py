@@ -10,11 +10,14 @@ from typing import Any
 from candid._support.config import build
 from candid._support.errors import CandidError
 from candid._support.files import write_texts
+from candid._support.tables import no_formula
 from candid.evaluation.options import CompareOptions
 
 Row = dict[str, Any]
 METRICS = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
-COLUMNS = ("name", "beta", "crops", *METRICS, "as_published")
+ACCEPTED = ("coverage", "accepted_accuracy", "plain_accuracy", "ambiguous_accuracy", "augrc", "aurc")
+"""Selective metrics: of verdicts, of a plain confidence threshold at the same coverage, areas."""
+COLUMNS = ("name", "beta", "crops", *METRICS, "as_published", *ACCEPTED)
 
 
 def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
@@ -41,7 +44,7 @@ def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:
-    """Return one row per evaluation, by rising beta, ResNets last.
+    """Return one row per evaluation, by rising beta, models without one last.
 
     Metrics are as published if all evaluations have these (``--as-published``), and accuracies are of ten
     crops if all have them.
@@ -53,12 +56,26 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
     shown = [each["as_published"] if published else each for each in found]
     crops = all("ten_crop" in each for each in shown)
     rows = [
-        {"name": _name(folder), "beta": _beta(each), "crops": 10 if crops else 1, "as_published": published}
+        {
+            "name": _name(folder),
+            "kind": each["kind"],
+            "beta": _beta(each),
+            "crops": 10 if crops else 1,
+            "as_published": published,
+        }
         | {key: metrics.get(key) for key in METRICS}
+        | _accepted(each.get("selective", {}))
         | ({"accuracy": metrics["ten_crop"]["accuracy"]} if crops else {})
         for folder, each, metrics in zip(folders, found, shown, strict=True)
     ]
     return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
+
+
+def _accepted(found: dict[str, Any]) -> dict[str, Any]:
+    """Return selective metrics; None for those that an evaluation does not have."""
+    rule, plain = found.get("verdicts", {}), found.get("plain", {})
+    values = (rule.get("coverage"), rule.get("accepted"), plain.get("accepted"), rule.get("ambiguous"))
+    return dict(zip(ACCEPTED, (*values, found.get("augrc"), found.get("aurc")), strict=True))
 
 
 def _name(folder: Path) -> str:
@@ -66,7 +83,7 @@ def _name(folder: Path) -> str:
 
 
 def _beta(metrics: dict[str, Any]) -> float | None:
-    if metrics["kind"] == "resnet":
+    if metrics["kind"] != "generative":
         return None
     if metrics["beta"] is None:
         raise CandidError(f"'{metrics['model']}' has no record of its training: its beta is not known.")
@@ -88,7 +105,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
 
 def write_table(rows: Sequence[Row], out: Path) -> Path:
     """Write ``comparison.csv`` into the folder ``out``."""
-    lines = [COLUMNS, *([row[column] for column in COLUMNS] for row in rows)]
+    lines = [COLUMNS, *([no_formula(row[column]) for column in COLUMNS] for row in rows)]
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(lines)
     return write_texts({"comparison.csv": table.getvalue()}, out)[0]

@@ -1,13 +1,11 @@
 """Evaluate a model: predictions for its data and for other images, then all metrics of them."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from candid._support.config import build
@@ -15,77 +13,50 @@ from candid._support.distributed import launch
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_images
+from candid.data.groups import GroupTable
 from candid.data.splits import Split, seen_in_training
-from candid.evaluation.calibration_error import BINS, calibration_metrics
+from candid.evaluation.calibration_error import BINS
+from candid.evaluation.groups import group_metrics
 from candid.evaluation.options import EvaluateOptions
-from candid.inference.intervals import Interval, mean_interval, share_interval
-from candid.inference.metrics import check_labels, label_ranks
+from candid.evaluation.result import (
+    Evaluation,
+    JudgedSet,
+    as_json,
+    classification,
+    judged_set,
+    performance,
+    right_ones,
+    selective,
+    verdict_metrics,
+)
+from candid.evaluation.selective import selective_metrics
+from candid.evaluation.stored import evaluate_arrays
+from candid.inference.metrics import log_odds
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Runner
 from candid.inference.study import Note, labelled_images, prepared
 from candid.models import checkpoint
-from candid.models.protocol import Model, as_latent
-from candid.trust.detection import Detection, share, unseen
-from candid.trust.judge import LEVEL, HeldOut, Judge, examinations, measures_of, needed
+from candid.models.protocol import Model
+from candid.trust.calibrate import held_out_groups
+from candid.trust.detection import Detection, share, unseen_rows
+from candid.trust.grouped import GroupedJudge
+from candid.trust.judge import LEVEL, HeldOut, Judge, measures_of, needed
 from candid.trust.scores import statistics_of
-from candid.trust.verdict import Examination, Verdict
+from candid.trust.verdict import Examination
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Metrics = dict[str, Interval | None]
-AT_ONCE = 1000
-"""Images whose examinations are in memory together."""
 
-
-@dataclass(frozen=True)
-class JudgedSet:
-    """One set of images with p-values and verdicts."""
-
-    predictions: Predictions
-    judge: Judge
-    p_value: Tensor
-    """p-values among all held-out images, (N,)."""
-    class_p_value: Tensor
-    """p-values among held-out images of the same predicted class, (N,)."""
-    verdicts: list[Verdict]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of :func:`candid.evaluate`."""
-
-    model: Model
-    metrics: dict[str, Any]
-    """The metrics, as in ``metrics.json``."""
-    predictions: Predictions
-    """What the model says of each image."""
-    scaled: Predictions | None = None
-    """Predictions with temperature scaling, if that was asked for."""
-    detection: Detection | None = None
-    """Scores of all sets of images; None for a model without held-out scores."""
-    judged: dict[str, JudgedSet] = field(default_factory=dict)
-    """Judged images by set, the data's own first; empty for a model without held-out scores."""
-    notes: tuple[Note, ...] = ()
-    """What a reader of the metrics should know, by topic."""
-
-    def examinations(self) -> Iterator[tuple[str, int, Examination]]:
-        """Yield the name of the set, the label (-1 if unknown) and the examination of every image."""
-        sets: list[tuple[str, Predictions, Judge | None]]
-        sets = [(name, each.predictions, each.judge) for name, each in self.judged.items()]
-        for name, predictions, judge in sets or [(self.metrics["part"], self.predictions, None)]:
-            for rows in torch.arange(len(predictions)).split(AT_ONCE):
-                part = predictions[rows]
-                found = examinations(part, self.model.class_names, judge)
-                yield from zip([name] * len(part), part.labels.tolist(), found, strict=True)
-
-
-def evaluate(model: Any, data: str, progress: Progress = SILENT, **options: Any) -> Evaluation | None:
+def evaluate(
+    model: Any = None, data: str | None = None, progress: Progress = SILENT, **options: Any
+) -> Evaluation | None:
     """Measure accuracy, likelihood, calibration error, detection and verdicts of a model.
 
     Args:
-        model: a model, a bundled name, a model folder or a run folder.
-        data: a data set with labels, as for :func:`candid.train`.
+        model: a model, a bundled name, a model folder or a run folder; None with stored arrays, the options
+            ``held_out`` and ``test``.
+        data: a data set with labels, as for :func:`candid.train`; None with stored arrays.
         progress: shows what is being done.
         options: the fields of :class:`~candid.evaluation.options.EvaluateOptions`; ``ood`` may also be a
             dictionary of other sets by name.
@@ -102,7 +73,14 @@ def evaluate(model: Any, data: str, progress: Progress = SILENT, **options: Any)
     """
     if isinstance(options.get("ood"), Mapping):
         options["ood"] = tuple(f"{name}={path}" for name, path in options["ood"].items())
-    study = _Study(model, data, build(EvaluateOptions, options), progress)
+    chosen = build(EvaluateOptions, options)
+    if chosen.held_out is not None or chosen.test is not None:
+        if model is not None or data is not None:
+            raise CandidError("Give a model and data, or --held-out and --test, but not both.")
+        return evaluate_arrays(chosen)
+    if model is None or data is None:
+        raise CandidError("Give MODEL and DATA, or stored arrays by --held-out and --test.")
+    study = _Study(model, data, chosen, progress)
     found = study.predictions()
     return None if found is None else study.evaluation(*found)
 
@@ -122,19 +100,32 @@ class _Study:
     def __init__(self, model: Any, data: str, options: EvaluateOptions, progress: Progress) -> None:
         self.data, self.options = data, options
         source = str(model) if isinstance(model, str | Path) else getattr(model, "kind", "model")
-        self.name = options.name or source
+        self.name, self.source = options.name or source, source
         self.fabric: Fabric = launch(options.devices)
         self.progress = progress if self.fabric.is_global_zero else SILENT
         self.model = checkpoint.resolve(model)
         self.companions = {path: checkpoint.resolve(path) for path in options.ensemble}
+        self.table = GroupTable.read(options.by)
+        self._check_groups()
         self.held_out = self._held_out()
         self.judge: Judge | None = None
         if self.held_out is not None:
-            levels = options.score, options.novelty, options.error
-            self.judge = Judge.of(self.model, *levels, held_out=self.held_out)
+            levels = options.score, options.novelty, options.error, self.held_out
+            more = options.risk, options.delta, options.novelty_promise
+            self.judge = Judge.of(self.model, *levels, *more)
         if options.as_published:
             self._check_published()
         self.part, self.splits = self._splits()
+
+    def _check_groups(self) -> None:
+        """Refuse groups that can't be formed, before anything is computed."""
+        by = self.options.by
+        if by is not None and self.table is None and by != "class":
+            raise CandidError(
+                f"--by takes 'class' or a column of a table such as 'photos.csv:site', not '{by}'."
+            )
+        if by is not None and self.options.risk is not None:
+            raise CandidError("--risk holds over the images of all groups: leave out --by or --risk.")
 
     def _check_published(self) -> None:
         """Refuse models that do not see a crop of a larger photo."""
@@ -147,10 +138,10 @@ class _Study:
 
     def _held_out(self) -> HeldOut | None:
         """Return the held-out scores of the model, with those of its ensemble."""
-        asked = ("ood", "ensemble", "temperature", "score", "novelty", "error")
+        asked = ("ood", "ensemble", "temperature", "score", "novelty", "error", "risk", "by")
         if not any(getattr(self.options, option) for option in asked):
             return HeldOut.of(self.model)
-        own = needed(self.model, self.name)
+        own = needed(self.model, self.source)
         known = {path: needed(each, path) for path, each in self.companions.items()}
         if not known:
             return own
@@ -228,11 +219,14 @@ class _Study:
         notes = self._training_note(own)
         if self.held_out is None or self.judge is None:
             text = (
-                f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.name} DATA'."
+                f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."
             )
-            return Evaluation(self.model, metrics, own, notes=(*notes, Note("no-held-out", text)))
+            metrics["selective"] = selective_metrics(log_odds(own.logits), right_ones(own))
+            names = self.model.class_names
+            return Evaluation(self.model, names, metrics, own, notes=(*notes, Note("no-held-out", text)))
         statistics = {name: statistics_of(each) for name, each in predictions.items()}
-        inside, overlap = unseen(statistics[self.part], self.held_out)
+        kept, overlap = unseen_rows(own.columns["keys"], self.held_out)
+        inside = {name: values[kept] for name, values in statistics[self.part].items()}
         if overlap:
             how = (
                 "checked on the others"
@@ -244,7 +238,16 @@ class _Study:
         detection = Detection(
             self.held_out, inside, {name: each for name, each in statistics.items() if name != self.part}
         )
-        judged = {name: _judged(self.judge, each, statistics[name]) for name, each in predictions.items()}
+        judged, in_class = {}, {}
+        for name, each in predictions.items():
+            p_value, class_p_value = self.judge.p_values(statistics[name])
+            kinds = [verdict.kind for verdict in self.judge.verdicts(each, p_value)]
+            judged[name] = JudgedSet(each, self.judge.examine, p_value, kinds)
+            in_class[name] = share(class_p_value <= LEVEL)
+        groups: dict[str, Any] = {}
+        too_small: tuple[str, ...] = ()
+        if self.options.by is not None:
+            judged, groups["groups"], too_small = self._in_groups(predictions)
         scaled = None
         if self.options.temperature:
             temperature = self.held_out.temperature
@@ -256,16 +259,45 @@ class _Study:
             "held_out_overlap": overlap,
             "false_positives": detection.false_positives(),
             "ood": detection.metrics(),
-            "detected_in_class": {name: share(p.class_p_value <= LEVEL) for name, p in judged.items()},
-            "verdicts": {
-                "score": self.judge.score.name,
-                "n_reference": self.judge.promises.n_reference,
-                "novelty": self.judge.novelty,
-                "error": self.judge.error,
-                "sets": {name: _shares(each.verdicts) for name, each in judged.items()},
-            },
+            "detected_in_class": in_class,
+            "verdicts": verdict_metrics(self.judge.promises, judged, too_small),
+            "selective": selective(judged, kept),
+            **groups,
         }
-        return Evaluation(self.model, metrics, own, scaled, detection, judged, tuple(notes))
+        names = self.model.class_names
+        return Evaluation(self.model, names, metrics, own, scaled, detection, judged, tuple(notes))
+
+    def _in_groups(
+        self, predictions: Mapping[str, Predictions]
+    ) -> tuple[dict[str, JudgedSet], dict[str, Any], tuple[str, ...]]:
+        """Return images with verdicts whose levels hold within groups, metrics by group, and small groups."""
+        names, table, options, by = self.model.class_names, self.table, self.options, self.options.by
+        assert self.judge is not None and by is not None
+
+        def make(held_out: HeldOut) -> Judge:
+            levels = options.score, options.novelty, options.error, held_out
+            return Judge.of(self.model, *levels, novelty_promise=options.novelty_promise)
+
+        def groups(part: Predictions) -> list[str]:
+            if table is None:
+                return [names[y] for y in part.logits.argmax(1).tolist()]
+            return table.of(part.paths, needed=False)
+
+        known = [names[y] for y in self.judge.held_out.statistics["predicted"].tolist()]
+        if table is not None:
+            table.of(predictions[self.part].paths)  # each of them needs a group
+            known = held_out_groups(table, self.model, self.data, self.judge.held_out)
+        judge = GroupedJudge.of(self.judge, make, known)
+
+        def examine(part: Predictions) -> list[Examination]:
+            return judge.examine(part, groups(part))
+
+        judged, promises = {}, {}
+        for name, each in predictions.items():
+            judged[name], promises[name] = judged_set(each, examine)
+        own = judged[self.part]
+        found = group_metrics(by, groups(own.predictions), own, promises[self.part], self.judge.promises)
+        return judged, found, judge.too_small
 
     def _training_note(self, own: Predictions) -> list[Note]:
         """Say how many of the images the model was trained on, if it has the keys of its training images."""
@@ -278,56 +310,9 @@ class _Study:
         return [Note("training-images", text)]
 
 
-def performance(predictions: Predictions, model: Model) -> Metrics:
-    """Return accuracy, likelihood and calibration errors, with 95 % intervals.
-
-    ``L_X`` and ``L_Y`` are as in the paper's Table 2: L_X without the constant of the Gaussian, L_Y the
-    cross-entropy + ln M.
-    """
-    found = classification(predictions.logits, predictions.labels)
-    nats = found["cross_entropy"]
-    assert nats is not None
-    found["L_Y"] = Interval(*(value + math.log(predictions.logits.shape[1]) for value in nats))
-    latent = as_latent(model)
-    if predictions.log_density is not None and latent is not None and model.density_of == "pixels":
-        bits = mean_interval(-predictions.log_density / (model.dimensions * math.log(2)))
-        constant = latent.bits_offset * math.log(2) + math.log(2 * math.pi) / 2
-        found["bits_per_dim"] = bits
-        found["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
-    return found | calibration_metrics(predictions.posterior, predictions.labels)
-
-
-def classification(logits: Tensor, labels: Tensor) -> Metrics:
-    """Return accuracy and cross-entropy of logits or log posteriors (N, M)."""
-    check_labels(logits, labels)
-    ranks = label_ranks(logits, labels)
-    found: Metrics = {"accuracy": share_interval(ranks < 1)}
-    if logits.shape[1] > 5:
-        found["top5_accuracy"] = share_interval(ranks < 5)
-    found["cross_entropy"] = mean_interval(F.cross_entropy(logits.double(), labels, reduction="none"))
-    return found
-
-
-def as_json(metrics: Metrics) -> dict[str, Any]:
-    """Return the values by name, and their intervals under ``intervals``."""
-    known = {name: each for name, each in metrics.items() if each is not None}
-    values: dict[str, Any] = {name: None if each is None else each.value for name, each in metrics.items()}
-    return values | {"intervals": {name: [each.low, each.high] for name, each in known.items()}}
-
-
 def _with_ensemble(own: Predictions, others: Sequence[Predictions]) -> Predictions:
     """Return the predictions with the log densities that the models of an ensemble give to the images."""
     if not others:
         return own
     densities = [each.log_density for each in (own, *others) if each.log_density is not None]
     return replace(own, columns={**own.columns, "log_densities": torch.stack(densities, 1)})
-
-
-def _judged(judge: Judge, predictions: Predictions, statistics: Mapping[str, Tensor]) -> JudgedSet:
-    p_value, class_p_value = judge.p_values(statistics)
-    return JudgedSet(predictions, judge, p_value, class_p_value, judge.verdicts(predictions, p_value))
-
-
-def _shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    kinds = [verdict.kind for verdict in verdicts]
-    return {kind: kinds.count(kind) / len(kinds) for kind in ("accept", "ambiguous", "novel")}

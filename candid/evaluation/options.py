@@ -7,13 +7,34 @@ from typing import Annotated
 from candid._support.config import Option, check_fields
 from candid._support.text import named_pairs
 from candid.inference.options import DataOptions
-from candid.trust.options import ErrorLevel, Novelty, ScoreName
+from candid.trust.options import Delta, ErrorLevel, Novelty, Promise, RiskLevel, ScoreName
 
 OtherImages = Annotated[
     tuple[str, ...],
     Option(
-        "Other images to detect: a folder, a data set, 'uniform-noise' or 'constant'. Repeat for more.",
+        "Other images to detect: a folder, a data set, 'uniform-noise' or 'constant'; with --held-out, an "
+        "npz file. Repeat for more.",
         metavar="NAME=PATH",
+    ),
+]
+
+StoredHeldOut = Annotated[
+    Path | None,
+    Option(
+        "Instead of MODEL and DATA: an npz file with the logits and labels, and if possible features, of "
+        "images that the classifier was not trained on. Verdicts are learned from it.",
+        metavar="NPZ",
+    ),
+]
+StoredTest = Annotated[
+    Path | None, Option("An npz file like that of --held-out, of the images to evaluate.", metavar="NPZ")
+]
+Groups = Annotated[
+    str | None,
+    Option(
+        "Levels hold within each group of images: by 'class' (the predicted one), by the column 'site' of a "
+        "table with a column 'path' ('photos.csv:site'), or by a key of the npz files ('site').",
+        metavar="GROUPS",
     ),
 ]
 
@@ -25,6 +46,9 @@ class EvaluateOptions(DataOptions):
     out: Annotated[
         Path | None, Option("Folder for results and cached predictions.", default="evaluation/MODEL")
     ] = None
+    held_out: StoredHeldOut = None
+    test: StoredTest = None
+    by: Groups = None
     ood: OtherImages = ()
     ensemble: Annotated[
         tuple[str, ...], Option("One more model for WAIC. Repeat for more.", metavar="MODEL")
@@ -41,7 +65,10 @@ class EvaluateOptions(DataOptions):
     score: ScoreName = None
     novelty: Novelty = None
     error: ErrorLevel = None
-    name: Annotated[str | None, Option("What the model is called in the results.", hidden=True)] = None
+    risk: RiskLevel = None
+    delta: Delta = 0.05
+    novelty_promise: Promise = "average"
+    name: Annotated[str | None, Option("What the model is called in the results.", metavar="NAME")] = None
 
     @property
     def others(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from candid._support.files import write_texts
 from candid._support.tables import as_csv
-from candid.evaluation.evaluate import Evaluation
+from candid.evaluation.result import Evaluation
 from candid.trust.scores import SCORES
 
 RESULTS = ("ood", "ood_zones", "roc", "auc")
@@ -34,7 +34,7 @@ def write(evaluation: Evaluation, out: Path) -> list[Path]:
 
 def _image_rows(evaluation: Evaluation) -> Iterator[Sequence[object]]:
     """Yield the set, the true label and the keys of ``Examination.to_dict`` of every image."""
-    names, head = evaluation.model.class_names, False
+    names, head = evaluation.class_names, False
     for set_name, label, examined in evaluation.examinations():
         values = examined.to_dict()
         if not head:

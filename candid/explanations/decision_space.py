@@ -13,7 +13,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.explanations.similarity import differ, expected_uncertainty
-from candid.models.protocol import LatentModel, Outputs, require_latent
+from candid.models.protocol import LatentModel, Outputs, require_mixture
 from candid.trust.verdict import Kind
 
 TOP = 5
@@ -21,7 +21,9 @@ TOP = 5
 MASS = 0.9
 """Share of a class that lies in its region."""
 CONFIDENT = 0.95
-"""The posterior at which a decision is called confident if the model gives no verdict."""
+"""The posterior from which on a decision is called confident."""
+TYPICAL = 0.1
+"""p-value from which on an image is called typical."""
 OTHERS = 0.2
 """From this posterior on, the classes after the first two are mentioned."""
 FLAT = 1e-3
@@ -95,7 +97,7 @@ def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> lis
     >>> len(space.classes), round(space.half_width, 3), round(space.half_height, 3)
     (5, 2.314, 3.405)
     """
-    require_latent(model, "A decision space")
+    require_mixture(model, "A decision space")
     assert outputs.latent is not None
     if min(len(model.class_names), top) < 2:
         raise CandidError(
@@ -206,7 +208,10 @@ image lies in the 90 % regions of both.
     confident = space.posterior[0] >= CONFIDENT if space.verdict is None else space.verdict == "accept"
     place = _place(space, class_names)
     if confident:
-        return Summary("confident", f"Confident: {first}; next is {second}. {place}")
+        start = f"Confident: {first}"
+        if space.posterior[0] < CONFIDENT:
+            start = f"Accepted: at the chosen level only {first} fits"
+        return Summary("confident", f"{start}; next is {second}. {place}")
     expected = float(expected_uncertainty(space.distance))
     uncertainty = (
         f"with means {space.distance:.1f} standard deviations apart, the expected uncertainty between them "
@@ -250,8 +255,10 @@ def _place(space: DecisionSpace, class_names: tuple[str, ...]) -> str:
     }[space.inside]
     if not any(space.inside) and space.along < space.means_along[0]:
         place = f"outside of {region} of {first}, on the side away from {second}"
-    typical = "" if space.p_value is None else f" It is typical (p = {space.p_value:.2g})."
-    return f"The image lies {place}.{typical}"
+    if space.p_value is None:
+        return f"The image lies {place}."
+    typical = "typical" if space.p_value >= TYPICAL else "unusual, but not novel at the chosen level"
+    return f"The image lies {place}. It is {typical} (p = {space.p_value:.2g})."
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,22 @@
-"""Heatmaps: the log posterior of each class as a sum over positions of the image."""
+"""Heatmaps: the log posterior of each class as a sum over positions of the image.
+
+With ``q(w_kl | y) = exp(-|w_kl - m_y,kl|^2 / 2)`` and ``S = log sum_y p(y) q(z | y)``::
+
+    Q_Saliency(k, l) = -log sum_y p(y) q(w_kl | y)
+    Q_Class(k, l, y) = log q(w_kl | y) + log p(y) / (h w) - S_kl,    sum_kl Q_Class = log q(y | x)
+    S_kl = S (r_kl + contrast) / sum_kl (r_kl + contrast),           r_kl = Q_Saliency / max_kl Q_Saliency
+
+All classes share S_kl. With a contrast of 0 it takes away what they have in common at each position; with
+infinity it is even, and the maps show above all where the image is unusual.
+
+The rule ``"paper"`` is the wording of the paper, for M classes::
+
+    r_kl = (log p(w_kl) - min_kl log p(w_kl)) / (max_kl log p(w_kl) - min_kl log p(w_kl))
+
+with ``log p(w_kl) = -Q_Saliency(k, l)``. The paper's priors are equal and left out: this rule has
+M p(y) in place of p(y) in Q_Class and S. The maps add up, too, but S_kl varies from position to
+position by far more than classes differ.
+"""
 
 import math
 from dataclasses import dataclass
@@ -105,22 +123,7 @@ def heatmaps(
 ) -> Heatmaps:
     """Return saliency and posterior heatmaps from one forward pass: no gradients, no second pass.
 
-    With ``q(w_kl | y) = exp(-|w_kl - m_y,kl|^2 / 2)`` and ``S = log sum_y p(y) q(z | y)``::
-
-        Q_Saliency(k, l) = -log sum_y p(y) q(w_kl | y)
-        Q_Class(k, l, y) = log q(w_kl | y) + log p(y) / (h w) - S_kl,    sum_kl Q_Class = log q(y | x)
-        S_kl = S (r_kl + contrast) / sum_kl (r_kl + contrast),           r_kl = Q_Saliency / max_kl Q_Saliency
-
-    All classes share S_kl. With a contrast of 0 it takes away what they have in common at each position; with
-    infinity it is even, and the maps show above all where the image is unusual.
-
-    The rule ``"paper"`` is the wording of the paper, for M classes::
-
-        r_kl = (log p(w_kl) - min_kl log p(w_kl)) / (max_kl log p(w_kl) - min_kl log p(w_kl))
-
-    with ``log p(w_kl) = -Q_Saliency(k, l)``. The paper's priors are equal and left out: this rule has
-    M p(y) in place of p(y) in Q_Class and S. The maps add up, too, but S_kl varies from position to
-    position by far more than classes differ.
+    The formulas and both rules are those at the top of this module.
 
     Args:
         model: in evaluation mode.
@@ -142,12 +145,7 @@ def heatmaps(
     """
     spatial = spatial or SpatialMixture(model)
     log_posterior = outputs.logits.double().log_softmax(1)
-    if classes is None:
-        known = log_posterior.shape[1]
-        if not 1 <= top <= known:
-            raise CandidError(f"The model has {known} classes: ask for the maps of 1 to {known}, not {top}.")
-        classes = log_posterior.topk(top).indices
-    classes = classes.to(log_posterior.device)
+    classes = (_best(log_posterior, top) if classes is None else classes).to(log_posterior.device)
     check_contrast(contrast)
     check_rule(rule)
     assert outputs.latent is not None
@@ -171,6 +169,14 @@ def heatmaps(
         (sums - log_posterior).abs().amax(1),
         rule,
     )
+
+
+def _best(log_posterior: Tensor, top: int) -> Tensor:
+    """Return the ``top`` most probable classes, (B, top)."""
+    known = log_posterior.shape[1]
+    if not 1 <= top <= known:
+        raise CandidError(f"The model has {known} classes: ask for the maps of 1 to {known}, not {top}.")
+    return log_posterior.topk(top).indices
 
 
 def check_contrast(contrast: float) -> None:

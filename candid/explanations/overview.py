@@ -21,6 +21,7 @@ from candid.data.options import Part
 from candid.data.splits import Split
 from candid.explanations.coefficients import mean_spread
 from candid.explanations.counterfactual import Interpolation, interpolate, samples
+from candid.explanations.nearest_photos import NO_INVERSE, NO_THUMBNAILS
 from candid.explanations.options import ExplainOptions
 from candid.explanations.receptive_field import ReceptiveField, receptive_field
 from candid.explanations.similarity import Pair, Similarity, held_out_uncertainty, similarity
@@ -29,7 +30,8 @@ from candid.inference.predictions import batch_size, to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.flow.plane import DecisionPlane, decision_plane
-from candid.models.protocol import LatentModel, Model, require_latent
+from candid.models.heads.photo import PhotoModel
+from candid.models.protocol import LatentModel, Model, require_mixture
 
 MEASURED_IMAGES = 2000
 """Images of the data on which the uncertainty of pairs of classes is measured."""
@@ -37,6 +39,8 @@ EXACT_CHANNELS, PROJECTIONS = 512, 64
 """Above this number of channels, receptive fields are estimated, from this number of projections."""
 SAMPLED_CLASSES, SAMPLES = 10, 2
 INTERPOLATIONS = 3
+KNOWN = 6
+"""Known photos of each class of a photo model."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,16 @@ class Overview:
     pairs: list[Pair]
     measured_on: str | None
     """The images on which uncertainties were measured; None if there are none."""
-    spread: Tensor
-    """Spread of the class means in each cosine coefficient, (h, w)."""
+    spread: Tensor | None
+    """Spread of the class means in each cosine coefficient, (h, w); None of a photo model."""
     sampled: list[int]
-    """The classes that were sampled."""
-    samples: Tensor
-    """(temperatures, classes, n, C, H, W) uint8."""
+    """The classes that were sampled, or whose known photos are shown."""
+    samples: Tensor | None
+    """(temperatures, classes, n, C, H, W) uint8; None of a photo model."""
+    known: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Known photos of the sampled classes of a photo model, each (3, H, W) uint8."""
+    missing: str | None = None
+    """What can't be shown, and why."""
     fields: dict[str, ReceptiveField] = field(default_factory=dict)
     interpolations: list[Interpolation] = field(default_factory=list)
     plane: DecisionPlane | None = None
@@ -77,7 +85,8 @@ class Overview:
                 for pair in self.pairs
             ],
             "measured_on": self.measured_on,
-            "mean_spread": self.spread.tolist(),
+            "mean_spread": None if self.spread is None else self.spread.tolist(),
+            "missing": self.missing,
             "receptive_fields": {
                 name: {
                     "width_at_half_maximum_pixels": each.width_at_half_maximum,
@@ -103,7 +112,8 @@ def explain(
     """Describe what a generative classifier has learned, with all classes or some.
 
     Args:
-        model: A generative classifier, the name of a bundled one, a model folder or a run folder.
+        model: A generative classifier or a photo model, the name of a bundled one, a model folder or a run
+            folder.
         compare_with: Further models, also ResNets, whose receptive fields are measured on the same images.
         progress: What shows progress.
         **options: Fields of :class:`candid.explanations.options.ExplainOptions`, such as ``data="digits"``.
@@ -125,20 +135,31 @@ def explain(
     if compare_with and chosen.data is None:
         raise CandidError("Models are compared by receptive fields on real images: name some with --data.")
     loaded = _resolved(model)
-    latent = require_latent(loaded, "An explanation of a whole model").to(best_device())
+    latent = require_mixture(loaded, "An explanation of a whole model").to(best_device())
+    photo = loaded if isinstance(loaded, PhotoModel) else None
+    if photo is not None and compare_with:
+        raise CandidError("Receptive fields are those of pixel models and ResNets: leave --compare-with out.")
     images = None if chosen.data is None else _Images(latent, chosen, progress)
     measured = held_out_uncertainty(latent) if images is None else images.measured()
     similar = similarity(latent, chosen.classes, chosen.order, measured)
     groups = {name: similarity(latent, spec, chosen.order, measured) for name, spec in chosen.groups.items()}
     pairs = similar.closest_pairs(chosen.pairs)
     sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
+    if photo is not None:
+        measured_on = _measured_on(measured, images)
+        known = _known_photos(photo, sampled)
+        shown = NO_THUMBNAILS if photo.known_photos is None else "known photos are shown instead"
+        missing = f"{NO_INVERSE}, so there are no samples and interpolations; {shown}."
+        return Overview(
+            latent.class_names, similar, groups, pairs, measured_on, None, sampled, None, known, missing
+        )
     plane = decision_plane(latent) if latent.mixture.planar else None
     found = Overview(
         latent.class_names,
         similar,
         groups,
         pairs,
-        None if measured is None else "held-out images" if images is None else images.name,
+        _measured_on(measured, images),
         mean_spread(latent),
         sampled,
         samples(latent, sampled, chosen.temperatures, SAMPLES, chosen.seed),
@@ -156,6 +177,19 @@ def explain(
         points=points,
         labels=labels,
     )
+
+
+def _measured_on(measured: Tensor | None, images: "_Images | None") -> str | None:
+    return None if measured is None else "held-out images" if images is None else images.name
+
+
+def _known_photos(model: PhotoModel, classes: Sequence[int]) -> dict[int, list[Tensor]]:
+    """Return known photos of each class, those nearest to its mean first."""
+    known = model.known_photos
+    if known is None:
+        return {}
+    means = model.places(model.mixture.means(torch.arange(len(model.class_names), device=model.device)))
+    return {y: [known.picture(row) for row in known.nearest(means[y], KNOWN, y)] for y in classes}
 
 
 def _resolved(model: ModelLike) -> Model:
@@ -184,9 +218,13 @@ def project(
     preprocessing: Preprocessing,
     workers: int = 0,
     progress: Progress = SILENT,
+    plane: DecisionPlane | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the points of the images of ``split`` in the plane of ``model``, (N, 2), and labels, (N,)."""
-    plane, frozen = decision_plane(model), model.frozen()
+    """Return the points of the images of ``split`` in a plane, (N, 2), and labels, (N,).
+
+    Without ``plane``, it is the plane of ``model``, which must be planar.
+    """
+    plane, frozen = decision_plane(model) if plane is None else plane, model.frozen()
     points, labels = [], []
     batch = batch_size(model)
     batches = named_batches(split, preprocessing, batch, workers=workers)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.explanations.classes import chosen_classes
-from candid.models.protocol import Model, require_latent
+from candid.models.protocol import Model, require_mixture
 from candid.trust.judge import HeldOut
 
 DIFFERENCE = 1.5
@@ -88,7 +88,7 @@ def similarity(
     >>> found.closest_pairs(1)[0].distance == found.distances[found.distances > 0].min()
     tensor(True)
     """
-    model = require_latent(model, "The similarity of classes")
+    model = require_mixture(model, "The similarity of classes")
     if order not in ("clustering", "given"):
         raise CandidError(f"The order of classes is 'clustering' or 'given', not '{order}'.")
     names = model.class_names

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from candid._support.config import build
 from candid._support.distributed import first_error, gathered, launch
 from candid._support.errors import CandidError
-from candid._support.files import cache_file, replacing, write_tensors
+from candid._support.files import cache_file, read_sealed, write_sealed
 from candid._support.files import digest as content_digest
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
@@ -139,7 +138,13 @@ def attack(models: Any, data: str, progress: Progress = SILENT, **options: Any) 
     found = [_attacked_model(chosen, target) for target in targets]
     if not fabric.is_global_zero:
         return None
-    notes = []
+    notes = [
+        Note(NO_DETECTION, f"Detection of attacks on {target.name} is not measured: {reason}.")
+        for target in targets
+        if target.median is None and any(d > 0 for _, d in chosen.settings)
+        for reason in [_without_density(target.runner.model)]
+        if reason
+    ]
     if chosen.method == "carlini-wagner" and not any(d > 0 for d in chosen.d):
         text = "Detection is not measured: it means nothing without the attack that fools it (--d 0,66,1000)."
         notes.append(Note(NO_DETECTION, text))
@@ -155,6 +160,8 @@ def _target(
             f"'{name}' has no held-out scores, whose median fools the detection: add them with "
             f"'candid calibrate {name} DATA', or attack the decision alone with --d 0."
         )
+    if held_out is not None and "log_density" not in held_out.statistics:
+        held_out = None  # of photos that were scored out of fold, the density is not known
     _, split = labelled_images(model, data, options, progress)
     if not split.can_index:
         raise CandidError("Tar shards are read from end to end: attack images of a folder instead.")
@@ -173,6 +180,13 @@ def _target(
     )
 
 
+def _without_density(model: Model) -> str | None:
+    """Return why a model with a density has no held-out densities."""
+    if model.density_of is None:
+        return None
+    return "its photos were scored out of fold, and their densities are not known"
+
+
 def _check_together(options: AttackOptions, data: str, targets: Sequence[Target]) -> None:
     """Check that all models see the same images, and that at least one of them can be attacked."""
     first = targets[0]
@@ -184,7 +198,7 @@ def _check_together(options: AttackOptions, data: str, targets: Sequence[Target]
                 f"'{data}': attack them separately."
             )
     if all(d > 0 for _, d in options.settings) and all(target.median is None for target in targets):
-        raise CandidError("A ResNet has no likelihood to fool: add 0 to --d, or attack a generative model.")
+        raise CandidError("There is no held-out likelihood to fool: add 0 to --d, or attack another model.")
 
 
 def _attacked_model(options: AttackOptions, target: Target) -> AttackedModel | None:
@@ -204,6 +218,8 @@ def _attacked_model(options: AttackOptions, target: Target) -> AttackedModel | N
         attack_metrics(name, beta, setting, found, inputs.images, clean, target.held_out, inputs.targets)
         for setting, found in attacks.items()
     ]
+    if model.density_of == "features":  # which has no bits/dim
+        metrics = [each.without_bits() for each in metrics]
     return AttackedModel(name, model, inputs, clean, attacks, tuple(without_lone_detection(metrics)))
 
 
@@ -258,7 +274,7 @@ def _cached_or_made(
     function = carlini_wagner if options.method == "carlini-wagner" else projected_gradient
     found = function(runner.frozen, images, targets, labels=labels, **arguments)
     try:
-        _save(found, file)
+        write_sealed(_columns(found), file)
     except (OSError, SafetensorError) as error:
         raise CandidError(
             f"Can't write to '{file.parent}' ({error}): free some space, or change --out."
@@ -289,17 +305,11 @@ def _from_columns(columns: Mapping[str, Tensor]) -> AttackResult:
     return AttackResult(**{"log_density": None, "traces": None, **own}, eight_bit=eight_bit)
 
 
-def _save(attack: AttackResult, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as temporary:
-        write_tensors(_columns(attack), temporary)
-
-
 def _load(file: Path) -> AttackResult | None:
-    """Return what :func:`_save` wrote; None if there is no whole file."""
+    """Return a cached attack; None if there is no whole file."""
     try:
-        return _from_columns(load_file(file))
-    except (OSError, SafetensorError, TypeError):
+        return _from_columns(read_sealed(file)[0])
+    except (ValueError, TypeError):
         return None
 
 

@@ -157,4 +157,4 @@ def _missing(seen: Evaluation, objective: Objective, x: Tensor) -> Tensor:
     """Return the median minus the log density per dimension, (B,); 0 if it was not evaluated."""
     if seen.log_density is None:
         return torch.zeros_like(seen.margin)
-    return (objective.median - seen.log_density / x[0].numel()).to(x)
+    return (objective.median - seen.per_dimension).to(x)

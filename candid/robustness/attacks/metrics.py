@@ -14,7 +14,7 @@ from candid._support.errors import CandidError
 from candid.inference.metrics import mean_entropy
 from candid.inference.predictions import Predictions
 from candid.inference.roc import area_under_curve, paired_placements, placement_interval
-from candid.models.protocol import Model
+from candid.models.protocol import Model, density_dimensions
 from candid.robustness.attacks.search import AttackResult
 from candid.trust.detectors import OneTailed, ScalarDetector, TwoTailed
 from candid.trust.judge import HeldOut
@@ -91,6 +91,11 @@ class AttackMetrics(Measured):
     def as_file(self) -> Measured:
         """The metrics of the 8-bit images, or of the real-valued ones if there are no others."""
         return self if self.eight_bit is None else self.eight_bit
+
+    def without_bits(self) -> "AttackMetrics":
+        """Return the metrics of a model whose density is not one of pixels."""
+        rounded = self.eight_bit and replace(self.eight_bit, bits_before=None, bits_after=None)
+        return replace(self, bits_before=None, bits_after=None, eight_bit=rounded)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics as JSON: infinities are strings, and so is beta."""
@@ -252,8 +257,8 @@ def median_log_density(model: Model) -> float:
     if held_out is None:
         raise CandidError("The model has no held-out scores to take the median of: calibrate it first.")
     if "log_density" not in held_out.statistics:
-        raise CandidError("A ResNet has no likelihood to fool: attack a generative model.")
-    return float(held_out.statistics["log_density"].median()) / model.dimensions
+        raise CandidError("The model has no held-out likelihood to fool: attack the decision alone.")
+    return float(held_out.statistics["log_density"].median()) / density_dimensions(model)
 
 
 def _mean(values: Tensor) -> float | None:

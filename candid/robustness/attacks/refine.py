@@ -73,7 +73,7 @@ def _refine(
         margin, down = seen.margin.detach(), moved.detach() - x
         loss = objective.loss(down, seen).detach()
         if seen.log_density is not None:
-            missing = median - seen.log_density / x[0].numel()
+            missing = median - seen.per_dimension
             (slope,) = torch.autograd.grad(missing.sum(), moved)
             weight = d / (1 + d * squares(slope))
             across = missing.detach().to(x) - RETURN * dot(slope, down)

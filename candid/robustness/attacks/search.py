@@ -4,13 +4,13 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError, NonFiniteError
-from candid.models.protocol import as_latent, require_latent
+from candid.models.protocol import Model, as_latent, density_dimensions, require_latent
 
 NUMBERS_A_BATCH = 4 * 3 * 224 * 224
 """Numbers in the images that are attacked at once."""
@@ -33,6 +33,14 @@ class Evaluation(NamedTuple):
     margin: Tensor
     log_density: Tensor | None
     z: Tensor | None
+    dimensions: int
+    """How many numbers the density is of."""
+
+    @property
+    def per_dimension(self) -> Tensor:
+        """The log density in nats per dimension, (B,)."""
+        assert self.log_density is not None
+        return self.log_density / self.dimensions
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class Objective(NamedTuple):
         loss = squares(change).double() + self.c * (-seen.margin).clamp(min=-self.kappa).double()
         if seen.log_density is None:
             return loss
-        return loss + self.d * (self.median - seen.log_density / change[0].numel()).square()
+        return loss + self.d * (self.median - seen.per_dimension).square()
 
 
 class Search:
@@ -130,6 +138,7 @@ class Search:
     ) -> None:
         self.model = _prepared(model)
         self.latent = as_latent(self.model)
+        self.described = features_model(self.model)
         if keep_latents:
             require_latent(self.model, "Latents")
         self.x = _checked_images(self.model, images)
@@ -182,12 +191,17 @@ class Search:
             outputs = self.latent(x)
             logits, z = outputs.logits, outputs.z
             log_density = self.latent.log_density_of(outputs) if density else None
+        elif self.described is not None and density:
+            outputs = self.described.outputs(x)
+            assert outputs.log_density_terms is not None
+            logits, log_density = outputs.logits, outputs.log_density_terms.sum(1)
         else:
             logits = self.model.logits(x)
         own = self.classes[numbers][:, None]
         others = logits.scatter(1, own, -math.inf).amax(1)
         margin = logits.gather(1, own).squeeze(1) - others
-        return Evaluation(logits, margin if self.targeted else -margin, log_density, z)
+        dimensions = x[0].numel() if self.described is None else density_dimensions(self.described)
+        return Evaluation(logits, margin if self.targeted else -margin, log_density, z, dimensions)
 
     @torch.no_grad()
     def keep(self, numbers: Tensor, x: Tensor, seen: Evaluation, loss: Tensor, kappa: float) -> Tensor:
@@ -207,6 +221,11 @@ class Search:
             step = (numbers, seen.margin, distances, seen.z if self.keep_latents else None)
             self.path.append(tuple(each.detach().cpu() for each in step if each is not None))
         return better
+
+
+def features_model(model: object) -> Model | None:
+    """Return the model if it has a density of features, else None."""
+    return cast(Model, model) if getattr(model, "density_of", None) == "features" else None
 
 
 def wide(per_image: Tensor) -> Tensor:
@@ -234,6 +253,12 @@ def _prepared(model: Attackable) -> Attackable:
     latent = as_latent(model)
     if latent is not None:
         return latent.frozen()
+    eye = getattr(model, "eye", None)
+    if eye is not None and not eye.differentiable:
+        raise CandidError(
+            f"The eye '{eye.name}' runs in onnxruntime, which gives no gradients, so this model can't be "
+            "attacked: train it with an eye in torch, such as lite0 or a .pt2 file."
+        )
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).eval().requires_grad_(False)
     return model

@@ -82,7 +82,7 @@ def _row(attack: AttackMetrics, found: Measured) -> list[Cell]:
         f"{attack.already_misclassified}/{attack.images}",
         with_interval(found.success, ends.get("success")),
         with_interval(attack.rounded_success, ends.get("rounded_success")) if real else "–",
-        length(found.l2_median, ends.get("l2_median")),
+        _length(found.l2_median, ends.get("l2_median")),
         _number(found.l2_mean, 1, ".3f"),
         _number(found.per_pixel, 255, ".2f"),
         _number(found.confidence, 100, ".1f"),
@@ -99,20 +99,16 @@ def _row(attack: AttackMetrics, found: Measured) -> list[Cell]:
     return [(each, "") if isinstance(each, str) else each for each in shown]
 
 
-def length(value: float | None, interval: Sequence[float] | None, between: str = " (") -> str:
-    """Return an L2 norm with three digits, and its interval after ``between``.
-
-    >>> length(0.02512, (0.0221, 0.0283)), length(None, None)
-    ('0.0251 (0.0221 to 0.0283)', '–')
-    """
-    if value is None or interval is None:
-        return "–"
-    shown, *ends = ("∞" if math.isinf(each) else f"{each:#.3g}" for each in (value, *interval))
-    return f"{shown}{between}{' to '.join(ends)}" + ")" * (between == " (")
-
-
 def _change(before: float | None, after: float | None) -> str:
     return "–" if before is None else f"{_number(before, 1, '.2f')} → {_number(after, 1, '.2f')}"
+
+
+def _length(value: float | None, interval: Sequence[float] | None) -> str:
+    """Return an L2 norm with three digits, and its interval."""
+    if value is None or interval is None:
+        return "–"
+    shown, low, high = ("∞" if math.isinf(each) else f"{each:#.3g}" for each in (value, *interval))
+    return f"{shown} ({low} to {high})"
 
 
 def _number(value: float | None, scale: float, form: str) -> str:

@@ -1,0 +1,280 @@
+"""Selective classification: how good are the images that verdicts accept, next to a plain threshold?
+
+Pure functions of columns: a confidence, whether the most probable class is right, and a verdict for each
+image. The plain rule accepts as many images as the verdicts do, those of the highest confidence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from candid._support.errors import CandidError
+from candid._support.randomness import generator
+from candid._support.tables import with_interval
+from candid._support.text import percent
+from candid.inference.intervals import Interval, binomial_interval
+from candid.trust.verdict import Kind
+
+LEVEL = 0.95
+POINTS = 200
+"""Most points of a stored curve."""
+RESAMPLES = 500
+NOVEL_LAST = -math.inf
+Values = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+class Judged(NamedTuple):
+    """A set of N images with verdicts."""
+
+    confidence: Tensor
+    """Log odds of the most probable class, (N,): see :func:`candid.inference.metrics.log_odds`."""
+    kinds: Sequence[Kind]
+
+
+class RiskCoverage(NamedTuple):
+    """Errors among the i most confident of n images, for i = 1, ..., n."""
+
+    coverage: Values
+    """i / n, (n,)."""
+    risk: Values
+    """The share of wrong ones among the i most confident, (n,)."""
+    aurc: float
+    """The mean of the risks: area under the risk-coverage curve."""
+    augrc: float
+    """The mean of the numbers of errors divided by n: area under the generalised risk-coverage curve."""
+
+
+def risk_coverage(confidence: Tensor, right: Tensor) -> RiskCoverage:
+    """Return the risk-coverage curve of n images and the areas under it.
+
+    With E_i errors among the i most confident images, AURC = mean of E_i / i and AUGRC = mean of E_i / n.
+    Images of equal confidence are in random order: E_i is the mean over these orders.
+    AUGRC is the share of pairs in which an error is as confident as another image; it equals
+    (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 + (1 - a) / 2n, with the accuracy a and the AUROC of the confidence
+    for right against wrong (Traub et al., NeurIPS 2024).
+
+    Args:
+        confidence: (n,); anything that rises with it.
+        right: whether the most probable class is the true one, (n,) bool.
+
+    Example:
+        >>> found = risk_coverage(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True]))
+        >>> found.risk.round(2).tolist(), found.augrc
+        ([0.0, 0.5, 0.33, 0.25], 0.1875)
+    """
+    group, wrong = _ordered(confidence, right)
+    return _curve(_expected_errors(group, wrong, np.ones(len(wrong), dtype=np.int64)))
+
+
+def _ordered(confidence: Tensor, right: Tensor) -> tuple[Numbers, Values]:
+    """Return in order of falling confidence the number of the group of equal ones, and 1 for errors."""
+    if confidence.shape != right.shape or right.ndim != 1 or not len(right) or confidence.isnan().any():
+        raise CandidError(
+            "A risk-coverage curve needs one confidence and one flag (right or wrong) for each image, not "
+            f"{tuple(confidence.shape)} and {tuple(right.shape)}."
+        )
+    order = np.argsort(-confidence.double().numpy(), kind="stable")
+    ordered = confidence.double().numpy()[order]
+    return np.append(0, (ordered[1:] != ordered[:-1]).cumsum()), 1.0 - right.numpy()[order]
+
+
+def _expected_errors(group: Numbers, wrong: Values, times: Numbers) -> Values:
+    """Return the errors of images that were each drawn some ``times``; those of a group share theirs."""
+    counts = np.bincount(group, times).astype(np.int64)
+    return np.repeat(np.bincount(group, times * wrong) / np.maximum(counts, 1), counts)
+
+
+def _curve(errors: Values) -> RiskCoverage:
+    n, among = len(errors), np.arange(1, len(errors) + 1)
+    total = errors.cumsum()
+    risk = total / among
+    return RiskCoverage(among / n, risk, float(risk.mean()), float(total.mean() / n))
+
+
+def areas(confidence: Tensor, right: Tensor, seed: int = 0) -> tuple[Interval, Interval]:
+    """Return AURC and AUGRC with 95 % bootstrap intervals; see :func:`risk_coverage`."""
+    group, wrong = _ordered(confidence, right)
+    n, random, drawn = len(wrong), generator(seed, 31), []
+    for _ in range(RESAMPLES):
+        times = torch.randint(n, (n,), generator=random).bincount(minlength=n)
+        drawn.append(_curve(_expected_errors(group, wrong, times.numpy()))[2:])
+    values = risk_coverage(confidence, right)[2:]
+    ends = np.quantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0).T.tolist()
+    aurc, augrc = (
+        Interval(value, min(low, value), max(high, value))
+        for value, (low, high) in zip(values, ends, strict=True)
+    )
+    return aurc, augrc
+
+
+def selective_metrics(
+    confidence: Tensor,
+    right: Tensor,
+    kinds: Sequence[Kind] | None = None,
+    foreign: Mapping[str, Judged] | None = None,
+) -> dict[str, Any]:
+    """Return what verdicts accept and how much of it is right, next to a plain threshold at equal coverage.
+
+    Args:
+        confidence: log odds of the most probable class of n images, (n,).
+        right: whether the most probable class is the true one, (n,) bool.
+        kinds: the verdicts; without them there is only the curve.
+        foreign: other sets of images by name, which had better not be accepted.
+
+    Returns:
+        ``aurc`` and ``augrc`` of the confidence and its ``curve``. With verdicts also ``verdicts`` and
+        ``plain``: the ``coverage``, the accuracy of ``accepted`` and ``ambiguous`` images and the share of
+        each foreign set that is accepted, with exact 95 % intervals; the paired ``difference`` of the
+        accuracies of accepted images; and ``novel``: the images that only the novelty cut keeps from being
+        accepted, and how many of them are right. What no image enters is None.
+
+    Example:
+        >>> confidence = torch.tensor([0.9, 0.8, 0.7, 0.6])
+        >>> right = torch.tensor([True, True, False, False])
+        >>> found = selective_metrics(confidence, right, ["novel", "accept", "accept", "ambiguous"])
+        >>> found["verdicts"]["accepted"], found["plain"]["accepted"], found["difference"]["value"]
+        (0.5, 1.0, -0.5)
+    """
+    n, curve = len(right), risk_coverage(confidence, right)
+    at = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
+    aurc, augrc = areas(confidence, right)
+    found: dict[str, Any] = {
+        "images": n,
+        "aurc": aurc.value,
+        "augrc": augrc.value,
+        "intervals": {"aurc": list(aurc[1:]), "augrc": list(augrc[1:])},
+        "curve": {"coverage": curve.coverage[at].tolist(), "risk": curve.risk[at].tolist()},
+    }
+    if kinds is None:
+        return found
+    accepted, ambiguous, novel = (torch.tensor([each == kind for each in kinds]) for kind in KINDS)
+    k = int(accepted.sum())
+    plain = torch.zeros(n, dtype=torch.bool)
+    plain[confidence.argsort(descending=True, stable=True)[:k]] = True
+    threshold = float(confidence[plain].min()) if k else math.inf
+    with_cut = risk_coverage(confidence.double().masked_fill(novel, NOVEL_LAST), right)
+    found["curve"]["novel_last"] = with_cut.risk[at].tolist()
+    sets = foreign or {}
+    theirs = {name: torch.tensor([kind == "accept" for kind in each.kinds]) for name, each in sets.items()}
+    confident = {name: each.confidence >= threshold for name, each in sets.items()}
+    found["verdicts"] = _shares(
+        {"coverage": accepted, "accepted": right[accepted], "ambiguous": right[ambiguous]}, theirs
+    )
+    found["plain"] = {
+        "threshold": torch.tensor(threshold, dtype=torch.float64).sigmoid().item(),
+        **_shares({"coverage": plain, "accepted": right[plain]}, confident),
+    }
+    found["difference"] = None if not k else paired_difference(accepted, plain, right)._asdict()
+    lost = plain & novel
+    found["novel"] = {"images": int(lost.sum()), "right": int(right[lost].sum())}
+    return found
+
+
+KINDS: tuple[Kind, ...] = ("accept", "ambiguous", "novel")
+
+
+def paired_difference(first: Tensor, second: Tensor, right: Tensor) -> Interval:
+    """Return the accuracy among ``first`` minus that among ``second``, two equally large sets of images.
+
+    Images in both sets cancel. Of the m images that only the one or only the other set has, shares p and q
+    are right, and with k images in each set the difference is (p - q) m / k. Its 95 % interval is made from
+    the exact intervals of p and q, given m (the method of variance estimates recovery; Zou & Donner, 2008).
+
+    Args:
+        first: which of n images belong to the one set, (n,) bool.
+        second: which belong to the other, as many.
+        right: whether the most probable class is the true one, (n,) bool.
+
+    Example:
+        >>> first, second = torch.tensor([[True, True, False], [True, False, True]])
+        >>> paired_difference(first, second, torch.tensor([True, False, True])).value
+        -0.5
+    """
+    own, other = right[first & ~second], right[second & ~first]
+    k, m = int(first.sum()), len(own)
+    if len(other) != m or k == 0:
+        raise CandidError(f"Two equally large sets are compared, not {k} and {int(second.sum())} images.")
+    if m == 0:
+        return Interval(0.0, 0.0, 0.0)
+    p, low_p, high_p = binomial_interval(int(own.sum()), m, LEVEL)
+    q, low_q, high_q = binomial_interval(int(other.sum()), m, LEVEL)
+    low = p - q - math.hypot(p - low_p, high_q - q)
+    high = p - q + math.hypot(high_p - p, q - low_q)
+    return Interval(*(share * m / k for share in (p - q, low, high)))
+
+
+def _shares(own: Mapping[str, Tensor], foreign: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return shares by name, those of foreign sets under ``foreign``, and exact intervals of all."""
+    values: dict[str, Any] = {"foreign": {}, "intervals": {"foreign": {}}}
+    for flags, place, intervals in (
+        (own, values, values["intervals"]),
+        (foreign, values["foreign"], values["intervals"]["foreign"]),
+    ):
+        for name, flag in flags.items():
+            found = binomial_interval(int(flag.sum()), len(flag), LEVEL) if len(flag) else None
+            place[name] = None if found is None else found.value
+            intervals[name] = None if found is None else [found.low, found.high]
+    return values
+
+
+def table(found: Mapping[str, Any], data: str = "the data") -> list[tuple[str, ...]]:
+    """Return rows of what is measured, of the verdicts and of the plain threshold; shares in percent.
+
+    Args:
+        found: what :func:`selective_metrics` returned, with verdicts.
+        data: what the images are called.
+    """
+    rules = found["verdicts"], found["plain"]
+    names = {
+        "coverage": f"accepted of {data}",
+        "accepted": "right of accepted",
+        "ambiguous": "right of ambiguous",
+    }
+    rows: list[tuple[str, ...]] = [
+        (name, *(with_interval(rule.get(key), rule["intervals"].get(key)) for rule in rules))
+        for key, name in names.items()
+    ]
+    rows += [
+        (
+            f"accepted of {name}",
+            *(with_interval(rule["foreign"][name], rule["intervals"]["foreign"][name]) for rule in rules),
+        )
+        for name in rules[0]["foreign"]
+    ]
+    if (gap := found["difference"]) is not None:
+        value, low, high = (f"{100 * gap[key]:+.2f}" for key in ("value", "low", "high"))
+        rows.append(("right of accepted, difference", f"{value} ({low} to {high})", ""))
+    return rows + [(name.upper(), "", _area(found, name)) for name in ("augrc", "aurc")]
+
+
+def _area(found: Mapping[str, Any], name: str) -> str:
+    low, high = (f"{100 * end:.2f}" for end in found["intervals"][name])
+    return f"{100 * found[name]:.2f} ({low} to {high})"
+
+
+def sentences(found: Mapping[str, Any]) -> list[str]:
+    """Return in words how the verdicts compare with a plain threshold, and what the novelty cut costs."""
+    if found.get("difference") is None:
+        return ["No image is accepted."] if "difference" in found else []
+    value, low, high = (100 * found["difference"][key] for key in ("value", "low", "high"))
+    clear = low > 0 or high < 0
+    how = ("better than" if value > 0 else "worse than") if clear else "not clearly better or worse than"
+    said = (
+        f"At equal coverage, accepted images are {how} those of a plain confidence threshold: the "
+        f"accuracy differs by {value:+.2f} points ({low:+.2f} to {high:+.2f})."
+    )
+    lost = found["novel"]
+    if not lost["images"]:
+        return [said]
+    share = percent(lost["right"] / lost["images"])
+    return [
+        said,
+        f"{lost['images']:,} images that the plain threshold accepts are called novel, and {share} of them "
+        "are right: this is what the novelty cut costs.",
+    ]
