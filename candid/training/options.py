@@ -74,11 +74,18 @@ class TrainOptions:
     actnorm_from_data: Annotated[bool, Option("Start ActNorm with the statistics of a first batch.")] = True
     crop: Annotated[Crop, Option("Random crops of training images.")] = "none"
     flip: Annotated[bool, Option("Mirror training images at random.", flag="--flip/--no-flip")] = False
-    holdout: Annotated[float, Option("Held-out share of images without a val part.", least=0, most=1)] = 0.05
+    holdout: Annotated[
+        float,
+        Option(
+            "Held-out share of images without a val part. The default is more if there are few images.",
+            least=0,
+            most=1,
+        ),
+    ] = 0.05
     split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
     split: Annotated[SplitRule, Option("Divide images without parts by a hash or a shuffle.")] = "hash"
     only: Annotated[
-        tuple[str, ...], Option("Use this class and others named with it. Repeats.", metavar="CLASS")
+        tuple[str, ...], Option("Train on this class alone. Repeat for more.", metavar="CLASS")
     ] = ()
     val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
     epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None

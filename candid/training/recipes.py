@@ -1,31 +1,40 @@
 """Recipes of training: find, read and write them as TOML."""
 
 import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 
 from candid._support.config import build, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
+from candid.data import shards
+from candid.data.formats import FORMATS, Query, format_of
 from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
 from candid.training.options import TrainOptions, renamed
+from candid.training.photo_options import SMALLEST_SIDE, PhotoOptions
+
+LOOKED_AT = 9
+"""Images whose size decides what is trained."""
 
 
 def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions:
     """Return the options of a recipe, overridden by the flags that are not None.
 
-    Without a recipe, the preset's own is taken; without a preset, the recipe ``digits``.
+    Without a recipe, the preset's own is taken; without a preset, the one for the size of the images.
 
     >>> load_options(data="digits", beta=2.0).beta
     2.0
     """
     flags = {key: value for key, value in flags.items() if value is not None}
     if recipe is None:
-        name = flags.get("preset", "digits")
+        name = flags.get("preset") or preset_for(str(flags["data"]))
         if name not in PRESETS:
             raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), PRESETS)}")
-        recipe = RECIPE_OF_PRESET[name]
+        flags["preset"], recipe = name, RECIPE_OF_PRESET[name]
     values = renamed(read_toml(_file_of(recipe)))
     table = values.get("model", {})
     if not isinstance(table, dict):
@@ -33,6 +42,61 @@ def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions
     values["model"] = {**table, **flags.pop("model", {})}
     from_dict(TrainOptions, {"data": "", **values})  # a wrong key of the recipe is named as such
     return build(TrainOptions, {**values, **flags})
+
+
+def photo_options(
+    given: Mapping[str, Any], recipe: str | Path | None = None, run: Path | None = None
+) -> PhotoOptions | None:
+    """Return the options of a training on photos; None if a network is to be trained on pixels.
+
+    A folder of images of at least 96 pixels a side gets an eye, unless an option is given that only a
+    network has, such as a preset or a recipe.
+
+    Args:
+        given: the options; those that are None are left out.
+        recipe: the recipe.
+        run: the folder of the run that is resumed, which has its own options.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    if run is not None and (run / "config.toml").is_file():
+        recorded = read_toml(run / "config.toml")
+        return from_dict(PhotoOptions, {**recorded, **given}) if "eye" in recorded else None
+    known = {field.name for field in fields(PhotoOptions)}
+    others = [key for key in given if key not in known and given[key] != {}]
+    if "eye" in given and (others or recipe is not None):
+        name = others[0].replace("_", "-") if others else "recipe"
+        raise CandidError(f"--{name} is for networks that are trained on pixels: leave it or --eye out.")
+    if "eye" not in given and (
+        others or recipe is not None or (smallest_side(str(given["data"])) or 0) < SMALLEST_SIDE
+    ):
+        return None
+    return build(PhotoOptions, {key: value for key, value in given.items() if key in known})
+
+
+def smallest_side(data: str) -> int | None:
+    """Return the shorter side, in pixels, of most images in a folder or in tar shards; None of other data.
+
+    A few images are looked at, so that one that is broken or unusually small does not decide.
+    """
+    format = format_of(data)
+    if format is FORMATS["tar shards"]:
+        return shards.first_side(data)
+    if format is not FORMATS["image folder"] or format.read is None:
+        return None
+    try:
+        opened = next(iter(format.read(Query(data)).parts.values()))()
+    except CandidError:
+        return None  # opening the data says what is wrong
+    few = opened.subsample(LOOKED_AT)
+    sizes = (few.subset(torch.tensor([i])).image_size() for i in range(len(few)))
+    sides = sorted(min(size) for size in sizes if size is not None)
+    return sides[len(sides) // 2] if sides else None
+
+
+def preset_for(data: str) -> str:
+    """Return the preset for the size of the images: digits, cifar or tiny."""
+    side = smallest_side(data)
+    return "digits" if side is None or side < 20 else "cifar" if side < 48 else "tiny"
 
 
 def recipes() -> dict[str, Path]:
@@ -58,6 +122,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise CandidError(f"'{path}' can't be read as TOML: {error}.") from error
 
 
-def write_toml(options: TrainOptions) -> str:
+def write_toml(options: TrainOptions | PhotoOptions) -> str:
     """Return ``options`` as TOML; those that are None are left out."""
     return tomli_w.dumps({key: value for key, value in to_dict(options).items() if value is not None})

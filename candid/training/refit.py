@@ -21,7 +21,7 @@ from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.span import rescale, restore, span_of
-from candid.models.protocol import Model, as_latent, require_latent
+from candid.models.protocol import Model, as_latent, require_latent, require_mixture
 from candid.trust.calibrate import calibration_splits, fewer, measure
 from candid.trust.options import CalibrateOptions
 
@@ -99,7 +99,13 @@ def refit(
     target = None if out is None else Path(out)
     if target is None and isinstance(model, str | os.PathLike):
         target = checkpoint.own_folder(model)
-    loaded = cast(GenerativeClassifier, require_latent(checkpoint.resolve(model), "Refitting"))
+    resolved = require_mixture(checkpoint.resolve(model), "Refitting")
+    if resolved.density_of == "features":
+        raise CandidError(
+            "The head of this model is fitted in closed form: its class means are where the photos are, and "
+            "there is nothing to refit. To measure held-out photos again, run 'candid calibrate'."
+        )
+    loaded = cast(GenerativeClassifier, require_latent(resolved, "Refitting"))
     train, held_out = calibration_splits(loaded, data, chosen, progress)
     found = refit_mixture(loaded, fabric, held_out, loaded.preprocessing, chosen.workers, progress)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)

@@ -18,24 +18,29 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from candid._support.config import from_dict
+from candid._support.distributed import first_error
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import ANY_NAME, digest, replacing
+from candid._support.files import ANY_NAME, digest, locked, replacing
 from candid._support.progress import Progress
 from candid.data.datasets import Dataset
 from candid.data.splits import ArraySplit, FileSplit, Split
 from candid.models import checkpoint
 from candid.training.options import TrainOptions, renamed
+from candid.training.photo_options import PhotoOptions
 from candid.training.recipes import read_toml, write_toml
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Row = dict[str, float]
 MOST_READ = 20_000
@@ -110,7 +115,12 @@ def data_digest(data: Dataset) -> str:
 
     Images in memory count with every pixel, files with their bytes, or with names and sizes if they are many.
     """
-    return state_digest([data.class_names, [_described(split) for split in (data.train, data.val)]])
+    return splits_digest(data.class_names, (data.train, data.val))
+
+
+def splits_digest(class_names: Sequence[str], splits: Iterable[Split]) -> str:
+    """Return the SHA-256 of class names and images; see :func:`data_digest`."""
+    return state_digest([class_names, [_described(split) for split in splits]])
 
 
 def _described(split: Split) -> Any:
@@ -135,11 +145,47 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "config.toml").is_file()
 
-    def create(self, options: TrainOptions) -> None:
+    def check_new(self, resume: bool) -> None:
+        """Raise an error if there is a run already that is not to be resumed."""
+        if self.exists and not resume:
+            raise CandidError(
+                f"'{self.path}' already has a run: add --resume to continue it, or choose another --out."
+            )
+
+    @contextmanager
+    def held(self, fabric: "Fabric", resume: bool) -> Iterator[None]:
+        """Make the folder and hold its lock in the first process; an error there is raised in all.
+
+        A folder that stays empty is removed.
+        """
+        error = None
+        with ExitStack() as lock:
+            try:
+                if fabric.is_global_zero:
+                    self._make()
+                    lock.enter_context(locked(self.path, "trains in"))
+                    self.check_new(resume)
+            except CandidError as problem:
+                error = problem
+            error = first_error(fabric, error)
+            if error is not None:
+                raise error
+            try:
+                yield
+            finally:
+                if fabric.is_global_zero:
+                    with suppress(OSError):  # it has files
+                        self.path.rmdir()
+
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise CandidError(f"'{self.path}' is not a folder: choose another --out.") from error
+        except OSError as error:
+            raise CandidError(f"'{self.path}' can't be made ({error}): choose another --out.") from error
+
+    def create(self, options: TrainOptions | PhotoOptions) -> None:
         self.write_text("config.toml", write_toml(options))
 
     def options(self) -> TrainOptions:
@@ -162,7 +208,8 @@ class RunFolder:
         self.write_text("metrics.csv", table.getvalue())
 
     def write_results(self, results: dict[str, Any]) -> None:
-        self.write_text("results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+        sealed = results | {"sha256": digest(results).hexdigest()}
+        self.write_text("results.json", json.dumps(sealed, indent=1, allow_nan=False) + "\n")
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -172,14 +219,20 @@ class RunFolder:
             return None
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or not isinstance(found.get("val"), dict):
+        seal = found.pop("sha256", None) if isinstance(found, dict) else None
+        changed = seal is not None and seal != digest(found).hexdigest()  # older ones have none
+        if changed or not isinstance(found, dict) or not isinstance(found.get("val"), dict):
             raise CheckpointError(
                 f"'{path}' is damaged: restore it, or delete it to measure the model again with "
                 f"'candid train --resume --out {self.path}'."
             )
         return found
+
+    @property
+    def has_best(self) -> bool:
+        return (self.best / "model.json").is_file()
 
     @property
     def has_state(self) -> bool:
@@ -212,7 +265,7 @@ class RunFolder:
             raise CheckpointError(
                 f"'{self.path / 'config.toml'}' was changed after the run had started: {RESTORE}"
             )
-        if state.rows and not self.best.exists():
+        if state.rows and not self.has_best:
             raise CheckpointError(f"The run's best model '{self.best}' is missing: {RESTORE}")
         return state
 

@@ -1,20 +1,28 @@
 """Training as one call: from data to a run folder with a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from candid._support.distributed import launch, stopping_on_signals
-from candid._support.errors import CandidError
 from candid._support.files import remove_unfinished
-from candid._support.progress import Progress
+from candid._support.progress import SILENT, Progress
+from candid._support.text import percent
+from candid.data.datasets import held_out_share
 from candid.models import checkpoint
 from candid.training.display import TrainingDisplay
 from candid.training.loop import AfterEpoch, Run
 from candid.training.options import TrainOptions, check_call
-from candid.training.recipes import load_options
+from candid.training.photos import train_photos
+from candid.training.recipes import load_options, photo_options
 from candid.training.run_folder import Row, RunFolder
 from candid.training.setup import Model, Setup, start_actnorm
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+OF_PHOTOS = ("eye", "priors", "thumbnails")
+"""Options that only photo models have."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +90,23 @@ def train(
     """
     check_call(data, out, recipe, resume)
     given = {"data": data, **options}
+    photos = photo_options(given, recipe, Path(out) if resume and out is not None else None)
+    if photos is not None:
+        folder = RunFolder(Path("runs/photos") if out is None else Path(out))
+        results = train_photos(photos, folder, resume, devices, progress or SILENT)
+        return TrainResult(folder.path, True, [], results)
+    given = {key: value for key, value in given.items() if key not in OF_PHOTOS or value is not None}
     chosen = RunFolder(Path(out or "")).options().resumed(given) if resume else load_options(recipe, **given)
     folder = RunFolder(Path("runs") / chosen.preset if out is None else Path(out))
     display = progress if isinstance(progress, TrainingDisplay) else TrainingDisplay(quiet=progress is None)
+    if not resume and "holdout" not in options:
+        share = held_out_share(chosen.data, chosen.holdout)
+        if share > chosen.holdout:
+            display.log(
+                f"{percent(share)} of the training images are held out, since there are few: p-values come "
+                "from them; --holdout sets another share"
+            )
+            chosen = replace(chosen, holdout=share)
     return run(chosen, folder, resume, devices, display, after_epoch)
 
 
@@ -97,14 +119,22 @@ def run(
     after_epoch: AfterEpoch | None = None,
 ) -> TrainResult:
     """Train with ``options`` into ``folder``; see :func:`train`."""
-    path = folder.path
-    if folder.exists and not resume:
-        raise CandidError(
-            f"'{path}' already has a run: add --resume to continue it, or choose another --out."
-        )
+    folder.check_new(resume)
     fabric = launch(devices, options.precision)
-    first = fabric.is_global_zero
-    show = display if first and display is not None else TrainingDisplay(quiet=True)
+    show = display if fabric.is_global_zero and display is not None else TrainingDisplay(quiet=True)
+    with folder.held(fabric, resume):
+        return _run(options, folder, resume, fabric, show, after_epoch)
+
+
+def _run(
+    options: TrainOptions,
+    folder: RunFolder,
+    resume: bool,
+    fabric: "Fabric",
+    show: TrainingDisplay,
+    after_epoch: AfterEpoch | None,
+) -> TrainResult:
+    path, first = folder.path, fabric.is_global_zero
     setup = Setup.of(options, fabric, show)
     state = folder.load_state(options, show) if resume else None
     if state is None and options.actnorm_from_data and options.start is None:

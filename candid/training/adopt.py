@@ -1,0 +1,191 @@
+"""Adopt a softmax classifier: keep its posteriors, fit a density to its features, hold images out."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from candid._support.config import build
+from candid._support.distributed import launch
+from candid._support.errors import CandidError
+from candid._support.progress import SILENT, Progress
+from candid.data.datasets import open_images, open_part, trained_on
+from candid.data.formats import FORMATS, Query, format_of, part_folders, subfolders
+from candid.data.imagenet import named
+from candid.data.images import path_of
+from candid.data.options import Part
+from candid.data.splits import IndexedSplit, Split
+from candid.inference.predictions import FEATURES, Predictions
+from candid.inference.runner import Runner
+from candid.models import checkpoint
+from candid.models.heads.adopted import AdoptedModel
+from candid.models.heads.softmax import open_softmax
+from candid.training.adopt_options import AdoptOptions
+from candid.trust.calibrate import FEWEST_IMAGES, fewer, held_out_scores, without_training_images
+from candid.trust.detectors import shuffled_halves
+from candid.trust.feature_moments import Moments
+from candid.trust.judge import HeldOut
+from candid.trust.scores import statistics_of
+
+SMALLEST_PRIOR = 1e-9
+"""A class that no image looks like has at least this prior before they are normalised."""
+
+
+def adopt(
+    model: Any,
+    images: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress = SILENT,
+    **options: Any,
+) -> AdoptedModel:
+    """Turn a softmax classifier into a generative one that has exactly its posteriors.
+
+    p(features, class) = p(features) p(class | features): the posterior stays as it is, and one Gaussian with
+    a shrunk covariance (Ledoit and Wolf) is fitted to each group of features of one half of the images. The
+    other half is held out: novelty is the score ``combined`` of the distances of features and of the energy.
+    Class sets need labels, that is, folders with the names of the classes (or ImageNet's WordNet numbers).
+    Without labels only the share of false alarms is promised.
+
+    Args:
+        model: an eye with a classifier (``lite0``, ``lite1``, ``lite2``: 1000 classes of ImageNet); a ResNet
+            of candid, its name or folder; an ONNX or ``.pt2`` file that returns logits; or a
+            :class:`~candid.models.heads.softmax.ModuleSoftmax` for any network.
+        images: images like those that it will see: a folder of any images, or a data set with labels.
+        out: a folder to save the model in.
+        progress: where to show messages and bars.
+        **options: fields of :class:`~candid.training.adopt_options.AdoptOptions`: ``held_out`` names other
+            images to hold out, then all of ``images`` are fitted.
+
+    Returns:
+        The model. It is loaded and used like every other one.
+
+    Raises:
+        CandidError: if the classifier can't be used, or the images.
+
+    Example:
+        >>> import candid
+        >>> samples = Path(candid.__file__).parent / "cli" / "samples"
+        >>> model = candid.adopt("lite0", samples / "hats")
+        >>> candid.examine(model, samples / "everyday" / "coffee.jpg")[0].label
+        'espresso'
+    """
+    chosen, data = build(AdoptOptions, options), os.fspath(images)
+    fabric = launch(chosen.devices)
+    progress = progress if fabric.is_global_zero else SILENT
+    adopted = AdoptedModel.of(open_softmax(model, _names(chosen.class_names)))
+    fit, held_out = _splits(adopted, data, chosen, progress)
+    runner = Runner(adopted, fabric, None, chosen.workers, progress)
+    known = _pass(runner, fit, "images", chosen, progress)
+    if known is not None:
+        _fit_density(adopted, known)
+    adopted.load_state_dict(fabric.broadcast(adopted.state_dict()))
+    found = _pass(runner, held_out, "held-out images", chosen, progress)
+    if known is None or found is None:
+        return adopted
+    adopted.held_out = {"training_keys": known.columns["keys"].unique()}
+    found = without_training_images(found, adopted, progress)
+    adopted.metadata["adopted"] = {"images": len(known), "held_out": len(found), "labels": _labelled(found)}
+    if len(found) >= FEWEST_IMAGES:
+        _scores(found).attach(adopted)
+    else:
+        progress.log(f"no p-values: {len(found)} images were held out, at least {FEWEST_IMAGES} are needed")
+    if out is not None:
+        checkpoint.save(adopted, out)
+    return adopted
+
+
+def _names(file: Path | None) -> list[str] | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CandidError(f"'{file}' can't be read as a text file with class names: {error}.") from error
+
+
+def _splits(model: AdoptedModel, data: str, options: AdoptOptions, progress: Progress) -> tuple[Split, Split]:
+    """Return the images that the density is fitted to, and those that are held out."""
+    training = model.record.config
+    labelled = _has_labels(data, model.class_names, progress)
+    trained, parts = trained_on(data, training), _parts(data) if labelled else ()
+    divided = trained or len(parts) > 1
+
+    def part(name: Part) -> Split:
+        return open_part(data, model.class_names, name, training).split
+
+    fit = part("train") if divided else _all(data, model, labelled)
+    if options.held_out is not None:
+        return fit, _all(options.held_out, model, _has_labels(options.held_out, model.class_names, progress))
+    if divided:
+        return fit, part("val" if trained or "val" in parts else "test")
+    if not isinstance(fit, IndexedSplit):
+        raise CandidError(f"'{data}' is read from end to end: name images to hold out with --held-out.")
+    first, second = shuffled_halves(len(fit))
+    return fit.subset(first), fit.subset(second)
+
+
+def _all(data: str, model: AdoptedModel, labelled: bool) -> Split:
+    return open_part(data, model.class_names).split if labelled else open_images(data, model.preprocessing)
+
+
+def _parts(data: str) -> Sequence[str]:
+    read = format_of(data).read
+    assert read is not None
+    return tuple(read(Query(data)).parts)
+
+
+def _has_labels(data: str, class_names: Sequence[str], progress: Progress) -> bool:
+    """Return whether the folders of ``data`` are classes; an error if only some of them are."""
+    if format_of(data, labelled=False) is not FORMATS["image folder"]:
+        return format_of(data, labelled=False).read is not None
+    folder = path_of(data)
+    if not folder.is_dir():
+        return True  # what opens it says what is wrong
+    tops = part_folders(folder).values() or [folder]
+    found = sorted({entry.name for top in tops for entry in subfolders(top)})
+    known = set(named(found, class_names)) & set(class_names)
+    if known or (found and len(found) == len(class_names) and class_names[0] == "0"):
+        return True  # an unknown one among them is an error
+    progress.log(f"'{data}' has no folders named like classes: without labels no class set is promised")
+    return False
+
+
+def _pass(
+    runner: Runner, split: Split, name: str, options: AdoptOptions, progress: Progress
+) -> Predictions | None:
+    """Return logits, features and keys of images; None in all processes but the first."""
+    view = runner.model.preprocessing
+    ready = fewer(split).preprocess(view, options.skip_bad, progress, name)
+    return runner.predictions(ready, view, name, FEATURES)
+
+
+def _fit_density(model: AdoptedModel, known: Predictions) -> None:
+    features = known.columns["features"].float()
+    if not features.isfinite().all():
+        raise CandidError("The features of some images are not finite: leave these images out.")
+    if not (features != features[0]).any():
+        raise CandidError("All images look the same to the classifier: give different ones.")
+    groups = features.split(list(model.config.features), 1)
+    moments = [Moments.of(each, torch.zeros(len(each))) for each in groups]
+    priors = known.posterior.mean(0).clamp(min=SMALLEST_PRIOR)
+    model.set_density(
+        torch.cat([each.mean for each in moments]),
+        torch.block_diag(*(each.whitening for each in moments)),
+        (priors / priors.sum()).log(),
+    )
+
+
+def _labelled(found: Predictions) -> bool:
+    return bool((found.labels >= 0).all())
+
+
+def _scores(found: Predictions) -> HeldOut:
+    columns = {name: column for name, column in found.columns.items() if name not in FEATURES}
+    found = replace(found, columns=columns)
+    if _labelled(found):
+        return held_out_scores(found)
+    return HeldOut(statistics_of(found), 1.0)

@@ -1,0 +1,360 @@
+"""Teach a photo model a new class from a few photos, and forget it again."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from candid._support.distributed import launch
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.progress import SILENT, Progress
+from candid._support.text import listed
+from candid.data.splits import FileSplit
+from candid.inference.predictions import Predictions
+from candid.models import checkpoint
+from candid.models.heads.photo import PhotoModel
+from candid.models.heads.taught import FEWEST, TaughtClasses
+from candid.training.features import Extraction, FeatureCache
+from candid.training.remembered import PREFIX, Remembered, left_out, updated_scores
+from candid.trust.examine import image_paths
+from candid.trust.judge import HeldOut, Judge, examinations
+
+RECORD, PHOTOS, BEFORE = "taught", "taught.", "before."
+"""The entry of the metadata that lists taught classes; what their photos and what the held-out scores
+before the first of them are stored under."""
+MOST = 500
+"""Photos of a taught class that are used."""
+COPY = 0.995
+"""Cosine of standardised statistics from which on a photo is a copy of another one.
+
+It is stricter than the report on the data, which only shows what it finds: a copy is left out."""
+Photos = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a class was taught."""
+
+    name: str
+    photos: int
+    """The number of different photos."""
+    copies: int
+    """Photos that were left out because they nearly equal another one."""
+    source: str
+    recall: float
+    """The share of its photos that is recognised when it is left out of its class."""
+    accepted_as: str | None
+    """The known class that most of the photos were accepted as before, if there is one."""
+    accepted: int
+    """How many photos were."""
+
+    def sentences(self) -> list[str]:
+        """Return what a user should know before the model is saved."""
+        copies = f" ({self.copies} copies left out)" if self.copies else ""
+        found = [
+            f"'{self.name}' from {self.photos} photos{copies}: {100 * self.recall:.0f} % of them are "
+            "recognised when left out"
+        ]
+        if self.accepted_as is not None:
+            found.append(
+                f"{self.accepted} of {self.photos} photos of '{self.name}' were accepted as "
+                f"'{self.accepted_as}' before: if they show that class, don't teach them as a new one"
+            )
+        if self.recall < 0.5:
+            found.append(
+                f"the photos of '{self.name}' are hardly a group: most are not recognised when left out; "
+                "give more photos of one kind"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """The result of :func:`candid.teach`."""
+
+    model: PhotoModel
+    """The model with the new classes; the one that it was made from stays as it is."""
+    lessons: tuple[Lesson, ...]
+    recalls: dict[str, tuple[float, float]]
+    """Recall of each fitted class on the held-out photos, before and after; empty if none are remembered."""
+
+    def sentences(self) -> list[str]:
+        """Return what was learned, and the price of it."""
+        found = [sentence for lesson in self.lessons for sentence in lesson.sentences()]
+        if not self.recalls:
+            return [*found, "the price is unknown: the model remembers no held-out photos; train it again"]
+        changes = {name: now - was for name, (was, now) in self.recalls.items()}
+        before, after = (sum(pair[i] for pair in self.recalls.values()) / len(self.recalls) for i in (0, 1))
+        price = f"the price: mean recall of the known classes {100 * before:.1f} % -> {100 * after:.1f} %"
+        price += " on held-out photos"
+        worst = min(changes, key=lambda name: changes[name])
+        if changes[worst] < 0:
+            was, now = self.recalls[worst]
+            price += f", most of '{worst}' ({100 * was:.1f} % -> {100 * now:.1f} %)"
+        return [*found, price]
+
+
+def teach(
+    model: Any,
+    classes: Mapping[str, Photos],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress = SILENT,
+) -> Teaching:
+    """Add classes to a photo model, each from five photos or more, in seconds and without the old photos.
+
+    The ratios of the posteriors of the known classes stay exactly as they were. Held-out scores are updated;
+    each photo of a new class is scored by a class that it was left out of.
+
+    Args:
+        model: a photo model or its folder, which stays as it is.
+        classes: for each new name its photos: a folder, a pattern such as ``"new/*.jpg"``, or files.
+        out: the folder for the model with the new classes; nothing is saved if it is None.
+        progress: where to show messages and bars.
+
+    Returns:
+        The new model, what is known of each new class, and the price in recall of the known classes.
+
+    Raises:
+        CandidError: if the model is not a photo model, a name exists, or there are too few different photos.
+
+    Example:
+        >>> import candid
+        >>> candid.teach("cifar10-resnet", {"gadget": "photos/gadget"})
+        Traceback (most recent call last):
+            ...
+        candid._support.errors.CandidError: Only a photo model can be taught a class, and this is ...
+    """
+    loaded = _photo_model(model, "be taught a class")
+    target = _target(out)
+    _check_names(loaded, classes)
+    lessons, records = [], list(loaded.metadata.get(RECORD, []))
+    features, keys = _taught_photos(loaded)
+    for name, photos in classes.items():
+        own, own_keys, copies = _different(loaded, name, photos, progress)
+        features, keys = [*features, own], [*keys, own_keys]
+        accepted_as, accepted = _accepted(loaded, own)
+        lessons.append(Lesson(name, len(own), copies, _shown(photos), 0.0, accepted_as, accepted))
+        records.append({"name": name, "photos": len(own), "copies": copies, "source": _shown(photos)})
+    made, recalls = _assembled(_untaught(loaded), records, features, keys)
+    new = recalls[len(recalls) - len(lessons) :]
+    lessons = [replace(lesson, recall=recall) for lesson, recall in zip(lessons, new, strict=True)]
+    found = Teaching(made, tuple(lessons), _price(loaded, made))
+    for sentence in found.sentences():
+        progress.log(sentence)
+    if target is not None:
+        checkpoint.save(made, target)
+    return found
+
+
+def forget(
+    model: Any, name: str, *, out: str | os.PathLike[str] | None = None, progress: Progress = SILENT
+) -> PhotoModel:
+    """Remove a class that a photo model was taught; without its last one the model is exactly as before.
+
+    Args:
+        model: a photo model or its folder, which stays as it is.
+        name: the class.
+        out: the folder for the model without it; nothing is saved if it is None.
+        progress: where to show messages.
+
+    Returns:
+        The model without the class.
+
+    Raises:
+        CandidError: if the model was not taught this class.
+
+    Example:
+        >>> import candid
+        >>> candid.forget("cifar10-resnet", "cat")
+        Traceback (most recent call last):
+            ...
+        candid._support.errors.CandidError: Only a photo model can forget a class, and this is ...
+    """
+    loaded = _photo_model(model, "forget a class")
+    target = _target(out)
+    records = list(loaded.metadata.get(RECORD, []))
+    names = [record["name"] for record in records]
+    if name not in names:
+        raise CandidError(f"'{name}' was not taught to this model: {did_you_mean(name, names)}")
+    features, keys = _taught_photos(loaded)
+    number = names.index(name)
+    for each in (records, features, keys):
+        del each[number]
+    base = _untaught(loaded)
+    made = _assembled(base, records, features, keys)[0] if records else base
+    progress.log(f"forgot '{name}': {listed(made.class_names)}")
+    if target is not None:
+        checkpoint.save(made, target)
+    return made
+
+
+def _photo_model(model: Any, purpose: str) -> PhotoModel:
+    loaded = checkpoint.resolve(model)
+    if not isinstance(loaded, PhotoModel):
+        raise CandidError(
+            f"Only a photo model can {purpose}, and this is a model of the kind '{loaded.kind}': train one "
+            "with 'candid train PHOTOS'."
+        )
+    return loaded
+
+
+def _target(out: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder to save to, which must not have a model yet."""
+    if out is None:
+        return None
+    folder = Path(out)
+    if (folder / checkpoint.RECORD).exists() or (folder / checkpoint.RUN).exists():
+        raise CandidError(f"'{folder}' already has a model: choose another --out.")
+    return folder
+
+
+def _check_names(model: PhotoModel, classes: Mapping[str, Photos]) -> None:
+    if not classes:
+        raise CandidError("There is no class to teach: give NAME=FOLDER.")
+    for name in classes:
+        if name in model.class_names:
+            raise CandidError(f"The model has a class '{name}' already: choose another name.")
+        if not name.strip():
+            raise CandidError("A class needs a name: give NAME=FOLDER.")
+
+
+def _different(
+    model: PhotoModel, name: str, photos: Photos, progress: Progress
+) -> tuple[Tensor, Tensor, int]:
+    """Return the statistics and keys of the different photos of a class, and how many copies there were."""
+    sources = [photos] if isinstance(photos, str | os.PathLike) else list(photos)
+    paths = tuple(image_paths([os.fspath(each) for each in sources]))
+    if len(paths) < FEWEST:
+        raise CandidError(f"'{name}' has too few photos ({len(paths)}): give at least {FEWEST}.")
+    split = FileSplit(paths, torch.zeros(len(paths), dtype=torch.int64))
+    cache = FeatureCache(model.eye, progress)
+    extract = Extraction(model.eye, cache, launch(1), progress, skip_bad=True)
+    found = extract(split, f"photos of {name}")
+    for line in found.skipped:
+        progress.log(f"left out {line}")
+    if len(found.values) < FEWEST:
+        raise CandidError(f"Only {len(found.values)} photos of '{name}' can be read: give at least {FEWEST}.")
+    x = F.normalize((found.values - model.centre) / model.scale)
+    kept: list[int] = []
+    for i in range(len(x)):
+        if not kept or float((x[kept] @ x[i]).max()) < COPY:
+            kept.append(i)
+    if len(kept) < FEWEST:
+        raise CandidError(
+            f"The photos of '{name}' are copies of each other: {len(kept)} of {len(x)} differ, and {FEWEST} "
+            "are needed."
+        )
+    rows = torch.tensor(kept)[torch.arange(min(MOST, len(kept))) * len(kept) // min(MOST, len(kept))]
+    return found.values[rows], found.keys[rows], len(x) - len(kept)
+
+
+@torch.no_grad()
+def _accepted(model: PhotoModel, features: Tensor) -> tuple[str | None, int]:
+    """Return the class that more than half of the photos are accepted as, and how many; None without one."""
+    held_out = HeldOut.of(model)
+    if held_out is None:
+        return None, 0
+    outputs = model.outputs_of(features)
+    images, unknown = torch.zeros(len(features), 1), torch.full((len(features),), -1)
+    predictions = Predictions.of(outputs, model, (images, unknown, ("",) * len(features)))
+    judged = examinations(predictions, model.class_names, Judge.of(model, held_out=held_out))
+    counts = Counter(each.label for each in judged if each.verdict == "accept")
+    name, count = counts.most_common(1)[0] if counts else (None, 0)
+    return (name, count) if 2 * count > len(features) else (None, 0)
+
+
+def _shown(photos: Photos) -> str:
+    return os.fspath(photos) if isinstance(photos, str | os.PathLike) else f"{len(photos)} files"
+
+
+def _taught_photos(model: PhotoModel) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the statistics and the keys of the photos of each class that was taught before."""
+    numbers = range(model.config.taught)
+    try:
+        return (
+            [model.held_out[f"{PHOTOS}{number}.features"] for number in numbers],
+            [model.held_out[f"{PHOTOS}{number}.keys"] for number in numbers],
+        )
+    except KeyError as error:
+        raise CandidError(
+            "The model has lost the photos of its taught classes: start from the model without them."
+        ) from error
+
+
+def _untaught(model: PhotoModel) -> PhotoModel:
+    """Return the model as it was before classes were taught; itself if none were."""
+    if not model.config.taught:
+        return model
+    fitted = model.config.fitted
+    made = _copy(model, fitted, 0)
+    before = {name.removeprefix(BEFORE): e for name, e in model.held_out.items() if name.startswith(BEFORE)}
+    made.held_out = before | {name: e for name, e in model.held_out.items() if name.startswith(PREFIX)}
+    made.metadata = {name: value for name, value in model.metadata.items() if name != RECORD}
+    return made
+
+
+def _copy(model: PhotoModel, classes: int, taught: int, names: Sequence[str] = ()) -> PhotoModel:
+    config = replace(model.config, classes=classes, taught=taught)
+    made = PhotoModel(config, (*model.class_names[: config.fitted], *names), model._eye).eval()
+    made.thumbnails = model.thumbnails
+    made.load_state_dict(
+        {name: e for name, e in model.state_dict().items() if not name.startswith("taught_")},
+        strict=False,
+        assign=True,
+    )
+    return made
+
+
+@torch.no_grad()
+def _assembled(
+    base: PhotoModel, records: list[dict[str, Any]], features: list[Tensor], keys: list[Tensor]
+) -> tuple[PhotoModel, list[float]]:
+    """Return ``base`` with taught classes, and the recall of each on its own photos, left out one by one."""
+    names, t = [record["name"] for record in records], len(records)
+    made = _copy(base, base.config.fitted + t, t, names)
+    taught = TaughtClasses.of([base.fitted_part(own.double()).z for own in features], base.known.span)
+    for name, each in taught._asdict().items():
+        setattr(made, f"taught_{name}", each.float())
+    own = left_out(made, features)
+    recalls = [
+        float((seen.logits.argmax(1) == base.config.fitted + c).double().mean()) for c, seen in enumerate(own)
+    ]
+    remembered = Remembered.of(base)
+    made.metadata = {**base.metadata, RECORD: records}
+    made.held_out = {name: each for name, each in base.held_out.items() if name.startswith(PREFIX)}
+    before = {name: each for name, each in base.held_out.items() if name not in made.held_out}
+    if "training_keys" in base.held_out:
+        made.held_out["training_keys"] = torch.cat((base.held_out["training_keys"], *keys)).unique()
+    if remembered is not None:
+        replace(updated_scores(made, remembered, own, keys), out_of_fold=True).attach(made)
+    made.held_out |= {BEFORE + name: each for name, each in before.items()}
+    for c in range(t):
+        made.held_out |= {f"{PHOTOS}{c}.features": features[c], f"{PHOTOS}{c}.keys": keys[c]}
+    return made, recalls
+
+
+@torch.no_grad()
+def _price(before: PhotoModel, after: PhotoModel) -> dict[str, tuple[float, float]]:
+    """Return the recall of the fitted classes on the held-out photos, before and after."""
+    remembered = Remembered.of(after)
+    if remembered is None:
+        return {}
+    count = before.config.fitted
+    pairs = []
+    for model in (before, after):
+        logits = remembered.seen.logits
+        if model.config.taught:
+            logits = model.known.extended(remembered.seen, model.taught).logits
+        pairs.append(remembered.recalls(logits, count))
+    return {
+        name: (was, now)
+        for name, was, now in zip(before.class_names, *pairs, strict=False)
+        if was is not None and now is not None
+    }
