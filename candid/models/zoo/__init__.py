@@ -8,6 +8,12 @@ from candid._support.errors import CandidError, did_you_mean
 
 FOLDER = Path(__file__).parent
 CARD = "card.json"
+RECORD = "model.json"
+"""What makes a folder that of a model."""
+RUN = Path("model", "best")
+"""Where the folder of a training run has its best model."""
+DEFAULT = "everyday"
+"""The model of commands that are given none."""
 
 
 def names() -> list[str]:

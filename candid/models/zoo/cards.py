@@ -5,6 +5,9 @@ from typing import Any
 
 from candid._support.text import METRICS
 
+SHOWN = 20
+"""Classes that a card names."""
+
 
 def as_markdown(card: dict[str, Any]) -> str:
     """Return the card as Markdown."""
@@ -12,7 +15,9 @@ def as_markdown(card: dict[str, Any]) -> str:
 
 
 def _lines(card: dict[str, Any]) -> Iterator[str]:
-    yield from (f"# {card['name']}", "", card["summary"], "", f"Classes: {', '.join(card['classes'])}.", "")
+    shown = card["classes"][:SHOWN]
+    more = f" and {len(card['classes']) - SHOWN} more" if len(card["classes"]) > SHOWN else ""
+    yield from (f"# {card['name']}", "", card["summary"], "", f"Classes: {', '.join(shown)}{more}.", "")
     for key, title in (("data", "Data"), ("training", "Training"), ("storage", "Storage")):
         yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
     if card["figures"]:
