@@ -12,7 +12,7 @@ from candid._support.progress import Progress
 from candid.data.datasets import open_images, open_part
 from candid.data.images import to_png
 from candid.data.loader import named_batches
-from candid.evaluation.evaluate import Evaluation
+from candid.evaluation.result import Evaluation
 from candid.explanations.explainer import Explainer, Explanation
 from candid.reports.audit.models import AuditedModel
 from candid.reports.audit.options import AuditOptions
@@ -76,7 +76,7 @@ def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, 
     confidence, predicted = found.posterior.max(1)
     right = predicted == found.labels
     own = evaluation.judged.get(part)
-    kinds = [""] * len(found) if own is None else [verdict.kind for verdict in own.verdicts]
+    kinds = [""] * len(found) if own is None else list[str](own.kinds)
     used: set[int] = set()
 
     def first(flags: Tensor) -> Iterator[int]:
@@ -119,7 +119,7 @@ class _Files:
         """Return the class of an image of the data; None of other sets."""
         if source != self.evaluation.metrics["part"]:
             return None
-        return self.evaluation.model.class_names[int(self.evaluation.predictions.labels[index])]
+        return self.evaluation.class_names[int(self.evaluation.predictions.labels[index])]
 
     def path(self, source: str, index: int) -> Path | None:
         """Return the image's file; if the data set has no files, one is written into the audit's folder.
@@ -127,6 +127,7 @@ class _Files:
         Images of tar shards can't be looked up: None.
         """
         model, options = self.evaluation.model, self.options
+        assert model is not None
         own = source == self.evaluation.metrics["part"]
         seen = self.evaluation.predictions if own else self.evaluation.judged[source].predictions
         if Path(seen.paths[index]).is_file():

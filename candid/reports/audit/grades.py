@@ -191,7 +191,7 @@ def out_of_distribution(metrics: dict[str, Any]) -> Grade:
     easy = [
         name
         for name, scores in metrics["ood"].items()
-        if scores[CONTROL]["auc"] + MARGIN >= areas[name] >= GOOD
+        if CONTROL in scores and scores[CONTROL]["auc"] + MARGIN >= areas[name] >= GOOD
     ]
     earned = [name for name in areas if areas[name] >= GOOD and name not in easy]
     partly = [name for name in areas if SOME < areas[name] < GOOD]

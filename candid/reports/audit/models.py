@@ -21,20 +21,27 @@ class AuditedModel:
 
     name: str
     path: str
-    """What the user named: a folder or a bundled model."""
-    model: Model
+    """What the user named: a folder, a bundled model, or the file of a classifier's test images."""
+    loaded: Model | None
+    """None if only arrays of it are stored."""
     held_out: int
     """Number of held-out images behind its p-values; 0 if it was never calibrated."""
 
     @property
+    def model(self) -> Model:
+        """The model itself."""
+        assert self.loaded is not None
+        return self.loaded
+
+    @property
     def beta(self) -> float | None:
         """The beta that it was trained with."""
-        return self.model.record.beta
+        return None if self.loaded is None else self.loaded.record.beta
 
     @property
     def is_generative(self) -> bool:
         """Whether it has a density and class means in latent space."""
-        return self.model.density_of is not None
+        return hasattr(self.loaded, "mixture")  # an adopted model has one density for all classes
 
     @property
     def folder(self) -> str:
@@ -42,15 +49,16 @@ class AuditedModel:
         return safe_name(self.name)
 
     @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(each.numel() for each in self.model.parameters())
+    def parameters(self) -> int | None:
+        """The number of its parameters; None if it is not known. A head in closed form counts, an eye not."""
+        if self.loaded is None:
+            return None
+        trained = sum(each.numel() for each in self.loaded.parameters())
+        return trained or sum(each.numel() for each in self.loaded.state_dict().values())
 
 
 def audited_models(models: Any, data: str, options: AuditOptions) -> tuple[list[AuditedModel], bool]:
     """Return the loaded models, and whether the images of ``data`` can be looked up one by one."""
-    if options.out.is_file():
-        raise CandidError(f"'{options.out}' is a file: name a folder for the audit with --out.")
     given = list(models) if isinstance(models, list | tuple) else [models]
     given = list({str(each) if isinstance(each, str | Path) else id(each): each for each in given}.values())
     found = []

@@ -8,8 +8,9 @@ from typing import Annotated
 from candid._support.config import MaybeInfinite, Option, check_fields
 from candid._support.text import named_pairs
 from candid.data.options import Images, PartName, SkipBad, Workers
-from candid.evaluation.options import OtherImages
+from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
 from candid.robustness.corruptions.registry import SEVERITIES, check_severities
+from candid.trust.options import Delta, RiskLevel
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
 
@@ -21,6 +22,9 @@ class AuditOptions:
     out: Annotated[
         Path, Option("Folder for the page and cached results: an audit that was stopped continues there.")
     ] = Path("audit")
+    held_out: StoredHeldOut = None
+    test: StoredTest = None
+    by: Groups = None
     ood: OtherImages = ()
     quick: Annotated[
         bool, Option(f"Use a sample: {QUICK_IMAGES} images of each set and {QUICK_ATTACKS} attacked images.")
@@ -49,6 +53,11 @@ class AuditOptions:
     )
     steps: Annotated[int | None, Option("Most steps of each attack phase.", least=1, default="300")] = None
     ten_crop: Annotated[bool, Option("Also average posteriors over ten crops.")] = False
+    risk: RiskLevel = None
+    delta: Delta = 0.05
+    name: Annotated[
+        str | None, Option("With --held-out: what the classifier is called on the page.", metavar="NAME")
+    ] = None
     part: PartName = None
     skip_bad: SkipBad = False
     workers: Workers = 2

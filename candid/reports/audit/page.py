@@ -11,6 +11,10 @@ from markupsafe import Markup, escape
 from candid._support.tables import Cell, area_cell
 from candid._support.text import METRICS, listed, number, percent
 from candid._support.version import __version__
+from candid.evaluation.groups import table as group_table
+from candid.evaluation.groups import title as group_title
+from candid.evaluation.selective import sentences as selective_sentences
+from candid.evaluation.selective import table as selective_table
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import missing, side_by_side
@@ -28,6 +32,7 @@ SECTIONS = {
     "accuracy": "Accuracy and likelihood",
     "calibration": "Calibration",
     "out-of-distribution": "Out of distribution",
+    "accepted": "What is accepted",
     "corruptions": "Corruptions",
     "attacks": "Attacks",
     "explanations": "What the models have learned",
@@ -78,7 +83,7 @@ def page(found: Audit, grades: dict[str, list[Grade]]) -> str:
         criteria=Table("What the words mean", ["aspect", "rule"], list(CRITERIA.items())),
         commands=found.commands,
         sample=_sample(found),
-        classes=found.models[0].model.class_names,
+        classes=found.evaluations[0].class_names,
         zip=zip,
         **_studies(found, Pictures(found)),
     )
@@ -119,6 +124,10 @@ def _studies(found: Audit, pictures: Pictures) -> dict[str, Any]:
         "calibration_curves": pictures.calibration(),
         "calibration": _calibration(found),
         "detection": _detection(found, pictures),
+        "accepted": [
+            (_accepted(name, each.metrics), selective_sentences(each.metrics["selective"]), picture)
+            for name, each, picture in zip(_names(found), found.evaluations, pictures.accepted(), strict=True)
+        ],
         "corruptions": _corruptions(found, pictures) if found.corruptions else None,
         "attacks": _attacks(found, pictures) if found.attacks else None,
         "explanations": {
@@ -132,16 +141,15 @@ def _studies(found: Audit, pictures: Pictures) -> dict[str, Any]:
 
 def _models(found: Audit) -> Table:
     rows = []
-    for each in found.models:
-        channels, height, width = each.model.image_shape
+    for each, evaluation in zip(found.models, found.evaluations, strict=True):
         rows.append(
             [
                 each.name,
-                each.model.kind,
+                evaluation.metrics["kind"],
                 "–" if each.beta is None else number(each.beta),
-                f"{each.parameters:,}",
-                f"{channels} x {height} x {width}",
-                f"{len(each.model.class_names):,}",
+                "–" if each.parameters is None else f"{each.parameters:,}",
+                "–" if each.loaded is None else " x ".join(map(str, each.loaded.image_shape)),
+                f"{len(evaluation.class_names):,}",
                 f"{each.held_out:,}" if each.held_out else "none",
                 each.path,
             ]
@@ -221,7 +229,24 @@ def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
             ["model, images", "accept", "ambiguous", "novel"],
             verdicts,
         ),
+        "promises": [
+            f"{name}: {sentence}" for name, metrics in judged for sentence in metrics["verdicts"]["sentences"]
+        ],
+        "groups": [
+            Table(f"{name}: {group_title(metrics['groups'])}", *group_table(metrics["groups"]))
+            for name, metrics in judged
+            if "groups" in metrics
+        ],
     }
+
+
+def _accepted(name: str, metrics: dict[str, Any]) -> Table | None:
+    """Return what verdicts accept, next to a plain threshold; None for a model without verdicts."""
+    found = metrics["selective"]
+    if "verdicts" not in found:
+        return None
+    caption = f"{name}: accepted images, and how many of them are right (%; 95 % interval)"
+    return Table(caption, ["", "verdicts", "plain threshold"], selective_table(found, metrics["part"]))
 
 
 def _areas(name: str, metrics: dict[str, Any]) -> Table:

@@ -1,6 +1,5 @@
 """The pictures of an audit, as parts of its page."""
 
-import base64
 import io
 import math
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from PIL import Image
 from candid._support.errors import CandidError
 from candid._support.randomness import generator
 from candid._support.text import listed, percent
+from candid.data.thumbnails import data_uri
 from candid.evaluation.calibration_error import all_bins, top_bins
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CONTROL
@@ -121,12 +121,15 @@ class Pictures:
                 label = f"{model.name}, {score}"
                 curves.setdefault(name, {})[label] = by_test[score]
                 areas.setdefault(name, {})[label] = metrics["ood"][name][score]["auc"]
-                curves[name][CONTROL] = by_test[CONTROL]
-                areas[name][CONTROL] = metrics["ood"][name][CONTROL]["auc"]
+                if CONTROL in by_test:  # it needs pixels
+                    curves[name][CONTROL] = by_test[CONTROL]
+                    areas[name][CONTROL] = metrics["ood"][name][CONTROL]["auc"]
         if not curves:
             return None
+        control = False
         for by_test in (*curves.values(), *areas.values()):
-            by_test[CONTROL] = by_test.pop(CONTROL)  # last
+            if control := CONTROL in by_test:
+                by_test[CONTROL] = by_test.pop(CONTROL)  # last
         text = "; ".join(
             f"{name}: {listed(f'{label} {percent(area)}' for label, area in by_test.items())}"
             for name, by_test in areas.items()
@@ -135,17 +138,18 @@ class Pictures:
             "roc",
             evaluation_plots.roc_curves(curves, areas),
             f"ROC curves. Areas under them: {text}.",
-            f"How well the score behind the verdicts separates each set from the data's images. {CONTROL} "
-            "needs no model.",
+            "How well the score behind the verdicts separates each set from the data's images."
+            + (f" {CONTROL} needs no model." if control else ""),
         )
 
     def zones(self) -> Iterator[Picture]:
         """Where log-likelihoods of all sets lie, of each generative model."""
         for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
-            detection = evaluation.detection
+            detection, own = evaluation.detection, evaluation.model
             if detection is None or not detection.outside or "log_density" not in detection.inside:
                 continue
-            dimensions = math.prod(evaluation.model.image_shape)
+            assert own is not None
+            dimensions = math.prod(own.image_shape)
             known = detection.held_out.statistics["log_density"] / dimensions
             paper: dict[str, Any] = {
                 score.name: score.new_detector().fit(known)
@@ -163,6 +167,19 @@ class Pictures:
                 f"{listed(means)}.",
                 f"{model.name}: log-likelihoods of held-out images and of the other sets, and what "
                 "three scores of the likelihood alone call outliers.",
+            )
+
+    def accepted(self) -> Iterator[Picture]:
+        """Risk-coverage curves, one for each model."""
+        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
+            found = evaluation.metrics["selective"]
+            yield self._picture(
+                f"risk-coverage-{model.folder}",
+                evaluation_plots.risk_coverage(found),
+                f"Wrong share of accepted images against the accepted share by {model.name}. Area (AUGRC): "
+                f"{percent(found['augrc'])}.",
+                f"{model.name}: the fewer images are accepted, the fewer of them should be wrong.",
+                scale=0.8,
             )
 
     def corrupted(self) -> Picture | None:
@@ -222,12 +239,20 @@ class Pictures:
             f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
         )
         shown = [found.class_names[y] for y in found.sampled]
-        yield self._picture(
-            f"samples-{folder}",
-            latent_plots.samples(found.samples, shown, TEMPERATURES),
-            f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
-            f"{name}: images drawn from the model show what it knows about a class, and what it does not.",
-        )
+        if found.samples is not None:
+            yield self._picture(
+                f"samples-{folder}",
+                latent_plots.samples(found.samples, shown, TEMPERATURES),
+                f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
+                f"{name}: images drawn from the model show what it knows about a class, and what not.",
+            )
+        if found.known:
+            yield self._picture(
+                f"known-{folder}",
+                latent_plots.known_photos(found.known, found.class_names),
+                f"Photos of the classes {listed(shown)} that are kept with {name}.",
+                f"{name}: known photos of each class, those nearest to its mean first.",
+            )
         if found.interpolations:
             yield self._picture(
                 f"interpolation-{folder}",
@@ -274,7 +299,7 @@ class Pictures:
 def embedded(path: Path) -> str:
     """The figure at ``path`` as an address: the PNG, or the SVG next to it if that is smaller."""
     png, svg = path.read_bytes(), path.with_suffix(".svg").read_bytes()
-    return _address("png", png) if len(png) <= len(svg) else _address("svg+xml", svg)
+    return data_uri(png, "png") if len(png) <= len(svg) else data_uri(svg, "svg+xml")
 
 
 def reduced(path: Path, scale: float = 1) -> str:
@@ -283,8 +308,4 @@ def reduced(path: Path, scale: float = 1) -> str:
     with Image.open(path) as image:
         size = [max(1, round(scale * side * SCREEN / DRAWN)) for side in image.size]
         image.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(content, "JPEG", quality=60)
-    return _address("jpeg", content.getvalue())
-
-
-def _address(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return data_uri(content.getvalue(), "jpeg")

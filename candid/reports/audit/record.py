@@ -44,10 +44,25 @@ def missing(found: Audit) -> dict[str, list[str]]:
     by_name: dict[str, list[str]] = {}
     for model in found.models:
         texts = []
-        if not model.is_generative:
+        if model.loaded is None:
+            texts.append(
+                "Only its stored arrays are known: there is no likelihood, and corruptions, attacks and "
+                "explanations need the network itself."
+            )
+        elif model.model.kind == "adopted":
+            texts.append(
+                "An adopted model has one density of features for all classes: there are no bits/dim, "
+                "decision spaces or samples; 'candid examine --figures' draws its heatmaps."
+            )
+        elif not model.is_generative:
             texts.append(
                 "A ResNet has no likelihood: there are no bits/dim, density scores, heatmaps or samples, and "
                 "attacks have no detector to fool."
+            )
+        elif model.model.density_of == "features":
+            texts.append(
+                "Its density is one of features, not of pixels: there are no bits/dim, samples or "
+                "counterfactuals. Known photos are shown instead, if it keeps any."
             )
         if not model.held_out:
             texts.append(
@@ -103,7 +118,7 @@ def record(found: Audit, graded: dict[str, list[Grade]]) -> dict[str, Any]:
             "corruptions": list(corruptions.models[0].errors) if corruptions else [],
             "severities": list(options.severities) if corruptions else [],
             "attack": _attack(found),
-            "classes": list(found.models[0].model.class_names),
+            "classes": list(found.evaluations[0].class_names),
             "criteria": CRITERIA,
             "absent": found.absent,
             "side_by_side": side_by_side(found) if len(found.models) > 1 else [],
@@ -126,7 +141,7 @@ def _model(found: Audit, i: int, graded: dict[str, list[Grade]]) -> dict[str, An
     return {
         "name": model.name,
         "model": model.path,
-        "kind": model.model.kind,
+        "kind": found.evaluations[i].metrics["kind"],
         "beta": None if model.beta is None else str(model.beta),
         "parameters": model.parameters,
         "held_out_images": model.held_out,

@@ -7,13 +7,14 @@ from shlex import quote
 from typing import Any
 
 from candid._support.config import as_command, build
-from candid._support.errors import NonFiniteError
+from candid._support.errors import CandidError, NonFiniteError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_name
-from candid.evaluation.evaluate import Evaluation, evaluate
+from candid.evaluation.evaluate import evaluate
 from candid.evaluation.options import CompareOptions, EvaluateOptions
 from candid.evaluation.output import remove_older
 from candid.evaluation.output import write as write_evaluation
+from candid.evaluation.result import Evaluation
 from candid.explanations.options import ExplainOptions
 from candid.explanations.overview import Overview, explain
 from candid.explanations.receptive_field import ReceptiveField
@@ -51,12 +52,13 @@ class Audit:
     """The commands that repeat each study."""
 
 
-def audit(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> Audit:
+def audit(models: Any = (), data: str | None = None, progress: Progress = SILENT, **options: Any) -> Audit:
     """Run every study of one or more models on one data set.
 
     Args:
-        models: a model, a bundled name, a model folder, a run folder, or a list of these.
-        data: a data set with labels, as for :func:`candid.train`.
+        models: a model, a bundled name, a model folder, a run folder, or a list of these; none with stored
+            arrays, the options ``held_out`` and ``test``.
+        data: a data set with labels, as for :func:`candid.train`; None with stored arrays.
         progress: shows what is being done.
         options: the fields of :class:`~candid.reports.audit.options.AuditOptions`; ``ood`` may also be a
             dictionary of other sets by name.
@@ -75,7 +77,16 @@ def audit(models: Any, data: str, progress: Progress = SILENT, **options: Any) -
         options["ood"] = tuple(f"{name}={path}" for name, path in options["ood"].items())
     chosen = build(AuditOptions, options)
     check_names(chosen.corruptions)
-    loaded, can_index = audited_models(models, data, chosen)
+    if chosen.out.is_file():
+        raise CandidError(f"'{chosen.out}' is a file: name a folder for the audit with --out.")
+    named = [models] if not isinstance(models, list | tuple) else list(models)
+    if chosen.held_out is not None or chosen.test is not None:
+        if named or data is not None:
+            raise CandidError("Give MODEL and --data, or --held-out and --test, but not both.")
+        return _of_arrays(chosen, progress)
+    if not named or data is None:
+        raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
+    loaded, can_index = audited_models(named, data, chosen)
     study = _Study(Audit(data, chosen, loaded), progress, can_index)
     study.evaluate()
     study.corrupt()
@@ -83,6 +94,29 @@ def audit(models: Any, data: str, progress: Progress = SILENT, **options: Any) -
     study.explain()
     study.choose_examples()
     return study.found
+
+
+def _of_arrays(options: AuditOptions, progress: Progress) -> Audit:
+    """Return the audit of stored arrays: everything that needs no network."""
+    progress.log("evaluating stored arrays")
+    asked = EvaluateOptions(
+        **{each: getattr(options, each) for each in ("held_out", "test", "by", "ood", "risk", "delta")},
+        **{each: getattr(options, each) for each in ("images", "part", "skip_bad", "name")},
+        temperature=True,
+    )
+    found = evaluate(progress=progress, **vars(asked))
+    assert found is not None
+    name = found.metrics["model"]
+    model = AuditedModel(name, str(options.test), None, found.metrics["held_out_images"])
+    folder = options.out / "evaluation" / model.folder
+    remove_older(folder, write_evaluation(found, folder))
+    absent = {
+        study: f"Stored arrays have no network, which {study} need: audit a model."
+        for study in ("corruptions", "attacks", "explanations")
+    }
+    commands = {"evaluate": [as_command("candid evaluate", [], asked)]}
+    commands |= {each: [] for each in ("compare", "corrupt", "attack", "explain", "examine")}
+    return Audit(str(options.test), options, [model], [found], absent=absent, commands=commands)
 
 
 class _Study:
@@ -106,6 +140,9 @@ class _Study:
                 ood=self.options.ood if each.held_out else (),
                 ten_crop=self.options.ten_crop,
                 temperature=bool(each.held_out),
+                by=self.options.by if each.held_out else None,
+                risk=self.options.risk if each.held_out else None,
+                delta=self.options.delta,
                 images=self.options.images,
                 **self.common,
             )
@@ -156,6 +193,11 @@ class _Study:
             self.found.absent["attacks"] = "Tar shards are read in order: attacks need a folder of images."
             return
         self.progress.log("attacking")
+        if any(each.model.density_of == "features" for each in self.models):
+            self.progress.log(
+                "Attacks through an eye take seconds of a core for each image and setting, more for a large "
+                "kappa: --attack-images makes them fewer."
+            )
         bare = [each for each in self.models if each.is_generative and not each.held_out]
         groups = [group for group in ([each for each in self.models if each not in bare], bare) if group]
         results, lines = [], []
@@ -220,7 +262,8 @@ class _Study:
 
     @staticmethod
     def _is_comparable(model: AuditedModel, other: AuditedModel) -> bool:
-        return not other.is_generative and other.model.image_shape == model.model.image_shape
+        same = other.model.image_shape == model.model.image_shape
+        return same and not other.is_generative and model.model.density_of == "pixels"
 
     def choose_examples(self) -> None:
         """Examine a few images, with a page for each generative model."""

@@ -189,7 +189,7 @@ def attack_examples(found: Sequence[AttackedModel]) -> Figure:
     inputs = found[0].inputs
     right = torch.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in found]).all(0)
     chosen = int(right.int().argmax())
-    settings = list(dict.fromkeys(setting for model in found for setting in model.attacks))
+    settings = sorted({setting for model in found for setting in model.attacks})
     across, down = 1 + len(settings), 2 * len(found)
     figure = Figure(figsize=(0.6 + 1.25 * across, 0.8 + 1.42 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)

@@ -30,8 +30,9 @@ from candid.reports.plots.style import (
 def trade_off(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Figure 3 of the paper: what beta trades, as losses and as accuracy against bits/dim.
 
-    ``rows`` are models with ``name``, ``beta``, ``L_X``, ``L_Y``, ``bits_per_dim`` and ``accuracy``. A ResNet
-    has no beta and is a horizontal line; a model of beta 0 does not classify and is a vertical line.
+    ``rows`` are models with ``name``, ``beta``, ``crops``, ``L_X``, ``L_Y``, ``bits_per_dim`` and
+    ``accuracy``. A ResNet has no beta and is a horizontal line; a model of beta 0 does not classify and is a
+    vertical line.
     """
     figure = Figure(figsize=(9.6, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -40,7 +41,8 @@ def trade_off(rows: Sequence[Mapping[str, Any]]) -> Figure:
     left.set_ylabel("L_Y (nats), lower is better")
     _trade_off(right, rows, "bits_per_dim", "accuracy", 100)
     right.set_xlabel("bits/dim, lower is better")
-    right.set_ylabel("top-1 accuracy (%), higher is better")
+    crops = "of ten crops " if all(row["crops"] == 10 for row in rows) else ""
+    right.set_ylabel(f"top-1 accuracy {crops}(%), higher is better")
     figure.suptitle("each marker is a model, with its β", fontsize=11)
     return figure
 
@@ -112,8 +114,11 @@ def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
         axes.set(xlabel="confidence", ylabel="share right")
         axes.grid()
     panels[0, 0].set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    for axes in panels.flat:
+    for i, axes in enumerate(panels.flat[: len(models)]):
         axes.label_outer()
+        if i + columns >= len(models):  # nothing is drawn below it
+            axes.set_xlabel("confidence")
+            axes.tick_params(labelbottom=True)
     perfect = Line2D([], [], color=GREY, linestyle="--", label="perfect (below it: overconfident)")
     legend(figure, [perfect, *(Line2D([], [], label=name, **style) for name, style in styles.items())])
     return figure

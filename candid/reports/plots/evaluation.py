@@ -84,6 +84,49 @@ def calibration(every: Bins, top: Bins, title: str = "", scaled: Bins | None = N
 
 
 @rc_context(STYLE)
+def risk_coverage(found: Mapping[str, Any], title: str = "") -> Figure:
+    """Share of wrong images among the accepted ones, against the share that is accepted.
+
+    ``found`` is what :func:`candid.evaluation.selective.selective_metrics` returned. One line accepts the
+    most confident images; with verdicts there is a second one, which accepts novel images last, and a point
+    with the intervals of what the verdicts accept.
+    """
+    curve, rule = found["curve"], found.get("verdicts")
+    coverage = 100 * np.array(curve["coverage"])
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    name = f"most confident images first (AUGRC {100 * found['augrc']:.2f} %)"
+    axes.plot(coverage, 100 * np.array(curve["risk"]), color=BLUE, label=name)
+    if rule is not None:
+        axes.plot(
+            coverage,
+            100 * np.array(curve["novel_last"]),
+            color=ORANGE,
+            linestyle="--",
+            label="novel ones last",
+        )
+        if rule["accepted"] is not None:
+            x, y = 100 * rule["coverage"], 100 * (1 - rule["accepted"])
+            left, right = (100 * end for end in rule["intervals"]["coverage"])
+            high, low = (100 * (1 - end) for end in rule["intervals"]["accepted"])
+            axes.errorbar(
+                x,
+                y,
+                yerr=[[y - low], [high - y]],
+                xerr=[[x - left], [right - x]],
+                marker="o",
+                color=VERMILION,
+                linestyle="none",
+                label="what the verdicts accept",
+            )
+    axes.set(xlim=(0, 101), ylim=(0, None), xlabel="accepted (%)", ylabel="wrong among accepted (%)")
+    axes.set_title(plain(fill(title, 60)))
+    axes.grid()
+    axes.legend(loc="upper left")
+    return figure
+
+
+@rc_context(STYLE)
 def ood_zones(
     held_out: Tensor,
     detectors: Mapping[str, ScalarDetector],

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Ellipse
+from matplotlib.patches import Ellipse, Rectangle
 from torch import Tensor
 
+from candid.data.images import centre_box
+from candid.data.thumbnails import whole_photo
 from candid.explanations.decision_space import MASS
+from candid.explanations.photo_maps import PhotoMaps
 from candid.reports.plots.latent import draw_counterfactual
 from candid.reports.plots.style import (
     BLACK,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from candid.explanations.decision_space import DecisionSpace, Summary
     from candid.explanations.explainer import Explanation
     from candid.explanations.heatmaps import Heatmaps
+    from candid.explanations.nearest_photos import NearestPhotos
     from candid.trust.verdict import Examination
 
 TOP = 5
@@ -46,24 +51,88 @@ FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 def examination(examined: Examination, explanation: Explanation, names: Sequence[str]) -> Figure:
     """One page: the image, its classes, where it lies between them, what speaks for which class."""
     changed = None if isinstance(explanation.changed, str) else explanation.changed
-    figure = Figure(figsize=(11, 9.9 if changed else 7.3), layout="constrained")
-    heights = [4.1, 2.8, 2.6] if changed else [4.1, 2.8]
-    rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
+    maps, nearest = explanation.maps, explanation.nearest
+    heights = [4.1, *([] if isinstance(maps, str) else [2.8])]
+    heights += [2.6] if changed is not None else [1.9] if nearest is not None else []
+    figure = Figure(figsize=(11, 0.4 + sum(heights)), layout="constrained")
+    rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     picture, bars, space = rows[0].subplots(1, 3, width_ratios=[1, 1, 1.5])
     assert examined.evidence is not None
-    picture_of(picture, examined.evidence.image, "as the model sees it")
+    image = examined.evidence.image
+    photo = _Photo.of(examined) if nearest is not None or isinstance(maps, PhotoMaps | str) else None
+    if photo is None:
+        picture_of(picture, image, "as the model sees it")
+    else:
+        photo.draw(picture)
     _draw_classes(bars, examined)
     draw_decision_space(space, explanation.space, names)
-    _draw_heatmaps(rows[1], examined.evidence.image, explanation.maps, names)
+    if isinstance(maps, PhotoMaps):
+        assert photo is not None
+        _draw_photo_maps(rows[1], photo, maps, names)
+    elif not isinstance(maps, str):
+        _draw_heatmaps(rows[1], image, maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
+    elif nearest is not None:
+        _draw_nearest(rows[-1], nearest, names)
     sentence = textwrap.fill(explanation.summary.sentence, 120)
-    if isinstance(explanation.changed, str):
-        sentence += "\n" + textwrap.fill(f"No counterfactual: {explanation.changed}", 120)
+    missing = {"No counterfactual": explanation.changed, "No heatmaps": maps}
+    for what, reason in missing.items():
+        if isinstance(reason, str):
+            sentence += "\n" + textwrap.fill(f"{what}: {reason}", 120)
     figure.suptitle(
         plain(f"{short_path(Path(examined.path).name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
     )
     return figure
+
+
+@dataclass(frozen=True)
+class _Photo:
+    """The whole photo, and the square of it that the model sees."""
+
+    pixels: Tensor
+    """(3, H, W) uint8."""
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom."""
+
+    @classmethod
+    def of(cls, examined: Examination) -> _Photo:
+        """Read the file; an image that was never in one is shown as the model sees it."""
+        assert examined.evidence is not None
+        seen = examined.evidence.image
+        found = whole_photo(Path(examined.path)) if examined.path else None
+        pixels = seen if found is None else found
+        _, height, width = pixels.shape
+        return cls(pixels, centre_box(width, height, (seen.shape[1], seen.shape[2])))
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the photo and outline what the model sees."""
+        left, top, right, bottom = self.box
+        _, height, width = self.pixels.shape
+        cropped = width - (right - left) > 2 or height - (bottom - top) > 2
+        picture_of(axes, self.pixels, "outlined: what the model sees" if cropped else "the photo")
+        if cropped:
+            corner = (left - 0.5, top - 0.5)
+            axes.add_patch(
+                Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=ORANGE, lw=1.5)
+            )
+
+    def overlay(self, axes: Axes, values: Tensor, **scale: Any) -> Any:
+        """Draw ``values`` (h, w) over the square that the model sees."""
+        left, top, right, bottom = (edge - 0.5 for edge in self.box)
+        _, height, width = self.pixels.shape
+        axes.imshow(self.pixels.float().mean(0).numpy(), cmap="gray", vmin=0, vmax=255)
+        extent = (left, right, bottom, top)
+        shown = axes.imshow(
+            values.cpu().numpy(),
+            cmap=FOR_AND_AGAINST,
+            alpha=0.6,
+            extent=extent,
+            interpolation="bilinear",
+            **scale,
+        )
+        axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[])
+        return shown
 
 
 @rc_context(STYLE)
@@ -192,6 +261,42 @@ def _draw_heatmaps(
         bar = figure.colorbar(shown, ax=axes[1:], shrink=0.8, fraction=0.025)
         unit = "\n(nats; the paper's rule)" if maps.rule == "paper" else " (nats)"
         bar.set_label(f"against — for the class{unit}")
+
+
+def _draw_photo_maps(
+    figure: Figure | SubFigure, photo: _Photo, maps: PhotoMaps, names: Sequence[str]
+) -> None:
+    """Draw the maps on one scale, each with what it adds up to."""
+    axes = list(figure.subplots(1, len(maps.why), squeeze=False)[0])
+    largest = max(float(max(each.values.abs().max() for each in maps.why)), 1e-9)
+    shown: Any = None
+    for each, why in zip(axes, maps.why, strict=True):
+        shown = photo.overlay(each, why.values, vmin=-largest, vmax=largest)
+        title = f"why {label(names[why.y], 20)}"
+        title += "" if why.other is None else f", not {label(names[why.other], 20)}"
+        each.set_title(title, fontsize=SMALL)
+        each.set_xlabel(
+            f"score {why.score:+.2f} = map {why.total:+.2f}\n{why.baseline:+.2f} of the average photo",
+            fontsize=SMALL,
+        )
+    bar = figure.colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
+    bar.set_label("against — for (nats)\nadds up to the score")
+
+
+def _draw_nearest(figure: Figure | SubFigure, nearest: NearestPhotos, names: Sequence[str]) -> None:
+    """Draw the nearest known photos, and those of the class that it could be instead."""
+    groups = [
+        ("nearest known photos", nearest.nearest),
+        (f"if it were {label(names[nearest.instead], 20)} instead: nearest photos", nearest.of_instead),
+    ]
+    groups = [group for group in groups if group[1]]  # of a taught class there are none
+    parts: Any = figure.subfigures(
+        1, len(groups), width_ratios=[len(each) for _, each in groups], squeeze=False
+    )[0]
+    for part, (title, photos) in zip(parts, groups, strict=True):
+        part.suptitle(title, fontsize=SMALL + 1)
+        for axes, photo in zip(part.subplots(1, len(photos), squeeze=False)[0], photos, strict=True):
+            picture_of(axes, photo.picture, label(names[photo.y], 16))
 
 
 def _overlay(axes: Axes, image: Tensor, values: Tensor, colours: str, **scale: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,4 +106,20 @@ def samples(images: Tensor, names: Sequence[str], temperatures: Sequence[float])
         if row % n == 0:
             axes_row[0].set_ylabel(f"T = {temperatures[row // n]:g}", fontsize=SMALL)
     figure.suptitle("samples: class means plus T times the noise of a class", fontsize=11)
+    return figure
+
+
+@rc_context(STYLE)
+def known_photos(photos: Mapping[int, Sequence[Tensor]], names: Sequence[str]) -> Figure:
+    """Draw photos (3, H, W) of classes: a row for each class, those nearest to its mean first."""
+    columns = max(map(len, photos.values()))
+    figure = Figure(figsize=(1.2 * columns + 1.6, 1.2 * len(photos) + 0.5), layout="constrained")
+    rows = figure.subplots(len(photos), columns, squeeze=False)
+    for axes_row, (y, pictures) in zip(rows, photos.items(), strict=True):
+        for axes in axes_row[len(pictures) :]:
+            axes.set_axis_off()
+        for axes, picture in zip(axes_row, pictures, strict=False):
+            picture_of(axes, picture, "")
+        axes_row[0].set_ylabel(label(names[y], 16), rotation=0, ha="right", va="center")
+    figure.suptitle("known photos, those nearest to the mean of their class first", fontsize=11)
     return figure

@@ -35,12 +35,14 @@ LOWEST = 1e-5
 
 @rc_context(STYLE)
 def receptive_fields(fields: Mapping[str, ReceptiveField]) -> Figure:
-    """Cross-sections of all models' receptive fields, and maps of the first four, each over its maximum.
+    """Draw cross-sections of all models' receptive fields, and maps of some, each over its maximum.
 
-    Bands are two standard errors wide to either side, of what is estimated. The cell is what
-    downsampling alone puts into the column of features.
+    Of more than four models, the first, the last and two between them have maps. Bands are two standard
+    errors wide to either side, of what is estimated. The cell is what downsampling alone puts into the
+    column of features.
     """
-    shown = list(fields.items())[:MAPS]
+    every = max(1, (len(fields) - 1) / (MAPS - 1))
+    shown = [list(fields.items())[round(every * i)] for i in range(min(MAPS, len(fields)))]
     lines = sum(_label(name, field).count("\n") + 1 for name, field in fields.items()) + 2
     above = max(3.6, 0.4 + 0.21 * lines)
     below = 2.8 + 0.16 * max(fill(name, WIDEST).count("\n") for name, _ in shown)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from candid._support.files import replacing
+from candid._support.text import printable
 
 matplotlib.use("Agg")
 
@@ -71,8 +72,9 @@ def short(name: str, length: int = 24) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` as it is: without formulas between dollar signs, and with a ? for what is no character."""
-    return text.replace("$", r"\$").encode(errors="replace").decode()
+    """``text`` as it is: without formulas between dollar signs, with control characters written out."""
+    text = text.encode(errors="replace").decode()
+    return printable(text).replace("$", r"\$")
 
 
 def label(name: str, length: int = 24) -> str:
