@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,22 +19,31 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartParser
 from torch import Tensor
 
 from candid._support.version import __version__
-from candid.data.images import BadImageError, decode_upload, to_png
+from candid.data.images import BadImageError, to_png
+from candid.data.uploads import decode_upload, decoding_cost
 from candid.serve import schemas
-from candid.serve.guard import NOTHING, Guard
+from candid.serve.guard import NOTHING, RETRY, Guard, failure, is_trouble
 from candid.serve.limits import FILES, Limits
 from candid.serve.metrics import CONTENT_TYPE, Metrics
-from candid.serve.queue import Queue
+from candid.serve.queue import HarmfulError, LostError, Queue
 from candid.serve.schemas import ImageRequest
+from candid.serve.sensor import Sensor
 from candid.serve.service import Service, unusable
+from candid.serve.turns import Turns
 from candid.serve.worker import Worker
 
 Decoded = Tensor | schemas.UnusableResponse
 DECODERS = 2
 """Images that are decoded at a time."""
+LOOK = 250_000
+"""Pixels that are decoded as soon as the header is read; larger images wait for another turn."""
+BUDGET = 8
+"""The pixels of all images of a request, in largest images."""
+MANY_PIXELS = "the images before it have as many pixels as one request may have; send fewer images at a time"
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
@@ -40,6 +51,7 @@ MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
     403: "Cross-site request, or unknown host name.",
+    404: "There is no such image.",
     408: "The request came too slowly.",
     413: "The request is too large.",
     422: "A field is missing or wrong.",
@@ -47,62 +59,100 @@ MEANINGS = {
     500: "Something went wrong on the server.",
     503: "The server is about to stop, or the answer took too long.",
 }
+NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+"""Whatever the environment says: nothing is sent anywhere."""
+log = logging.getLogger("candid.serve")
 DESCRIPTION = (
     "What a generative image classifier says of images: class, posterior, p-value, verdict, and why. "
     "Every error is a JSON object with one sentence."
 )
 
 
-def guarded_app(networks: Sequence[Service | Worker], limits: Limits, token: str | None = None) -> Guard:
+def guarded_app(
+    networks: Sequence[Service | Worker],
+    limits: Limits,
+    token: str | None = None,
+    sensor: Sensor | None = None,
+) -> Guard:
     """Return the whole application as a server runs it; all networks hold the same model."""
     if limits.batch is None:
         limits = replace(limits, batch=networks[0].description.batch)
     metrics = Metrics()
-    return Guard(_Api(networks, limits, metrics, token).app, limits, metrics, token)
+    api = _Api(networks, limits, metrics, token, sensor or Sensor.of(networks[0].description))
+    return Guard(api.app, limits, metrics, token, api)
 
 
 class _Api:
     """The routes, and the threads behind them."""
 
     def __init__(
-        self, networks: Sequence[Service | Worker], limits: Limits, metrics: Metrics, token: str | None
+        self,
+        networks: Sequence[Service | Worker],
+        limits: Limits,
+        metrics: Metrics,
+        token: str | None,
+        sensor: Sensor,
     ) -> None:
-        self.limits, self.metrics, self.networks = limits, metrics, networks
+        self.limits, self.metrics, self.networks, self.sensor = limits, metrics, networks, sensor
+        metrics.watch(sensor.drift)
         self.model = networks[0].description
         accepted = schemas.LimitsResponse(
             files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels
         )
-        self.info = self.model.info.model_copy(update={"limits": accepted})
+        more = {"limits": accepted, "stores_images": sensor.storage is not None}
+        self.info = self.model.info.model_copy(update=more)
         self.app = FastAPI(
             title="Candid",
             version=__version__,
             description=DESCRIPTION,
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,  # a redirect would repeat any host name
+            telemetry=NO_TELEMETRY,
             lifespan=self._lifespan,
         )
+        MultiPartParser.spool_max_size = 0  # bodies are in memory already: nothing is written to a file
         for kind in (RequestValidationError, HTTPException, Exception):
             self.app.add_exception_handler(kind, _problem)
         security = [] if token is None else [Security(HTTPBearer(auto_error=False))]
         self._add_work_routes(security, token is not None)
         self._add_status_routes(security, token is not None)
+        sensor.add_routes(self.app, security, partial(_problems, token is not None), self.model, self.limits)
         for file in PAGE.iterdir():
             _add_file(self.app, file)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.queue: Queue[Service | Worker, Sequence[ImageRequest], Any] = Queue(
-            self.networks, lambda network, requests: network.answer(requests), self.limits.batch or 64
+            self.networks,
+            lambda network, requests: network.answer(requests),
+            self.limits.batch or 64,
+            lambda network: network.prepare() if isinstance(network, Worker) else None,
         )
-        with ThreadPoolExecutor(DECODERS, "decoder") as self.decoders:
-            await self._warm_up()
+        self.turns = Turns(DECODERS)
+        await self._warm_up()
+        async with self.sensor.running():
             yield
+        await asyncio.to_thread(self.turns.close)
+        for network in self.networks:
+            if isinstance(network, Worker):
+                network.stop()
         await asyncio.to_thread(self.queue.close)
+
+    def seconds_lost(self) -> float:
+        """Return for how long no network has been ready; 0 if one is."""
+        if any(network.ready for network in self.networks):
+            return 0.0
+        return time.monotonic() - max(each.lost_since for each in self.networks if isinstance(each, Worker))
+
+    def abandon(self) -> None:
+        """Let all requests fail that wait for a network."""
+        self.queue.abandon()
 
     async def _warm_up(self) -> None:
         """Decode an image and refuse a request, which loads what the first user would wait for."""
         grey = to_png(torch.full(self.info.image_shape, 128, dtype=torch.uint8))
-        await self._decoded([UploadFile(BytesIO(grey))])
+        await self._decoded([UploadFile(BytesIO(grey))], "")
         part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
         body = {"type": "http.request", "body": part + grey + b"\r\n--x--\r\n", "more_body": False}
         headers = [(b"content-type", b"multipart/form-data; boundary=x")]
@@ -116,6 +166,7 @@ class _Api:
 
         @self.app.post("/v1/examine", response_model=schemas.ExamineResponse, **work)
         async def examine(
+            request: Request,
             file: Annotated[
                 list[UploadFile], File(description="One or more images.", min_length=1, max_length=FILES)
             ],
@@ -125,15 +176,17 @@ class _Api:
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            found = await self._examine(file, explain)
+            found = await self._examine(file, explain, _client(request))
             for each in found:
                 self.metrics.judged(each.kind)
+            await self.sensor.see(file, found)
             results = b",".join(each.json for each in found)
             content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
             return Response(content, media_type="application/json")
 
         @self.app.post("/v1/counterfactual", **work)
         async def counterfactual(
+            request: Request,
             file: Annotated[UploadFile, File(description="An image.")],
             towards: Annotated[str, towards],
             target: Annotated[
@@ -143,7 +196,7 @@ class _Api:
             """The image, changed along the class means until 'towards' has the posterior 'target'."""
             if towards not in self.info.classes:
                 raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
-            result = await self._change(file, self.info.classes.index(towards), target)
+            result = await self._change(file, self.info.classes.index(towards), target, _client(request))
             return schemas.CounterfactualResponse(model=self.info.name, result=result)
 
     def _add_status_routes(self, security: list[Any], secret: bool) -> None:
@@ -155,8 +208,8 @@ class _Api:
         @self.app.get("/healthz", responses=_problems(False, 503))
         async def health() -> schemas.HealthResponse:
             """Whether the server takes requests."""
-            if not any(network.ready for network in self.networks):
-                raise HTTPException(503, "The network can't be loaded again: restart the server.")
+            if self.seconds_lost():
+                raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
             return schemas.HealthResponse(needs_token=secret)
 
         scraped = _problems(secret, 403, 500)
@@ -166,44 +219,79 @@ class _Api:
             """Counts and latencies, in the text format of Prometheus."""
             return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
-    async def _examine(self, files: Sequence[UploadFile], explain: bool) -> list[schemas.EncodedResponse]:
-        images = await self._decoded(files)
+    async def _examine(
+        self, files: Sequence[UploadFile], explain: bool, client: str
+    ) -> list[schemas.EncodedResponse]:
+        images = await self._decoded(files, client)
         asked = [
             ImageRequest(_name(file), image, explain)
             for file, image in zip(files, images, strict=True)
             if isinstance(image, Tensor)
         ]
-        judged = iter(await asyncio.wrap_future(self.queue.together(asked, len(asked))) if asked else ())
+        judged = iter(
+            await self._from_network(self.queue.together(asked, len(asked)), asked) if asked else ()
+        )
         results = [
             schemas.EncodedResponse.of(each) if isinstance(each, schemas.UnusableResponse) else next(judged)
             for each in images
         ]
         return results
 
-    async def _change(self, file: UploadFile, towards: int, target: float) -> Any:
-        (image,) = await self._decoded([file])
+    async def _change(self, file: UploadFile, towards: int, target: float, client: str) -> Any:
+        (image,) = await self._decoded([file], client)
         if isinstance(image, schemas.UnusableResponse):
             return image
         asked = ImageRequest(_name(file), image, towards=towards, target=target)
-        return await asyncio.wrap_future(self.queue.alone(lambda network: network.change(asked)))
+        return await self._from_network(self.queue.alone(lambda network: network.change(asked)), [asked])
 
-    async def _decoded(self, files: Sequence[UploadFile]) -> list[Decoded]:
-        """Return each image as the model sees it, or why it can't be used."""
-        deadline = time.monotonic() + self.limits.timeout
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, files, deadline)
+    async def _from_network(self, answer: Future[Any], asked: Sequence[ImageRequest]) -> Any:
+        try:
+            return await asyncio.wrap_future(answer)
+        except LostError as error:
+            raise HTTPException(503, "The network has ended: ask again later.", RETRY) from error
+        except HarmfulError as error:
+            log.error("A request ended the process of the network again and again; it is refused.")
+            names = ", ".join(f"'{each.path}'" for each in asked)
+            raise HTTPException(
+                422, f"The network can't survive this request and refuses it: {names}."
+            ) from error
 
-    def _decode(self, files: Sequence[UploadFile], deadline: float) -> list[Decoded]:
-        found: list[Decoded] = []
-        for file in files:
-            if time.monotonic() > deadline:  # nobody waits for it any more
-                raise TimeoutError
-            try:
-                found.append(
-                    decode_upload(file.file.read(), self.model.preprocessing, self.limits.max_pixels)
-                )
-            except BadImageError as error:
-                found.append(unusable(_name(file), error))
-        return found
+    async def _decoded(self, files: Sequence[UploadFile], client: str) -> list[Decoded]:
+        """Return each image as the model sees it, or why it can't be used; large ones wait for their turn."""
+        with self.turns.request(client) as submit:
+            looked = await _all(submit(LOOK, partial(self._look, file)) for file in files)
+            left = BUDGET * self.limits.max_pixels
+            jobs: list[Future[Decoded]] = []
+            for file, found in zip(files, looked, strict=True):
+                if isinstance(found, int) and found > left:
+                    found = unusable(_name(file), MANY_PIXELS)
+                if isinstance(found, int):
+                    left -= found
+                    jobs.append(submit(found, partial(self._decode, file)))
+                else:
+                    jobs.append(Future())
+                    jobs[-1].set_result(found)
+            return await _all(jobs)
+
+    def _look(self, file: UploadFile) -> Decoded | int:
+        """Return a small image as the model sees it, the pixels of a large one, or what is wrong."""
+        try:
+            cost = decoding_cost(file.file.read(), self.limits.max_pixels)
+        except BadImageError as error:
+            return unusable(_name(file), error)
+        return self._decode(file) if cost <= LOOK else cost
+
+    def _decode(self, file: UploadFile) -> Decoded:
+        file.file.seek(0)
+        try:
+            return decode_upload(file.file.read(), self.model.preprocessing, self.limits.max_pixels)
+        except BadImageError as error:
+            return unusable(_name(file), error)
+
+
+async def _all(futures: Iterable[Future[Any]]) -> list[Any]:
+    """Wait for all; if nobody waits for them any more, those that have not begun never do."""
+    return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
 
 def _returning(value: Any) -> Callable[..., Awaitable[Any]]:
@@ -219,6 +307,10 @@ def _problems(secret: bool, *codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": schemas.ErrorResponse, "description": MEANINGS[code]} for code in listed}
 
 
+def _client(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
 def _name(file: UploadFile) -> str:
     """Return the name as text that can be sent back."""
     return (file.filename or "").encode("utf-8", "replace").decode()
@@ -232,14 +324,18 @@ def _add_file(app: FastAPI, file: Path) -> None:
     async def answer() -> Response:
         return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
-    address = {"index.html": "/", "api.html": "/api"}.get(file.name, f"/{file.name}")
+    address = {"index.html": "/", "api.html": "/api", "verdicts.html": "/verdicts"}.get(
+        file.name, f"/{file.name}"
+    )
     app.get(address, include_in_schema=False)(answer)
 
 
 async def _problem(request: Request, error: Exception) -> Response:
     """What went wrong, in one sentence."""
-    headers = None
-    if isinstance(error, RequestValidationError):
+    headers: Mapping[str, str] | None = None
+    if is_trouble(error) or is_trouble(error.__cause__):  # the framework calls it an error of the body
+        status, sentence, headers = failure(error if is_trouble(error) else error.__cause__ or error)
+    elif isinstance(error, RequestValidationError):
         status, sentence = 422, _wrong_field(error)
     elif isinstance(error, HTTPException):
         status, sentence, headers = error.status_code, str(error.detail), error.headers
@@ -248,7 +344,7 @@ async def _problem(request: Request, error: Exception) -> Response:
         if status == 405:
             sentence = "This address takes no such method: /api lists those that it takes."
     else:
-        status, sentence = 500, "Something went wrong on the server: its log has the details."
+        status, sentence, headers = failure(error)
     return JSONResponse({"error": sentence}, status, headers)
 
 

@@ -1,6 +1,7 @@
 """What stands between the network and the application: limits, token, headers, errors."""
 
 import asyncio
+import errno
 import hmac
 import ipaddress
 import json
@@ -9,7 +10,8 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from candid.serve.limits import Limits
 from candid.serve.metrics import Metrics
@@ -35,15 +37,22 @@ HEADERS = {
 }
 """On every answer."""
 WORK = ("/v1/examine", "/v1/counterfactual")
-SECRET = (*WORK, "/v1/models", "/metrics")
+SECRET = (*WORK, "/v1/models", "/v1/drift", "/v1/verdicts", "/v1/verdicts/image", "/metrics")
 """What needs the token, if there is one."""
+PAGES = ("/", "/api", "/verdicts")
+"""What a link of another site may lead to."""
 KNOWN = (*SECRET, "/healthz", "/openapi.json", "/")
 """What is counted by its own name."""
+ACCEPTED = "candid.accepted"
+"""Is in the scope of a request that has come whole and has its place in the queue."""
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 RETRY = {"retry-after": "1"}
 NOTHING = "There is nothing at this address: /api lists those that there are."
-LINGER = 1.0
-"""Seconds for which the rest of a refused request is read."""
+LINGER, LEFT = 1.0, 100_000
+"""Seconds for which the rest of a refused request is read, and how many bytes where none belong."""
+GRACE, RATE = 5.0, 1000.0
+"""A body may come at this many bytes a second or more; its first seconds are free."""
+LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
 log = logging.getLogger("candid.serve")
 
 
@@ -60,13 +69,28 @@ class _GoneError(Exception):
     """The client went away before it had sent everything."""
 
 
+class Backend(Protocol):
+    """What a server asks about the networks behind the application."""
+
+    def seconds_lost(self) -> float:
+        """Return for how long no network has been ready; 0 if one is."""
+
+    def abandon(self) -> None:
+        """Let all requests fail that wait for a network."""
+
+
 class Guard:
     """An ASGI application around another one."""
 
-    def __init__(self, app: App, limits: Limits, metrics: Metrics, token: str | None = None) -> None:
-        self.app, self.limits, self.metrics = app, limits, metrics
+    def __init__(
+        self, app: App, limits: Limits, metrics: Metrics, token: str | None, backend: Backend
+    ) -> None:
+        self.app, self.limits, self.metrics, self.backend = app, limits, metrics, backend
         self.token = None if token is None else token.encode()
         self.stopping = False
+        self.most_connections = 1000
+        self._held = 0
+        """Bytes of all bodies."""
 
     @property
     def idle(self) -> bool:
@@ -85,31 +109,51 @@ class Guard:
         except _RefusedError as refusal:
             self.metrics.refused(refusal.reason)
             if "expect" not in _headers(scope):  # else its sender waits for the answer before it sends more
-                await request.discard(self.limits.max_bytes)
-            await answer.problem(refusal.status, refusal.sentence, refusal.headers, close=not request.whole)
+                await request.discard(self.limits.max_bytes if scope["path"] in WORK else LEFT)
+            close = not request.whole or refusal.reason == "framing"  # what follows may be of another request
+            await answer.problem(refusal.status, refusal.sentence, refusal.headers, close)
         except _GoneError:
             self.metrics.refused("gone")
             return
-        except Exception:
-            log.exception("A request failed.")
-            await answer.problem(500, "Something went wrong on the server: its log has the details.")
+        except Exception as error:
+            if not is_trouble(error):
+                log.exception("A request failed.")
+            if not answer.status:
+                await answer.problem(*failure(error))
+        finally:
+            self._held -= request.held
         path = scope["path"] if scope["path"] in KNOWN else "other"
         self.metrics.answered(path, answer.status, time.monotonic() - started)
 
     async def _answered(self, scope: Message, request: "_Request", answer: "_Answer") -> None:
-        path = scope["path"]
+        path, headers = scope["path"], _headers(scope)
         if not path.isprintable():  # to the routes, a line break at the end is nothing
             raise _RefusedError(404, "address", NOTHING)
         if self.stopping and path != "/metrics":
-            raise _RefusedError(503, "stopping", "The server is about to stop: ask again later.", RETRY)
+            raise self._stopping()
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise _RefusedError(400, "framing", "A request has a length or is chunked, not both.")
+        self._check_site(scope, headers)
         if path in SECRET:
-            self._check_sender(scope, _headers(scope))
-        if path not in WORK or scope["method"] != "POST":
-            await self.app(scope, request, answer)
+            self._check_token(headers)
+        if path in WORK and scope["method"] == "POST":
+            await self._work(scope, headers, request, answer)
             return
-        async with self._accepted():
-            deadline = asyncio.get_running_loop().time() + self.limits.timeout
-            again = _again(await self._body(_headers(scope), request, deadline), request)
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            raise _RefusedError(413, "body", "This address takes no body with this method.")
+        if scope["method"] == "HEAD":  # the server leaves the content out
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, request, answer)
+
+    async def _work(
+        self, scope: Message, headers: dict[str, str], request: "_Request", answer: "_Answer"
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        self._check_room(self.metrics.accepted)
+        again = _again(await self._body(headers, request, deadline), request)
+        if self.stopping:
+            raise self._stopping()
+        async with self._accepted(scope):
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.app(scope, again, answer)
@@ -118,15 +162,30 @@ class Guard:
                     503, "slow", "The answer took too long: ask again later.", RETRY
                 ) from error
 
-    def _check_sender(self, scope: Message, headers: dict[str, str]) -> None:
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    def _stopping(self) -> _RefusedError:
+        return _RefusedError(503, "stopping", "The server is about to stop: ask again later.", RETRY)
+
+    def _check_site(self, scope: Message, headers: dict[str, str]) -> None:
+        """Refuse host names that were led here, and what pages of other sites ask."""
+        host, own = _host(headers.get("host", "")), scope["server"][0]
+        name = re.sub(r":\d+$", "", host).rstrip(".")
+        if self.token is None and is_loopback(own) and name not in (*LOOPBACK, own):
+            sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
+            raise _RefusedError(403, "host", sentence)
+        sites = [value for key, value in scope["headers"] if key == b"sec-fetch-site"]
+        is_link = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
+        if sites:
+            foreign = sites not in ([b"none"], [b"same-origin"])
+            is_link &= len(sites) == 1 and headers.get("sec-fetch-mode") == "navigate"
+        else:
+            named = [headers[each] for each in ("origin", "referer") if each in headers]
+            foreign = any(_host(urlsplit(each).netloc) != host for each in named)
+            is_link &= "origin" not in headers
+        if foreign and not is_link:
             raise _RefusedError(403, "site", "The page of another site can't ask this server: open its own.")
+
+    def _check_token(self, headers: dict[str, str]) -> None:
         if self.token is None:
-            host = re.sub(r":\d+$", "", headers.get("host", ""))
-            own = scope["server"][0]
-            if is_loopback(own) and host not in (*LOOPBACK, own):  # a name that was led here
-                sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
-                raise _RefusedError(403, "host", sentence)
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self.token)
@@ -134,11 +193,16 @@ class Guard:
             sentence = "This server needs a token: send it as 'Authorization: Bearer TOKEN'."
             raise _RefusedError(401, "token", sentence, {"www-authenticate": "Bearer"})
 
-    @asynccontextmanager
-    async def _accepted(self) -> AsyncIterator[None]:
-        if self.metrics.accepted >= self.limits.max_queue:
+    def _check_room(self, waiting: int) -> None:
+        most = self.limits.max_queue
+        if waiting >= most or self._held > most * self.limits.max_bytes:
             raise _RefusedError(429, "queue", "Too many requests wait already: ask again in a second.", RETRY)
+
+    @asynccontextmanager
+    async def _accepted(self, scope: Message) -> AsyncIterator[None]:
+        self._check_room(self.metrics.accepted)
         self.metrics.accepted += 1
+        scope[ACCEPTED] = True
         try:
             yield
         finally:
@@ -153,12 +217,17 @@ class Guard:
         if length.isdecimal() and int(length[:20]) > self.limits.max_bytes:
             raise too_large
         body = bytearray()
+        started = asyncio.get_running_loop().time() + GRACE
         try:
-            async with asyncio.timeout_at(deadline):
-                async for chunk in request.chunks():
-                    body += chunk
-                    if len(body) > self.limits.max_bytes:
-                        raise too_large
+            while not request.whole:
+                async with asyncio.timeout_at(min(deadline, started + len(body) / RATE)):
+                    chunk = await request.chunk()
+                body += chunk
+                request.held += len(chunk)
+                self._held += len(chunk)
+                if len(body) > self.limits.max_bytes:
+                    raise too_large
+                self._check_room(0)
         except TimeoutError as error:
             raise _RefusedError(408, "slow", "The request came too slowly: send it again.") from error
         return bytes(body)
@@ -170,6 +239,8 @@ class _Request:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.whole = False
+        self.held = 0
+        """Bytes of the body that were read and are kept."""
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -177,23 +248,20 @@ class _Request:
             self.whole = True
         return message
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Of the body, until its end."""
-        while not self.whole:
-            message = await self()
-            if message["type"] == "http.disconnect":
-                raise _GoneError
-            yield message.get("body", b"")
+    async def chunk(self) -> bytes:
+        """The next part of the body."""
+        message = await self()
+        if message["type"] == "http.disconnect":
+            raise _GoneError
+        return bytes(message.get("body", b""))
 
     async def discard(self, most: int) -> None:
         """Read some of what is left, so that the sender has an ear for the answer."""
         size = 0
         try:
             async with asyncio.timeout(LINGER):
-                async for chunk in self.chunks():
-                    size += len(chunk)
-                    if size > most:
-                        return
+                while not self.whole and size <= most:
+                    size += len(await self.chunk())
         except (TimeoutError, _GoneError):
             return
 
@@ -219,18 +287,42 @@ class _Answer:
         """One sentence, unless an answer has begun already."""
         if self.status:
             return
-        body = json.dumps({"error": sentence}).encode()
-        given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-        if close:
-            given["connection"] = "close"
-        encoded = [(name.encode(), value.encode()) for name, value in given.items()]
+        more = {"connection": "close"} if close else {}
+        encoded, body = encoded_problem(sentence, {**(headers or {}), **more})
         await self({"type": "http.response.start", "status": status, "headers": encoded})
         await self({"type": "http.response.body", "body": body})
+
+
+def encoded_problem(sentence: str, headers: dict[str, str]) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return headers and body of an answer that says what is wrong."""
+    body = json.dumps({"error": sentence}).encode()
+    given = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    return [(name.encode(), value.encode()) for name, value in given.items()], body
+
+
+def is_trouble(error: BaseException | None) -> bool:
+    """Return whether this machine lacks something: neither the request nor the program is to blame."""
+    if isinstance(error, OSError):
+        return error.errno in LACKS
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def failure(error: BaseException) -> tuple[int, str, dict[str, str]]:
+    """Return the answer to a request that failed on the server, and log what this machine lacks."""
+    if is_trouble(error):
+        log.error("A request got 503: %s", error or type(error).__name__)
+        return 503, "The server lacks memory, space or files: ask again later.", RETRY
+    return 500, "Something went wrong on the server: its log has the details.", {}
 
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can connect to it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _host(host: str) -> str:
+    """Return a host with its port in the one way that they are compared; names have no case."""
+    return re.sub(r":(80|443)?$", "", host.lower())
 
 
 def _headers(scope: Message) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The options of a server: where it listens, and what it refuses before it looks any closer."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from candid._support.config import Option, check_fields
@@ -54,6 +55,20 @@ class ServeOptions:
             default="one per core, at most 4, for images up to 64 x 64, else 1",
         ),
     ] = None
+
+    state: Annotated[
+        Path | None,
+        Option("Folder for the state of the watch for drift, which then survives a restart.", metavar="DIR"),
+    ] = None
+    store: Annotated[
+        Path | None,
+        Option(
+            "Store judged images and results in this folder; by default nothing is stored.", metavar="DIR"
+        ),
+    ] = None
+    store_megabytes: Annotated[
+        float, Option("Most MB of stored images; the oldest are removed first.", above=0, below=1e9)
+    ] = 1000
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 Network = TypeVar("Network")
@@ -13,6 +13,23 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 LONG = 0.5
 """Seconds after which what waits begins, even if it is little: another batch may be stuck."""
+LOOK = 1.0
+"""Seconds after which a thread without work looks whether its network has ended."""
+ENDS = 2
+"""Networks that an item may end, each time alone, before it is given up."""
+
+
+class LostError(Exception):
+    """A network ended before it answered, or there is none."""
+
+    def __init__(self, blame: bool = False) -> None:
+        super().__init__("the network ended before it answered")
+        self.blame = blame
+        """Whether it was alive when it was asked."""
+
+
+class HarmfulError(Exception):
+    """An item ended every network that was asked about it alone."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +38,25 @@ class _Waiting(Generic[Network, Item, Answer]):
     """How to answer it; None if it is answered together with others."""
     item: Item | None = None
     size: int = 1
+    apart: bool = False
+    """Whether it shares no batch: one that it was in has ended its network."""
+    ends: int = 0
+    """How many networks ended while they worked on nothing else."""
     future: "Future[Answer]" = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
 
 class Queue(Generic[Network, Item, Answer]):
     """Answers items in batches, with a thread for each network: what waits together is answered together.
+
+    If a network ends (:class:`LostError`), each item of its batch is asked again alone. An item that then
+    ends two networks fails with :class:`HarmfulError`; the others are answered.
+
+    Args:
+        networks: what answers; each has its own thread.
+        answer: returns the answers of a network to items, in their order.
+        batch: the most places of a batch.
+        prepare: is called with a network before it is asked, and every second; it may take its time.
 
     >>> queue = Queue[int, int, int]([10], lambda network, items: [network + item for item in items], batch=8)
     >>> queue.together(1).result(), queue.alone(lambda network: network - 1).result()
@@ -39,8 +69,9 @@ class Queue(Generic[Network, Item, Answer]):
         networks: Sequence[Network],
         answer: Callable[[Network, Sequence[Item]], Sequence[Answer | Exception]],
         batch: int,
+        prepare: Callable[[Network], object] = lambda network: None,
     ) -> None:
-        self._answer, self._batch = answer, batch
+        self._answer, self._batch, self._prepare = answer, batch, prepare
         self._waiting: deque[_Waiting[Network, Item, Answer]] = deque()
         self._changed = threading.Condition()
         self._closed, self._passing = False, 0
@@ -67,6 +98,15 @@ class Queue(Generic[Network, Item, Answer]):
         for thread in self._threads:
             thread.join()
 
+    def abandon(self) -> None:
+        """Let everything that waits fail with :class:`LostError`."""
+        with self._changed:
+            waiting = [*self._waiting]
+            self._waiting.clear()
+        for each in waiting:
+            if each.future.running() or each.future.set_running_or_notify_cancel():
+                each.future.set_exception(LostError())
+
     def _put(self, waiting: _Waiting[Network, Item, Answer]) -> "Future[Answer]":
         with self._changed:
             if self._closed:
@@ -76,39 +116,73 @@ class Queue(Generic[Network, Item, Answer]):
         return waiting.future
 
     def _work(self, network: Network) -> None:
-        while batch := self._next():
-            started = [each for each in batch if each.future.set_running_or_notify_cancel()]
-            for each, answer in zip(started, self._answers(network, started), strict=True):
-                if isinstance(answer, Exception):
-                    each.future.set_exception(answer)
-                else:
-                    each.future.set_result(answer)
+        while True:
+            self._prepare(network)
+            batch = self._next()
+            if batch is None:
+                return
+            if not batch:
+                continue
+            started = [
+                each for each in batch if each.future.running() or each.future.set_running_or_notify_cancel()
+            ]
+            try:
+                answers = self._answers(network, started)
+            except LostError as error:
+                self._again(started, error.blame)
+            else:
+                for each, answer in zip(started, answers, strict=True):
+                    if isinstance(answer, Exception):
+                        each.future.set_exception(answer)
+                    else:
+                        each.future.set_result(answer)
             with self._changed:
                 self._passing -= batch[0].alone is None
                 self._changed.notify()  # what was not worth starting next to this batch may be now
             del batch, started
 
-    def _next(self) -> list[_Waiting[Network, Item, Answer]]:
-        """The first that waits, with those behind it that may share its batch; none once it is closed."""
+    def _again(self, batch: Sequence[_Waiting[Network, Item, Answer]], blame: bool) -> None:
+        """Put items back to the front, each for itself; give up one that has ended networks alone."""
+        alone = blame and len(batch) == 1
         with self._changed:
+            for each in reversed(batch):
+                ends = each.ends + alone
+                if ends >= ENDS:
+                    each.future.set_exception(HarmfulError())
+                elif self._closed:
+                    each.future.set_exception(LostError())
+                else:
+                    again = replace(each, apart=each.apart or blame, ends=ends)
+                    self._waiting.appendleft(again)
+            self._changed.notify()
+
+    def _next(self) -> list[_Waiting[Network, Item, Answer]] | None:
+        """The first that waits, with those behind it that may share its batch.
+
+        Nothing if nothing came for a while; None once the queue is closed and empty.
+        """
+        with self._changed:
+            patient = True
             while not (self._closed or self._is_worthwhile()):
-                self._changed.wait(LONG if self._waiting else None)
+                if not patient and not self._waiting:
+                    return []
+                patient = self._changed.wait(LONG if self._waiting else LOOK)
             batch: list[_Waiting[Network, Item, Answer]] = []
             room = self._batch
             while self._waiting:
                 first = self._waiting[0]
-                if batch and (batch[0].alone or first.alone or first.size > room):
+                if batch and (_is_apart(batch[0]) or _is_apart(first) or first.size > room):
                     break
                 room -= first.size
                 batch.append(self._waiting.popleft())
             self._passing += bool(batch) and batch[0].alone is None
             if self._waiting:
                 self._changed.notify()
-            return batch
+            return batch or None
 
     def _is_worthwhile(self) -> bool:
         """Return whether to begin: next to another batch, a nearly empty one costs more than it gains."""
-        if not self._waiting or self._waiting[0].alone or not self._passing:
+        if not self._waiting or _is_apart(self._waiting[0]) or not self._passing:
             return bool(self._waiting)
         waited = time.monotonic() - self._waiting[0].since
         return waited > LONG or 4 * sum(each.size for each in self._waiting) >= self._batch
@@ -122,5 +196,11 @@ class Queue(Generic[Network, Item, Answer]):
             if batch[0].alone is not None:
                 return [batch[0].alone(network)]
             return self._answer(network, [each.item for each in batch if each.item is not None])
+        except LostError:
+            raise
         except Exception as error:
             return [error] * len(batch)
+
+
+def _is_apart(waiting: _Waiting[Network, Item, Answer]) -> bool:
+    return waiting.apart or waiting.alone is not None

@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from torch import Tensor
+
+from candid.trust.verdict import Sighting
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,21 @@ class ClassMapResponse(BaseModel):
 
     class_: str = Field(serialization_alias="class")
     log_posterior_nats: float
-    values_nats: list[list[float]] = Field(description="Rows from the top; they add up to the log posterior.")
+    values_nats: list[list[float]] = Field(
+        description="Rows from the top; they add up to the log posterior, or to score_nats - baseline_nats."
+    )
+    score_nats: float | None = Field(
+        None, description="Photo models: the logit of the class minus the mean of all logits."
+    )
+    baseline_nats: float | None = Field(None, description="The same of the average training photo.")
 
 
 class HeatmapsResponse(BaseModel):
-    """Heatmaps over the positions of the last feature maps."""
+    """Heatmaps over the positions of the last feature maps; of a photo model, over the centre square."""
 
-    saliency_nats: list[list[float]] = Field(description="The information that the model finds there.")
+    saliency_nats: list[list[float]] | None = Field(
+        description="The information that the model finds there; null for a photo model."
+    )
     classes: list[ClassMapResponse] = Field(description="The most probable classes, falling.")
 
 
@@ -77,14 +87,34 @@ class NeighbourResponse(BaseModel):
     measured_uncertainty: float | None = Field(description="The same on held-out images, if it is known.")
 
 
+class KnownPhotoResponse(BaseModel):
+    """A photo that is kept with a photo model."""
+
+    class_: str = Field(serialization_alias="class")
+    image: str = Field(description="A small JPEG in base64.")
+
+
+class NearestPhotosResponse(BaseModel):
+    """The known photos that are nearest to the photo, nearest first."""
+
+    nearest: list[KnownPhotoResponse] = Field(description="Of all classes.")
+    instead: str = Field(description="The class that it could be instead: the second most probable one.")
+    of_instead: list[KnownPhotoResponse] = Field(description="Of that class.")
+
+
 class ExplanationResponse(BaseModel):
     """Why the model says it."""
 
-    kind: Literal["confident", "ambiguous", "several interpretations", "novel"]
-    summary: str = Field(description="The explanation in one or two sentences.")
-    heatmaps: HeatmapsResponse
-    decision_space: DecisionSpaceResponse
+    kind: Literal["confident", "ambiguous", "several interpretations", "novel"] | None
+    summary: str | None = Field(description="The explanation in one or two sentences.")
+    heatmaps: HeatmapsResponse | None = Field(description="Null if the eye of a photo model gives no maps.")
+    decision_space: DecisionSpaceResponse | None = Field(
+        description="Null, as are kind and summary, of an adopted model, which has no class means."
+    )
     nearest_classes: list[NeighbourResponse]
+    nearest_photos: NearestPhotosResponse | None = Field(
+        None, description="Photo models that keep thumbnails of known photos."
+    )
 
 
 class LevelResponse(BaseModel):
@@ -137,10 +167,15 @@ class ExaminationResponse(BaseModel):
     class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
     verdict: Literal["accept", "ambiguous", "novel"] | None
     classes: list[str] | None = Field(description="The class set: the classes that can't be ruled out.")
-    log_density_nats: float | None = Field(description="Log density of the 8-bit image, if there is one.")
+    log_density_nats: float | None = Field(description="Log density of the 8-bit image, or of its features.")
     promises: PromisesResponse | None
-    seen: str | None = Field(None, description="The image as the model sees it, a PNG in base64; on request.")
-    explanation: ExplanationResponse | None = Field(None, description="On request; null for a ResNet.")
+    seen: str | None = Field(
+        default=None, description="The image as the model sees it, a PNG in base64; on request."
+    )
+    explanation: ExplanationResponse | None = Field(
+        default=None, description="On request; null for a ResNet."
+    )
+    _sighting: Sighting | None = PrivateAttr(default=None)  # for the watch for drift; it is not sent
 
 
 class UnusableResponse(BaseModel):
@@ -157,12 +192,15 @@ class EncodedResponse(NamedTuple):
     kind: str
     """For the counts: the verdict, ``unusable`` or ``no verdict``."""
     json: bytes
+    sighting: Sighting | None = None
+    """What a watch for drift needs to know; None of an image that can't be used."""
 
     @classmethod
     def of(cls, found: ExaminationResponse | UnusableResponse) -> "EncodedResponse":
         """Return ``found`` as JSON."""
         kind = found.verdict or "no verdict" if isinstance(found, ExaminationResponse) else found.status
-        return cls(kind, found.model_dump_json(by_alias=True).encode())
+        sighting = found._sighting if isinstance(found, ExaminationResponse) else None
+        return cls(kind, found.model_dump_json(by_alias=True).encode(), sighting)
 
 
 class ExamineResponse(BaseModel):
@@ -244,14 +282,65 @@ class ModelResponse(BaseModel):
     classes: list[str]
     image_shape: tuple[int, int, int] = Field(description="Channels, height, width.")
     held_out: HeldOutResponse | None
+    can: list[str] = Field(description="What an explanation shows, to go on after 'it shows'.")
     cannot: list[str] = Field(description="What the model can't show, and why: one sentence each.")
     limits: LimitsResponse | None = None
+    stores_images: bool = Field(
+        default=False, description="Whether this server stores the images that it judges."
+    )
 
 
 class ModelsResponse(BaseModel):
     """All models of this server."""
 
     models: list[ModelResponse]
+
+
+class CarrierResponse(BaseModel):
+    """An image that carried the evidence."""
+
+    image: int = Field(description="Its number among all images that were watched, from 1.")
+    name: str | None = Field(description="Its file, if this server stores images.")
+    gain: float = Field(description="What the evidence was multiplied by.")
+
+
+class DriftResponse(BaseModel):
+    """Whether the judged images have changed since the held-out ones."""
+
+    watching: bool = Field(description="Whether the model has the held-out scores that a watch needs.")
+    sentence: str
+    alarm: bool = False
+    after: int | None = Field(default=None, description="Images until the alarm rang.")
+    evidence: float | None = Field(default=None, description="The alarm rings at 1 / level.")
+    level: float | None = Field(
+        default=None,
+        description="The probability that the alarm ever rings if nothing changes is at most this.",
+    )
+    images: int = Field(default=0, description="Images that were watched.")
+    held_out: int | None = None
+    since: int | None = Field(default=None, description="About the first image that had changed.")
+    directions: list[str] = []
+    carriers: list[CarrierResponse] = Field(
+        default=[], description="The images that carried most of the evidence."
+    )
+
+
+class StoredResponse(BaseModel):
+    """A stored image and what was said of it."""
+
+    id: int
+    file: str = Field(description="In the folder 'images' of the store.")
+    verdict: str
+    label: str
+    confidence: float
+    p_value: float | None
+
+
+class VerdictsResponse(BaseModel):
+    """The last judged images: novel ones first, then ambiguous ones, then the others, each newest first."""
+
+    stored: dict[str, int] = Field(description="All stored images by verdict.")
+    verdicts: list[StoredResponse]
 
 
 class HealthResponse(BaseModel):

@@ -1,39 +1,58 @@
 """A server that ends when it is told to, and not before it has answered what it accepted."""
 
+import asyncio
+import ctypes
 import logging
+import math
 import signal
 import socket
+import time
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from candid._support.errors import CandidError
 from candid._support.text import short_name
 from candid.serve.app import guarded_app
+from candid.serve.connection import BACKLOG, SILENT, Connection, most_connections
 from candid.serve.guard import Guard, is_loopback
 from candid.serve.limits import Limits, ServeOptions
+from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from candid.serve.worker import Worker, working
 
 log = logging.getLogger("candid.serve")
+GIVE_UP = 180.0
+"""Seconds without a network after which the server ends."""
+MMAP_THRESHOLD = -3
+"""In glibc: the size of blocks that are mapped one by one. Without this it grows up to the size of images."""
+WAITING = 512
+"""Connections that wait to be accepted."""
+LAST = 5.0
+"""Seconds that accepted requests wait for a network once the server has been told to end."""
 
 
 class Server(uvicorn.Server):
     """Told to end, it answers what it accepted and refuses the rest; told again, it ends at once."""
 
     def __init__(self, guard: Guard, ready: Callable[[], object] = lambda: None) -> None:
-        self.guard, self.ready = guard, ready
+        self.guard, self.ready, self.gave_up = guard, ready, False
+        self._told, self._complained = 0.0, -math.inf
         config = uvicorn.Config(
             guard,
+            http=Connection,
             ws="none",
             lifespan="on",
-            log_level=logging.WARNING,
+            backlog=BACKLOG,
+            log_level=logging.ERROR,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=10,
+            timeout_keep_alive=round(SILENT),
             timeout_graceful_shutdown=round(guard.limits.timeout) + 1,
         )
         super().__init__(config)
@@ -41,19 +60,41 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so once requests are answered."""
+        asyncio.get_running_loop().set_exception_handler(self._complain)
         await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(WAITING)
         self.ready()
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error outside of requests; that there are too few descriptors, once a minute."""
+        if "out of system resource" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif loop.time() > self._complained + 60:
+            self._complained = loop.time()
+            log.error("No connection can be accepted now: %s", context.get("exception"))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On SIGTERM and Ctrl-C."""
         if self.guard.stopping:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-        self.guard.stopping = True
+        self.guard.stopping, self._told = True, time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
-        return await super().on_tick(counter) or (self.guard.stopping and self.guard.idle)
+        if counter % 10 == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in [
+                each for each in self.server_state.connections if isinstance(each, Connection)
+            ]:
+                connection.check(now)
+        lost = self.guard.backend.seconds_lost()
+        self.gave_up = lost > GIVE_UP
+        if self.gave_up or (self.guard.stopping and lost and time.monotonic() > self._told + LAST):
+            self.guard.backend.abandon()
+        done = self.guard.stopping and self.guard.idle
+        return await super().on_tick(counter) or done or self.gave_up
 
 
 def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[str], object]) -> None:
@@ -65,6 +106,8 @@ def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[st
         limits: what is refused.
         ready: is called with one line once requests are answered.
     """
+    return_memory()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd files; what matters is in their answers
     name = short_name(Path(model))
     with listening(options.host, options.port) as sock, ExitStack() as stack:
         networks: Sequence[Service | Worker]
@@ -77,14 +120,31 @@ def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[st
         if options.token is None and not is_local(sock):
             log.warning("Without a token, anyone who reaches this machine can ask: set CANDID_TOKEN.")
         line = f"{name} answers at {address_of(sock)}; Ctrl-C ends it"
-        Server(guarded_app(networks, limits, options.token), lambda: ready(line)).run([sock])
+        sensor = Sensor.of(networks[0].description, options)
+        guard = guarded_app(networks, limits, options.token, sensor)
+        guard.most_connections = most_connections()
+        server = Server(guard, lambda: ready(line))
+        server.run([sock])
+    if server.gave_up:
+        raise CandidError(
+            f"No process for the network could be started for {GIVE_UP:g} s, so the server has ended: free "
+            "some memory, look at the log, and start it again."
+        )
+
+
+def return_memory() -> None:
+    """Let large blocks of memory go back to the system as soon as they are freed, where glibc runs."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1_000_000)
 
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that takes connections; port 0 is any free one."""
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return socket.create_server((host, port), family=family)
+        sock = socket.create_server((host, port), family=family)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
+        return sock
     except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CandidError(

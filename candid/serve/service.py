@@ -1,11 +1,13 @@
 """A model that answers requests: what the library says, as responses of the API."""
 
 import base64
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +16,25 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid._support.threads import usable_cpus
 from candid.data.images import Preprocessing, to_png
+from candid.explanations.adopted_maps import AdoptedMaps, adopted_maps
 from candid.explanations.counterfactual import Counterfactual, counterfactual
 from candid.explanations.explainer import Explainer, Explanation
+from candid.explanations.nearest_photos import NO_INVERSE, NearestPhotos
+from candid.explanations.photo_maps import PhotoMaps
 from candid.explanations.similarity import entry, similarity
+from candid.inference.predictions import to_float
 from candid.models import checkpoint, zoo
+from candid.models.heads.adopted import AdoptedModel
+from candid.models.heads.photo import PhotoModel
 from candid.models.protocol import Model, as_latent, require_latent
 from candid.serve import schemas
 from candid.serve.schemas import EncodedResponse, ImageRequest
 from candid.trust.examine import Examiner, Unusable
-from candid.trust.judge import Judge
+from candid.trust.judge import HeldOut, Judge
 from candid.trust.verdict import Examination
+from candid.trust.watched import WatchedScore
 
+Response = schemas.ExaminationResponse | schemas.UnusableResponse
 TOP = 5
 """Heatmaps and nearest classes."""
 SPACE = (
@@ -50,6 +60,9 @@ class Description:
     workers: int
     """Processes that should hold a network each."""
     fingerprint: str
+    """Of the model and its held-out scores."""
+    watch: str | None
+    """A watch for drift that has seen the held-out images, as text; None if there are none."""
 
 
 class Service:
@@ -58,9 +71,11 @@ class Service:
     ready = True
 
     def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
-        self.examiner = Examiner(model, name, evidence=True)
+        score = None if HeldOut.of(model) is None else WatchedScore.of(model)
+        self.examiner = Examiner(model, name, evidence=True, watched=score)
         self.model, self.classes = self.examiner.model, model.class_names
-        explainable = as_latent(self.model) is not None and len(self.classes) > 1
+        described = as_latent(self.model) is not None or isinstance(self.model, PhotoModel)
+        explainable = described and len(self.classes) > 1
         self.explainer = Explainer(self.model, TOP) if explainable else None
         self.neighbours = _neighbours(self.model) if explainable else []
         self.description = Description(
@@ -68,7 +83,8 @@ class Service:
             self.examiner.preprocessing,
             min(64, self.examiner.batch),
             _workers(self.model),
-            self.model.fingerprint(),
+            self.model.fingerprint() if score is None else score.identity(self.model),
+            None if score is None else score.watch(self.classes).to_json(),
         )
 
     @classmethod
@@ -97,8 +113,21 @@ class Service:
             classes=list(self.classes),
             image_shape=self.model.image_shape,
             held_out=None if judge is None else _held_out(judge),
+            can=self._shown(),
             cannot=_missing(self.model, judge),
         )
+
+    def _shown(self) -> list[str]:
+        """Return what an explanation shows."""
+        where = "which parts of the image speak for which class"
+        if self.explainer is None:
+            return [where] if _adopted_with_maps(self.model) else []
+        between = "where the image lies between the classes"
+        if isinstance(self.model, PhotoModel):
+            maps = [where] if getattr(self.model.eye, "has_maps", True) else []
+            known = ["the nearest photos that the model knows"] if self.model.thumbnails else []
+            return [*maps, between, *known]
+        return [where, between, "how it would have to change to become another class"]
 
     def answer(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[EncodedResponse] | Exception]:
         """Return the answers of :meth:`examine` as JSON."""
@@ -107,12 +136,10 @@ class Service:
             for each in self.examine(requests)
         ]
 
-    def examine(
-        self, requests: Sequence[Sequence[ImageRequest]]
-    ) -> list[list[schemas.ExaminationResponse | schemas.UnusableResponse] | Exception]:
+    def examine(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[Response] | Exception]:
         """Return the answers to each request, from one pass; an exception if there are none."""
         found = iter(self.examiner.judged([(each.path, each.image) for asked in requests for each in asked]))
-        answers: list[list[schemas.ExaminationResponse | schemas.UnusableResponse] | Exception] = []
+        answers: list[list[Response] | Exception] = []
         for asked in requests:
             judged = list(islice(found, len(asked)))
             try:
@@ -122,32 +149,25 @@ class Service:
                 answers.append(error)
         return answers
 
-    def _answer(
-        self, asked: ImageRequest, found: Examination | Unusable
-    ) -> schemas.ExaminationResponse | schemas.UnusableResponse:
+    def _answer(self, asked: ImageRequest, found: Examination | Unusable) -> Response:
         if isinstance(found, Unusable):
             return unusable(asked.path, found.reason)
         explanation = None
         if asked.explain and self.explainer is not None:
             explanation = self._explained(found, self.explainer.explain(found))
+        elif asked.explain and _adopted_with_maps(self.model):
+            explanation = self._adopted(found)
         seen = as_png(asked.image) if asked.explain else None
-        return schemas.ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
+        response = schemas.ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
+        response._sighting = found.sighting
+        return response
 
     def _explained(self, examined: Examination, explanation: Explanation) -> schemas.ExplanationResponse:
-        maps, space = explanation.maps, explanation.space
-        by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
+        space = explanation.space
         return schemas.ExplanationResponse(
             kind=explanation.summary.kind,
             summary=explanation.summary.sentence,
-            heatmaps=schemas.HeatmapsResponse(
-                saliency_nats=maps.saliency[0].tolist(),
-                classes=[
-                    schemas.ClassMapResponse(
-                        class_=self.classes[y], log_posterior_nats=total, values_nats=values
-                    )
-                    for y, total, values in zip(*(each.tolist() for each in by_class), strict=True)
-                ],
-            ),
+            heatmaps=self._heatmaps(explanation.maps, examined),
             decision_space=schemas.DecisionSpaceResponse(
                 posterior={
                     self.classes[y]: share for y, share in zip(space.classes, space.posterior, strict=True)
@@ -155,6 +175,71 @@ class Service:
                 **{name: getattr(space, name) for name in SPACE},
             ),
             nearest_classes=self.neighbours[self.classes.index(examined.label)],
+            nearest_photos=None if explanation.nearest is None else self._nearest(explanation.nearest),
+        )
+
+    def _adopted(self, examined: Examination) -> schemas.ExplanationResponse:
+        assert examined.evidence is not None and isinstance(self.model, AdoptedModel)
+        found = adopted_maps(self.model, to_float(examined.evidence.image, self.model.device))
+        return schemas.ExplanationResponse(
+            kind=None,
+            summary=None,
+            heatmaps=self._heatmaps(found, examined),
+            decision_space=None,
+            nearest_classes=[],
+            nearest_photos=None,
+        )
+
+    def _heatmaps(self, maps: Any, examined: Examination) -> schemas.HeatmapsResponse | None:
+        if isinstance(maps, str):
+            return None
+        if isinstance(maps, PhotoMaps | AdoptedMaps):
+            if isinstance(maps, PhotoMaps):
+                why = [(each.y, each.values, each.score, each.baseline) for each in maps.why]
+            else:
+                why = list(
+                    zip(maps.classes, maps.maps, maps.scores.tolist(), maps.baselines.tolist(), strict=True)
+                )
+            return schemas.HeatmapsResponse(
+                saliency_nats=None,
+                classes=[
+                    schemas.ClassMapResponse(
+                        class_=self.classes[y],
+                        log_posterior_nats=math.log(max(examined.posterior[self.classes[y]], 1e-300)),
+                        values_nats=values.tolist(),
+                        score_nats=score,
+                        baseline_nats=baseline,
+                    )
+                    for y, values, score, baseline in why
+                ],
+            )
+        by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
+        return schemas.HeatmapsResponse(
+            saliency_nats=maps.saliency[0].tolist(),
+            classes=[
+                schemas.ClassMapResponse(
+                    class_=self.classes[y],
+                    log_posterior_nats=total,
+                    values_nats=values,
+                    score_nats=None,
+                    baseline_nats=None,
+                )
+                for y, total, values in zip(*(each.tolist() for each in by_class), strict=True)
+            ],
+        )
+
+    def _nearest(self, found: NearestPhotos) -> schemas.NearestPhotosResponse:
+        nearest, of_instead = (
+            [
+                schemas.KnownPhotoResponse(
+                    class_=self.classes[each.y], image=base64.b64encode(each.jpeg).decode()
+                )
+                for each in photos
+            ]
+            for photos in (found.nearest, found.of_instead)
+        )
+        return schemas.NearestPhotosResponse(
+            nearest=nearest, instead=self.classes[found.instead], of_instead=of_instead
         )
 
     def change(self, asked: ImageRequest) -> schemas.ChangedResponse | schemas.ImpossibleResponse:
@@ -196,9 +281,22 @@ def _workers(model: Model) -> int:
     return min(4, usable_cpus()) if model.device.type == "cpu" and height * width <= SMALL**2 else 1
 
 
+def _adopted_with_maps(model: Model) -> bool:
+    return isinstance(model, AdoptedModel) and model.eye.last_layer() is not None
+
+
 def _missing(model: Model, judge: Judge | None) -> list[str]:
     found = []
-    if as_latent(model) is None:
+    if model.density_of == "features":
+        instead = isinstance(model, PhotoModel) and bool(model.thumbnails)
+        found.append(
+            f"{NO_INVERSE}, so this page can't show how the image would have to change"
+            f"{'; it shows the nearest photos that the model knows' * instead}."
+        )
+        if not isinstance(model, PhotoModel):
+            maps = "" if _adopted_with_maps(model) else "heatmaps, "
+            found.append(f"It has no class means: there are no {maps}decision space or nearest classes.")
+    elif as_latent(model) is None:
         found.append(
             f"This model is a {KINDS.get(model.kind, model.kind)}, which has no class means in its latent: "
             "it shows no decision space, heatmaps, nearest classes or counterfactuals."

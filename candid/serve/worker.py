@@ -1,8 +1,12 @@
 """A network in a process of its own, which does not share Python's lock with the requests."""
 
+import logging
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,16 +15,25 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.threads import usable_cpus
+from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_SECONDS = 5.0
 """For a process to end by itself."""
+START_SECONDS = 120.0
+"""For a process to load the model."""
+PAUSES = (0.2, 10.0)
+"""Seconds before the second attempt to start a process, and at most; they double in between."""
+log = logging.getLogger("candid.serve")
 
 
 class Worker:
-    """Answers as a :class:`Service` does, to one thread at a time; if its process ends, it starts another.
+    """Answers as a :class:`Service` does, to one thread at a time, from a process of its own.
+
+    Everything that is done with the process has a deadline: if it passes, the process is ended. A process
+    that has ended is replaced by :meth:`prepare`.
 
     Args:
         model: a model folder or the name of a bundled model; only the process holds the network.
@@ -32,8 +45,16 @@ class Worker:
     def __init__(self, model: str, name: str, threads: int, patience: float) -> None:
         self._model, self._name, self._threads, self._patience = model, name, threads, patience
         self._description: Description | None = None
-        self.ready = False
+        self._loaded = False
+        self._stopped = threading.Event()
+        self.lost_since = time.monotonic()
+        """When the process ended or began to start."""
         self._start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process answers."""
+        return self._loaded and self.process.is_alive()
 
     @property
     def description(self) -> Description:
@@ -44,8 +65,10 @@ class Worker:
     def wait(self) -> None:
         """Wait until the model is loaded."""
         try:
-            found = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as ended:
+            with self._within(START_SECONDS):
+                self._connection.send_bytes(pickle.dumps((self._model, self._name, self._threads)))
+                found = pickle.loads(self._connection.recv_bytes())
+        except (LostError, TimeoutError) as ended:
             raise CandidError(
                 "A process for the network ended before it was ready: free some memory, or lower --workers."
             ) from ended
@@ -54,12 +77,32 @@ class Worker:
         if self._description is not None and found.fingerprint != self._description.fingerprint:
             raise CandidError("The files of the model have changed since the server started: start it again.")
         self._description = found
-        self.ready = True
+        self._loaded = True
+
+    def prepare(self) -> None:
+        """Replace a process that has ended; try until there is one, or until :meth:`stop`."""
+        pause, longest = PAUSES
+        while not (self.ready or self._stopped.is_set()):
+            try:
+                self._lose()
+                self._start()
+                self.wait()
+            except Exception as error:
+                if not self._stopped.is_set():
+                    log.warning("A process for the network can't be started (%s); trying again.", error)
+                self._stopped.wait(pause)
+                pause = min(2 * pause, longest)
+
+    def stop(self) -> None:
+        """Let :meth:`prepare` return, if need be without a process."""
+        self._stopped.set()
+        if not self._loaded:
+            self.process.kill()
 
     def use_threads(self, threads: int) -> None:
         """Let the network use this number of threads from now on."""
         self._threads = threads
-        self._ask("use_threads", threads)
+        self._ask("use_threads", threads, START_SECONDS)
 
     def answer(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[EncodedResponse] | Exception]:
         """See :meth:`Service.answer`."""
@@ -80,43 +123,57 @@ class Worker:
         self.process.join()
 
     def _start(self) -> None:
+        """Start a process; :meth:`wait` tells it what to load: a process that ends at once blocks nothing."""
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self.process = context.Process(
-            target=_work, args=(other, self._model, self._name, self._threads), daemon=True
-        )
+        self.process = context.Process(target=_work, args=(other,), daemon=True)
         with _without_signals():
             self.process.start()
         other.close()
 
-    def _ask(self, method: str, argument: object) -> Any:
-        """From another process if this one ends; an error if that ends, too, or if it takes too long."""
-        message = pickle.dumps((method, argument))
+    def _lose(self) -> None:
+        """End the process: a late answer would be taken for that to the next question."""
+        if self._loaded:
+            self.lost_since = time.monotonic()
+        self._loaded = False
+        self.hang_up()
+        self.process.kill()
+        self.process.join()
+
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        """End the process if this takes longer, which also ends a write or a read that waits for it."""
+        late = threading.Event()
+        process = self.process
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
         try:
-            found = self._answer(message)
-        except TimeoutError:
-            raise
-        except (EOFError, OSError):
-            found = self._answer(message)
+            yield
+        except (EOFError, OSError) as error:
+            self._lose()
+            if late.is_set():
+                raise TimeoutError("the network does not answer") from error
+            raise LostError(blame=True) from error
+        finally:
+            timer.cancel()
+
+    def _ask(self, method: str, argument: object, seconds: float | None = None) -> Any:
+        """An error if the process has ended, ends or takes too long."""
+        if not self.ready:
+            raise LostError
+        message = pickle.dumps((method, argument))
+        with self._within(self._patience if seconds is None else seconds):
+            self._connection.send_bytes(message)
+            found = pickle.loads(self._connection.recv_bytes())
         if isinstance(found, Exception):
             raise found
         return found
-
-    def _answer(self, message: bytes) -> Any:
-        """With a new process after a failure: a late answer would be taken for that to the next question."""
-        try:
-            self._connection.send_bytes(message)
-            if not self._connection.poll(self._patience):
-                raise TimeoutError("the network does not answer")
-            return pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            self.ready = False
-            self.hang_up()
-            self.process.kill()
-            self.process.join()
-            self._start()
-            self.wait()
-            raise
 
 
 @contextmanager
@@ -129,12 +186,14 @@ def working(model: str, name: str, n: int | None = None, patience: float = 60.0)
         n = n or workers[0].description.workers
         threads = max(1, cpus // n)
         workers += [Worker(model, name, threads, patience) for _ in range(n - 1)]
-        workers[0].use_threads(threads)
+        with suppress(LostError):  # it is replaced later
+            workers[0].use_threads(threads)
         for worker in workers[1:]:
             worker.wait()
         yield workers
     finally:
         for worker in workers:
+            worker.stop()
             worker.hang_up()
         for worker in workers:
             worker.join()
@@ -150,9 +209,11 @@ def _without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection, model: str, name: str, threads: int) -> None:
+def _work(connection: Connection) -> None:
     """Answer until the other side is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # closed
+        model, name, threads = pickle.loads(connection.recv_bytes())
         try:
             service = Service.load(model, name)
             service.use_threads(threads)
@@ -168,6 +229,14 @@ def _work(connection: Connection, model: str, name: str, threads: int) -> None:
                 error.add_note(traceback.format_exc())
                 answer = error
             connection.send_bytes(_packed(answer))
+
+
+def _end_with_parent() -> None:
+    """End this process when the server has ended, also in the middle of an answer."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _packed(answer: object) -> bytes:

@@ -1,32 +1,15 @@
 // The page: one image in, one judgement out.
 
-import { badge, byId, html, percent, ranked, short, signed, unbroken } from "./dom.js";
+import { api, hasToken, setToken } from "./client.js";
+import { badge, byId, html, listed, percent, ranked, short, signed, unbroken } from "./dom.js";
+import { showDrift } from "./drift.js";
 import { coloursOf, drawMap, drawRamp, inWords, rangeOf } from "./maps.js";
 import { decisionSpace, histogram, spaceLegend } from "./plots.js";
 
 let model = null;
-let token = ""; // in memory alone
 let current = null; // the file that is shown
 let asked = 0; // the number of the newest question; older answers are dropped
 let afterToken = null;
-
-async function api(path, options = {}) {
-  const headers = token ? { authorization: `Bearer ${token}` } : {};
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers });
-  } catch {
-    throw new Error("The server does not answer: is it still running?");
-  }
-  const answer = await response.json().catch(() => ({}));
-  if (response.status === 401) {
-    const wrong = token !== "";
-    token = "";
-    throw Object.assign(new Error("This server needs a token."), { needsToken: true, wrong });
-  }
-  if (!response.ok) throw new Error(answer.error || "The server sent an unreadable answer.");
-  return answer;
-}
 
 function askForToken(wrong, again) {
   afterToken = again;
@@ -47,22 +30,28 @@ function announce(text) {
 
 async function start() {
   try {
-    if ((await api("/healthz")).needs_token && !token) return askForToken(false, start);
+    if ((await api("/healthz")).needs_token && !hasToken()) return askForToken(false, start);
     model = (await api("/v1/models")).models[0];
   } catch (error) {
     return error.needsToken ? askForToken(error.wrong, start) : show("problem", error.message);
   }
   const { limits } = model, [, height, width] = model.image_shape;
-  const kind = model.kind === "resnet" ? "a ResNet" : "a generative classifier";
+  const kind = { resnet: "a ResNet", photo: "a photo model", adopted: "an adopted classifier" }[model.kind] || "a generative classifier";
   byId("model").textContent = `${model.name} · ${kind} of ${model.classes.length} classes`;
   byId("pick-hint").textContent = `${known()}\nImages are scaled to ${width} × ${height} pixels. Files may have up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
+  byId("can").textContent = model.can.length ? `The page also explains why: it shows ${listed(model.can, "and")}.` : "";
   byId("notes").replaceChildren(...model.cannot.map((each) => html("li", { textContent: each })));
   byId("notes").hidden = model.cannot.length === 0;
+  byId("kept").textContent = model.stores_images ? "which stores it" : "which does not store it";
+  byId("last").hidden = !model.stores_images;
+  await showDrift();
 }
 
 function known() {
-  const first = model.classes.slice(0, 10).join(", ");
-  return `The model knows ${first}${model.classes.length > 10 ? ` and ${model.classes.length - 10} more classes` : ""}.`;
+  const all = model.classes, some = 8;
+  if (all.length <= 10) return `The model knows ${listed(all, "and")}.`;
+  const chosen = Array.from({ length: some }, (_, i) => all[Math.floor(((i + 0.5) * all.length) / some)]);
+  return `The model knows ${all.length} classes, for example ${listed(chosen, "and")}.`;
 }
 
 async function examine(file) {
@@ -87,6 +76,7 @@ async function examine(file) {
     if (found.status === "unusable") throw new Error(found.error);
     current = file;
     await present(found);
+    showDrift(); // nobody waits for it
   } catch (error) {
     if (question !== asked) return;
     byId("guide").hidden = false;
@@ -112,6 +102,8 @@ async function present(found) {
   seen.height = picture.height;
   seen.getContext("2d").drawImage(picture, 0, 0);
   seen.setAttribute("aria-label", `The image as the model sees it, ${picture.width} by ${picture.height} pixels`);
+  document.body.classList.toggle("photo", ["photo", "adopted"].includes(model.kind));
+  if (model.kind === "photo") await presentPhoto(seen);
 
   const thumbnail = byId("thumbnail");
   URL.revokeObjectURL(thumbnail.src);
@@ -123,18 +115,49 @@ async function present(found) {
   presentClasses(found);
   presentTypicality(found);
   const { explanation } = found;
-  for (const id of ["between", "change", "near", "heat-controls", "heat"]) byId(id).hidden = explanation === null;
-  byId("seen-how").hidden = explanation !== null;
-  byId("look").classList.toggle("plain", explanation === null);
-  byId("look-title").textContent = explanation ? "What it looks at" : "What it saw";
+  for (const id of ["between", "near"]) byId(id).hidden = !explanation?.decision_space;
+  for (const id of ["heat-controls", "heat"]) byId(id).hidden = !explanation?.heatmaps;
+  byId("change").hidden = !explanation?.decision_space || model.kind === "photo";
+  byId("known").hidden = !explanation?.nearest_photos;
+  byId("seen-how").hidden = Boolean(explanation?.heatmaps);
+  byId("look").classList.toggle("plain", !explanation?.heatmaps);
+  byId("look-title").textContent = explanation?.heatmaps ? "What it looks at" : "What it saw";
   if (explanation) presentExplanation(found, explanation);
   else seen.classList.remove("grey");
+}
+
+// The whole photo in its own resolution, with the heatmap over the square that the model sees.
+async function presentPhoto(seen) {
+  const heat = byId("heat"), most = 896;
+  Object.assign(heat.style, { left: "0", top: "0", width: "100%", height: "100%" });
+  const photo = await createImageBitmap(current).catch(() => null); // a format that browsers don't show
+  if (!photo) return;
+  const scale = Math.min(1, most / Math.max(photo.width, photo.height));
+  seen.width = Math.round(photo.width * scale);
+  seen.height = Math.round(photo.height * scale);
+  seen.getContext("2d").drawImage(photo, 0, 0, seen.width, seen.height);
+  seen.setAttribute("aria-label", "The photo. The model sees the square in its middle.");
+  const side = Math.min(seen.width, seen.height), share = (length) => `${(100 * side) / length}%`;
+  const rest = (length) => `${(50 * (length - side)) / length}%`;
+  Object.assign(heat.style, { left: rest(seen.width), top: rest(seen.height), width: share(seen.width), height: share(seen.height) });
+}
+
+function presentKnown(known) {
+  const item = (each) => {
+    const picture = new Image();
+    picture.src = `data:image/jpeg;base64,${each.image}`;
+    picture.alt = `A known photo of ${each.class}`;
+    return html("li", {}, picture, html("p", {}, html("b", { textContent: each.class })));
+  };
+  byId("known-nearest").replaceChildren(...known.nearest.map(item));
+  byId("known-of-instead").replaceChildren(...known.of_instead.map(item));
+  byId("known-instead").textContent = known.of_instead.length ? `If it were ${known.instead} instead: the nearest photos of ${known.instead}` : "";
 }
 
 function presentVerdict(found) {
   const kind = found.verdict || "none";
   const names = found.classes || [];
-  const list = names.length > 4 ? `${names.slice(0, 4).join(", ")} and ${names.length - 4} more` : names.slice(0, -1).join(", ") + (names.length > 1 ? " or " : "") + names.slice(-1);
+  const list = names.length > 5 ? `${names.slice(0, 4).join(", ")} and ${names.length - 4} more` : listed(names, "or");
   const words = {
     accept: `Accept: ${found.label}`,
     ambiguous: `Ambiguous: ${list}`,
@@ -168,9 +191,9 @@ function presentClasses(found) {
       html("div", { className: "track" }, fill));
   }));
   const levels = model.held_out;
-  byId("classes-how").textContent = "Posterior probabilities, given that the image shows one of the model's classes." +
+  byId("classes-how").textContent = unbroken("Posterior probabilities, given that the image shows one of the model's classes." +
     (classes && classes.length ? ` Classes with full bars can't be ruled out: at least ${percent(1 - levels.error)} of typical images have their true class among them.` : "") +
-    (classes && !classes.length ? " They mean little for a novel image." : "");
+    (classes && !classes.length ? " They mean little for a novel image." : ""));
 }
 
 function presentTypicality(found) {
@@ -178,8 +201,8 @@ function presentTypicality(found) {
   byId("typical").hidden = heldOut === null || found.p_value === null;
   if (byId("typical").hidden) return;
   fitted("histogram", (width) => histogram(heldOut, found.p_value, width));
-  byId("histogram-how").textContent = `${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars); ` +
-    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as novel.`;
+  byId("histogram-how").textContent = unbroken(`${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars); ` +
+    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as novel.`);
 }
 
 const plots = new Map(); // how to draw what is shown, at any width
@@ -196,6 +219,17 @@ function uncertainty({ expected_uncertainty: expected, measured_uncertainty: mea
 }
 
 function presentExplanation(found, explanation) {
+  if (explanation.decision_space) presentSpace(found, explanation);
+  if (explanation.heatmaps) presentMaps(explanation.heatmaps);
+  else byId("seen").classList.remove("grey");
+  if (explanation.nearest_photos) presentKnown(explanation.nearest_photos);
+  byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.label).map((name) => html("option", { value: name, textContent: name })));
+  byId("towards").value = ranked(found.posterior)[1][0];
+  byId("change-result").hidden = true;
+  show("change-problem", "");
+}
+
+function presentSpace(found, explanation) {
   const space = explanation.decision_space, novel = found.verdict === "novel";
   fitted("space", (width) => decisionSpace(space, width, novel));
   byId("reading").textContent = unbroken(explanation.summary);
@@ -204,21 +238,31 @@ function presentExplanation(found, explanation) {
     html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: uncertainty(each) }))));
   byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two` +
     (explanation.nearest_classes.some((each) => each.measured_uncertainty !== null) ? "; in parentheses the one measured on held-out images, where it differs by more than a factor of 1.5." : ".");
-  presentMaps(explanation.heatmaps);
-  byId("towards").replaceChildren(...model.classes.filter((name) => name !== found.label).map((name) => html("option", { value: name, textContent: name })));
-  byId("towards").value = ranked(found.posterior)[1][0];
-  byId("change-result").hidden = true;
-  show("change-problem", "");
 }
 
-function presentMaps(maps) {
-  const choices = [["none", "image alone"], ["saliency", "saliency"], ...maps.classes.map((each, i) => [String(i), `${each.class} (${percent(Math.exp(each.log_posterior_nats))})`])];
+function presentMaps(given) {
+  const maps = withDifference(given), photo = maps.saliency_nats === null;
+  if (photo) {
+    byId("map-how").textContent = "Red places add to the score of a class, blue ones take away from it. Together they add up to the score: " +
+      "the logit of the class minus the mean of all logits, less that of the average photo. A map is not the cause of a decision, since every position has seen the photo around it.";
+  }
+  const choices = [["none", "image alone"], ...(photo ? [] : [["saliency", "saliency"]]), ...maps.classes.map((each, i) => [String(i), each.not ? each.class : `${each.class} (${percent(Math.exp(each.log_posterior_nats))})`])];
   byId("maps").replaceChildren(...choices.map(([value, words]) => {
     const input = html("input", { type: "radio", name: "map", value, checked: value === "0" });
     input.addEventListener("change", () => overlay(maps, value));
     return html("label", {}, input, words);
   }));
   overlay(maps, "0");
+}
+
+// Why the first class and not the second: the difference of their maps, which adds up to the difference of their scores.
+function withDifference(maps) {
+  if (maps.saliency_nats !== null || maps.classes.length < 2) return maps;
+  const [first, second] = maps.classes;
+  const values = first.values_nats.map((row, i) => row.map((value, j) => value - second.values_nats[i][j]));
+  const difference = { class: `${first.class}, not ${second.class}`, not: true, values_nats: values,
+    score_nats: first.score_nats - second.score_nats, baseline_nats: first.baseline_nats - second.baseline_nats };
+  return { ...maps, classes: [...maps.classes, difference] };
 }
 
 function overlay(maps, choice) {
@@ -239,7 +283,9 @@ function overlay(maps, choice) {
   byId("scale-low").textContent = kind === "saliency" ? range[0].toFixed(0) : `${signed(range[0])} against`;
   byId("scale-high").textContent = kind === "saliency" ? range[1].toFixed(0) : `for ${signed(range[1])}`;
   byId("scale-unit").textContent = "nats";
-  byId("map-words").textContent = unbroken(inWords(kind, name, values));
+  const chosen = maps.classes[Number(choice)], score = chosen?.score_nats ?? null;
+  byId("map-words").textContent = unbroken(inWords(kind, name, values) +
+    (score === null ? "" : ` The average photo has ${signed(chosen.baseline_nats)}: the score is ${signed(score)} nats.`));
   byId("map-table").replaceChildren(...values.map((row) => html("tr", {}, ...row.map((value) => html("td", { textContent: signed(value) })))));
 }
 
@@ -338,7 +384,7 @@ window.addEventListener("resize", () => {
 byId("change-form").addEventListener("submit", change);
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  token = byId("token").value.trim();
+  setToken(byId("token").value.trim());
   byId("token").value = "";
   byId("token-form").hidden = true;
   byId("pick").focus();

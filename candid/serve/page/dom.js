@@ -32,6 +32,8 @@ export const short = (number) => Number(number.toPrecision(2)).toString();
 
 export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(Math.abs(number) < 10 ? 1 : 0);
 
+export const listed = (words, last) => words.slice(0, -1).join(", ") + (words.length > 1 ? ` ${last} ` : "") + words.slice(-1);
+
 // Numbers stay with their signs and units when lines break.
 export const unbroken = (sentence) => sentence.replace(/p = /g, "p\u00a0=\u00a0").replace(/ (%|nats|σ)/g, "\u00a0$1");
 

@@ -62,7 +62,8 @@ export function inWords(kind, name, values) {
   const most = found.reduce((a, b) => (b.value > a.value ? b : a)), least = found.reduce((a, b) => (b.value < a.value ? b : a));
   if (kind === "saliency") return `Most information lies ${most.where}, least ${least.where}.`;
   const sum = found.reduce((total, each) => total + each.value, 0);
-  return `Most for ${name}: ${most.where} (${signed(most.value)} nats). Most against it: ${least.where} (${signed(least.value)} nats). ` +
+  const against = least.value < -0.05 ? `Most against it: ${least.where} (${signed(least.value)} nats)` : "Hardly anything speaks against it";
+  return `Most for ${name}: ${most.where} (${signed(most.value)} nats). ${against}. ` +
     `All positions together: ${signed(sum)} nats.`;
 }
 
