@@ -9,7 +9,8 @@ from candid._support.version import __version__
 
 if TYPE_CHECKING:
     from candid.evaluation.compare import compare
-    from candid.evaluation.evaluate import Evaluation, evaluate
+    from candid.evaluation.evaluate import evaluate
+    from candid.evaluation.result import Evaluation
     from candid.explanations.overview import explain
     from candid.models.checkpoint import load, load_any, save
     from candid.models.export import export
@@ -23,14 +24,18 @@ if TYPE_CHECKING:
     from candid.reports.audit.run import Audit, audit
     from candid.robustness.attacks.benchmark import AttackResults, attack
     from candid.robustness.corruptions.benchmark import CorruptionResults, corrupt
+    from candid.training.adopt import adopt
     from candid.training.refit import Refit, refit
+    from candid.training.teach import Teaching, forget, teach
     from candid.training.train import TrainResult, train
     from candid.trust.calibrate import calibrate
     from candid.trust.examine import Unusable, examine, examine_stream
+    from candid.trust.group import Grouping, group
     from candid.trust.judge import Judge
     from candid.trust.monitor import Monitor
     from candid.trust.scores import Score, register_score
     from candid.trust.verdict import Examination, Verdict
+    from candid.trust.watch import Watch
 
 prepare_threads()  # before anything loads torch
 
@@ -46,6 +51,7 @@ __all__ = [
     "Examination",
     "FlowConfig",
     "GenerativeClassifier",
+    "Grouping",
     "Judge",
     "Monitor",
     "NonFiniteError",
@@ -53,10 +59,13 @@ __all__ = [
     "ResNet",
     "ResNetConfig",
     "Score",
+    "Teaching",
     "TrainResult",
     "Unusable",
     "Verdict",
+    "Watch",
     "__version__",
+    "adopt",
     "attack",
     "audit",
     "calibrate",
@@ -67,6 +76,8 @@ __all__ = [
     "examine_stream",
     "explain",
     "export",
+    "forget",
+    "group",
     "import_released",
     "import_torchvision",
     "information_bottleneck_loss",
@@ -75,13 +86,15 @@ __all__ = [
     "refit",
     "register_score",
     "save",
+    "teach",
     "train",
 ]
 
 # These need torch, which takes seconds to import: they are imported when they are first used.
 _LAZY = {
     "evaluation.compare": ("compare",),
-    "evaluation.evaluate": ("Evaluation", "evaluate"),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.result": ("Evaluation",),
     "explanations.overview": ("explain",),
     "models.export": ("export",),
     "models.checkpoint": ("load", "load_any", "save"),
@@ -95,14 +108,18 @@ _LAZY = {
     "robustness.attacks.benchmark": ("AttackResults", "attack"),
     "robustness.corruptions.benchmark": ("CorruptionResults", "corrupt"),
     "reports.audit.run": ("Audit", "audit"),
+    "training.adopt": ("adopt",),
     "training.refit": ("Refit", "refit"),
+    "training.teach": ("Teaching", "forget", "teach"),
     "training.train": ("TrainResult", "train"),
     "trust.calibrate": ("calibrate",),
     "trust.examine": ("Unusable", "examine", "examine_stream"),
+    "trust.group": ("Grouping", "group"),
     "trust.judge": ("Judge",),
     "trust.monitor": ("Monitor",),
     "trust.scores": ("Score", "register_score"),
     "trust.verdict": ("Examination", "Verdict"),
+    "trust.watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 

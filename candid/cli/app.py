@@ -10,6 +10,8 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.files import system_error
+from candid._support.pipes import FLAG, allowing_pipes
 from candid._support.progress import is_first_process
 from candid._support.text import printable
 from candid._support.version import __version__
@@ -17,10 +19,14 @@ from candid._support.version import __version__
 COMMANDS = {
     "examine": "candid.cli.examine:examine",
     "train": "candid.cli.train:train",
+    "adopt": "candid.cli.adopt:adopt",
     "evaluate": "candid.cli.evaluate:evaluate",
     "calibrate": "candid.cli.evaluate:calibrate",
     "refit": "candid.cli.evaluate:refit",
     "compare": "candid.cli.evaluate:compare",
+    "group": "candid.cli.group:group",
+    "teach": "candid.cli.teach:teach",
+    "forget": "candid.cli.teach:forget",
     "corrupt": "candid.cli.corrupt:corrupt",
     "attack": "candid.cli.attack:attack",
     "explain": "candid.cli.explain:explain",
@@ -28,6 +34,7 @@ COMMANDS = {
     "models": "candid.cli.models:models",
     "info": "candid.cli.models:info",
     "import": "candid.cli.models:import_model",
+    "watch": "candid.cli.watch:watch",
     "serve": "candid.cli.serve:serve",
     "export": "candid.cli.export:export",
     "audit": "candid.cli.audit:audit",
@@ -49,8 +56,10 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         message = "stopped."
-    except (CandidError, OSError) as error:
+    except CandidError as error:
         message = str(error)
+    except OSError as error:
+        message = system_error(error)
     except CycloptsError as error:
         message = _sentence(error)
     if is_first_process():
@@ -68,7 +77,9 @@ def run(arguments: list[str]) -> int | None:
     if name in ("-h", "--help"):
         for each in COMMANDS:  # the list needs their first sentences
             app[each].help  # noqa: B018
-    result = app(arguments, exit_on_error=False, print_error=False)
+    given = [each for each in arguments if each != FLAG]
+    with allowing_pipes(given if len(given) < len(arguments) else ()):
+        result = app(given, exit_on_error=False, print_error=False)
     return result if isinstance(result, int) else None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from candid.robustness.attacks.benchmark import AttackedModel
     from candid.robustness.attacks.metrics import AttackMetrics, Measured
 
-COLUMNS = ("", "d", "success", "L2", "8-bit success", "8-bit L2", "AUC", "adaptive")
+COLUMNS = ("", "d", "success", "L2", "8-bit success", "8-bit L2", "AUC")
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,7 @@ def attack(
     for kappa in dict.fromkeys(kappa for kappa, _ in options.settings):
         rows = [_row(each) for model in found for each in model.metrics if each.kappa == kappa]
         kind = "8-bit" if any(each.eight_bit for model in found for each in model.metrics) else "attacked"
-        title = (
-            f"Attacks, {options.setting_name(kappa)} (median L2; success and AUC of {kind} images in %; "
-            "95 % intervals)"
-        )
+        title = f"Attacks, {options.setting_name(kappa)} (median L2; AUCs of {kind} images; shares in %)"
         show_table(title, COLUMNS, rows, tight=True)
     progress.log(f"Written: {', '.join(map(str, files))}")
 
@@ -111,6 +109,9 @@ def _draw_trajectories(
     from candid.robustness.attacks.trajectories import trajectories
 
     if not chosen.trajectories or found.clean.log_density is None:
+        return []
+    if found.model.density_of == "features":
+        progress.log(f"No trajectories for {found.name}: they are drawn in the latent of a pixel model.")
         return []
     inputs = found.inputs
     target = _class_number(inputs.class_names, chosen.towards)
@@ -137,28 +138,29 @@ def _draw_trajectories(
 
 def _row(found: "AttackMetrics") -> tuple[str, ...]:
     """Return what fits in a terminal, with intervals on a second line; the files have more."""
-    from candid.robustness.attacks.tables import length
-
-    def share(own: "Measured", value: float | None, key: str) -> str:
-        ends = own.intervals.get(key)
-        low_high = "" if value is None or ends is None else f"\n{100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
-        return hundredths(value) + low_high
-
-    def both(own: "Measured | None") -> tuple[str, str]:
-        if own is None:
-            return "–", "–"
-        l2 = length(own.l2_median, own.intervals.get("l2_median"), "\n")
-        return share(own, own.success, "success"), l2
-
     seen = found.as_file
-    areas: tuple[float | None, ...] = (None, None)
-    if seen.detection is not None:
-        areas = (seen.detection.two_tailed, seen.adaptive_two_tailed)
+    area = None if seen.detection is None else seen.detection.two_tailed
     return (
         found.model,
         f"{found.d:g}",
-        *both(found),
-        *both(found.eight_bit),
-        share(seen, areas[0], "two_tailed"),
-        share(seen, areas[1], "adaptive_two_tailed"),
+        *_success_and_length(found),
+        *_success_and_length(found.eight_bit),
+        _cell(hundredths(area), seen.intervals.get("two_tailed"), 100, ".0f"),
     )
+
+
+def _success_and_length(found: "Measured | None") -> tuple[str, str]:
+    if found is None:
+        return "–", "–"
+    ends, l2 = found.intervals, found.l2_median
+    return (
+        _cell(hundredths(found.success), ends.get("success"), 100, ".0f"),
+        _cell("–" if l2 is None else f"{l2:#.3g}", ends.get("l2_median"), 1, ".2g"),
+    )
+
+
+def _cell(value: str, interval: Sequence[float] | None, scale: float, form: str) -> str:
+    """Return a value, with its interval on a second line if it has one."""
+    if interval is None or value == "–":
+        return value
+    return f"{value}\n{'–'.join(format(scale * end, form) for end in interval)}"

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from candid._support.config import Option
 from candid._support.progress import TerminalProgress
 from candid.cli.options import JsonFlag, command
+from candid.cli.show import safe
 from candid.reports.audit.options import AuditOptions
 
 COLOURS = {"good": "[green]{}[/]", "fair": "[yellow]{}[/]", "poor": "[red]{}[/]", "unknown": "[dim]{}[/]"}
@@ -13,9 +14,14 @@ COLOURS = {"good": "[green]{}[/]", "fair": "[yellow]{}[/]", "poor": "[red]{}[/]"
 
 @command
 def audit(
-    models: Annotated[list[str], Option("Bundled models, model folders or run folders.", metavar="MODEL...")],
+    models: Annotated[
+        tuple[str, ...], Option("Bundled models, model folders or run folders.", metavar="MODEL...")
+    ] = (),
     /,
-    data: Annotated[str, Option("A data set with labels, as for 'candid evaluate'.", metavar="DATA")],
+    *,
+    data: Annotated[
+        str | None, Option("A data set with labels, as for 'candid evaluate'.", metavar="DATA")
+    ] = None,
     options: AuditOptions,
     as_json: JsonFlag = False,
 ) -> None:
@@ -24,12 +30,15 @@ def audit(
     The audit measures accuracy, likelihood, calibration, outlier scores, corruptions, attacks and
     explanations, and grades each aspect in plain words. Finished studies are cached in the output folder, so
     an audit that was stopped continues.
+
+    A classifier of any library is audited from its stored arrays, without MODEL and --data: --held-out and
+    --test name npz files, as for 'candid evaluate'. The page then has everything that needs no network.
     """
     from candid.reports.audit.output import write
     from candid.reports.audit.run import audit as run
 
     progress = TerminalProgress()
-    found = run(models, data, progress, **vars(options))
+    found = run(list(models), data, progress, **vars(options))
     with progress.console.status("drawing the page"):
         record, files = write(found)
     if as_json:
@@ -41,15 +50,14 @@ def audit(
 
 def _print_grades(record: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Grades", title_justify="left")
     table.add_column("")
     for model in record["models"]:
-        table.add_column(escape(model["name"]), overflow="fold")
+        table.add_column(safe(model["name"]), overflow="fold")
     for row in zip(*(model["grades"] for model in record["models"]), strict=True):
-        words = ("not known" if e["grade"] == "unknown" else f"{e['grade']}: {e['value']}" for e in row)
+        words = ("not known" if e["grade"] == "unknown" else f"{e['grade']}: {safe(e['value'])}" for e in row)
         cells = [COLOURS[each["grade"]].format(word) for each, word in zip(row, words, strict=True)]
         table.add_row(row[0]["aspect"], *cells)
     Console().print(table)

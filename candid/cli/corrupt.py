@@ -7,6 +7,7 @@ from typing import Annotated
 from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
+from candid._support.text import printable
 from candid.cli.options import JsonFlag, command
 from candid.cli.show import show_table
 from candid.robustness.corruptions.options import CorruptOptions
@@ -83,4 +84,5 @@ def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
         )
         for each in tracked
     }
-    print(f"Figure: {save(corruption_grid(image, rows, source.name), path, svg=True)}, also as SVG.")
+    figure = save(corruption_grid(image, rows, source.name), path, svg=True)
+    print(printable(f"Figure: {figure}, also as SVG."))

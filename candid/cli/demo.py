@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,49 +10,46 @@ from rich.console import Console
 from rich.table import Table
 
 from candid._support.config import Option
+from candid._support.files import replacing
 from candid._support.progress import Progress, TerminalProgress
-from candid.cli.audit import audit
-from candid.cli.examine import examine
+from candid._support.text import printable
 from candid.cli.options import command
 
 if TYPE_CHECKING:
-    from candid.cli.demo_run import DigitsDemo
+    from candid.cli.demo_digits import DigitsDemo
+    from candid.reports.demo.page import Chapter
+    from candid.trust.verdict import Examination
 
-MODEL = "cifar10-beta1"
-ATTACKED = 10
-"""Digits that the audit attacks."""
+EPOCHS = 60
+"""Half of what the recipe for digits has: enough to see what the system does."""
 
 
 @command
 def demo(
-    out: Annotated[Path, Option("Folder for the run, the figures and the audit.")] = Path("demo"),
+    out: Annotated[Path, Option("Folder for the page, the models and the figures.")] = Path("demo"),
     epochs: Annotated[
-        int | None, Option("Number of training epochs.", least=1, default="the recipe's")
-    ] = None,
+        int, Option("Number of training epochs of the classifier of digits.", least=1)
+    ] = EPOCHS,
 ) -> None:
-    """Train a classifier of digits, show it images that are not digits, and audit it.
+    """Show what Candid does: verdicts on photos, a classifier of your own, a new class, the paper's system.
 
-    Then a bundled model examines a few photos.
+    Everything ends up on one page, OUT/index.html, with commands to go on with.
     """
+    from candid.cli.demo_photos import bundled_models, clothes, copy_samples
+    from candid.reports.demo.page import page
+
     progress = TerminalProgress(stdout=True)
-    figures = _digits(out, progress, epochs)
-    if figures is None:
+    samples = copy_samples(out / "photos")
+    chapters = bundled_models(samples, program(), progress, _show)
+    chapters += clothes(samples, out / "clothes", program(), progress, _show)
+    digits = _digits(out, progress, epochs)
+    if digits is None:
         return
-    progress.log("\nAll results of this model on one page: a quick audit.")
-    audit(
-        [str(out / "digits")],
-        data="digits",
-        out=out / "audit",
-        ood=("noise=uniform-noise", "plain=constant"),
-        quick=True,
-        attack_images=ATTACKED,
-    )
-    progress.log(f"\nThe bundled model {MODEL} examines photos; only cats and deer are among its classes.")
-    pages = _sample_pictures(out / "photos")
-    progress.log("\nLook at these files:")
-    for what, paths in {"figures": figures, "audit": [out / "audit" / "audit.html"], "photos": pages}.items():
-        progress.log(f"  {what:<8} {', '.join(map(str, paths))}")
-    progress.log(f"Try your own photos: {program()} serve {MODEL}")
+    with replacing(out / "index.html") as file:
+        file.write_text(page([*chapters, digits], _next_steps(out)), encoding="utf-8")
+    progress.log(f"\nAll of it on one page: {out / 'index.html'}\nGo on with:")
+    for what, line in _next_steps(out):
+        progress.log(f"  {line}    # {what}")
 
 
 def program() -> str:
@@ -63,55 +60,72 @@ def program() -> str:
     return f"{shlex.quote(sys.executable)} -m candid"
 
 
-def _digits(out: Path, progress: Progress, epochs: int | None) -> list[Path] | None:
-    """Train, print and draw; return the figures, or None if the training was stopped."""
-    from candid.cli.demo_run import digits_demo, round_trip
-    from candid.evaluation.calibration_error import all_bins, top_bins
-    from candid.reports.plots import demo as demo_plots
-    from candid.reports.plots import evaluation as evaluation_plots
-    from candid.reports.plots import latent as latent_plots
-    from candid.reports.plots import style
-    from candid.reports.plots import training as training_plots
-    from candid.training.display import TrainingDisplay
-
-    progress.log("Training the digits preset at beta 1 on scikit-learn's digits.")
-    shown = digits_demo(
-        out / "digits",
-        TrainingDisplay(stdout=True),
-        epochs,
-        lambda folder, rows: style.save(training_plots.curves(rows), folder.path / "curves.png"),
-    )
-    if shown is None:
-        return None
-    _print_demo(shown)
-    progress.log("Sending a photo through the untrained imagenet network and back.")
-    trip = round_trip()
-    progress.log(
-        f"The network turns a 224 x 224 photo into {len(trip.z):,} latent numbers and back: largest error "
-        f"{trip.largest_error:.1e} (white is 1)."
-    )
-    bins = all_bins(shown.posterior, shown.labels), top_bins(shown.posterior, shown.labels)
-    names = [str(i) for i in range(10)]
+def _next_steps(out: Path) -> list[tuple[str, str]]:
+    """Return commands that work as they are printed, each after what it does."""
+    photos = out / "photos"
     return [
-        style.save(demo_plots.opinions(shown.opinions), out / "digits.png"),
-        style.save(evaluation_plots.calibration(*bins, "test digits"), out / "calibration.png"),
-        style.save(latent_plots.counterfactuals(shown.changes, names), out / "counterfactuals.png"),
-        style.save(demo_plots.round_trip(trip.image, trip.spread, trip.restored), out / "round_trip.png"),
-        out / "digits" / "curves.png",
+        ("judge photos in the browser", f"{program()} serve"),
+        (
+            "draw why, for each photo",
+            f"{program()} examine everyday {photos / 'everyday'} --figures {out / 'pages'}",
+        ),
+        ("the classifier of clothes in the browser", f"{program()} serve {out / 'clothes' / 'with-hats'}"),
+        (
+            "your own photos, one folder per class",
+            f"{program()} train {photos / 'clothes'} --out {out / 'mine'}",
+        ),
     ]
 
 
-def _sample_pictures(folder: Path) -> list[Path]:
-    """Copy the sample pictures into ``folder``, examine them, and return the pages that explain them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture in files("candid.cli.samples").iterdir():
-        if picture.name.endswith(".jpg"):
-            (folder / picture.name).write_bytes(picture.read_bytes())
-    examine(MODEL, [str(folder)], figures=folder)
-    return sorted(folder.glob("*.page.png"))
+def _show(found: "Sequence[Examination]") -> None:
+    from candid.trust.verdict import heading
+
+    print(heading())
+    for each in found:
+        print(printable(each.line()))
 
 
-def _print_demo(shown: "DigitsDemo") -> None:
+def _digits(out: Path, progress: Progress, epochs: int) -> "Chapter | None":
+    """Train, print and draw; None if the training was stopped."""
+    from candid.cli.demo_digits import digits_demo
+    from candid.reports.demo.page import Chapter
+    from candid.reports.plots import demo as demo_plots
+    from candid.reports.plots import latent as latent_plots
+    from candid.reports.plots import style
+    from candid.training.display import TrainingDisplay
+
+    progress.log("\nThe paper's system on 8 x 8 digits: an invertible network, beta 1.")
+    shown = digits_demo(out / "digits", TrainingDisplay(stdout=True), epochs)
+    if shown is None:
+        return None
+    tables = _tables(shown)
+    for each in tables:
+        Console().print(each)
+    names = [str(i) for i in range(10)]
+    opinions = style.save(demo_plots.opinions(shown.opinions), out / "digits.png")
+    changes = style.save(latent_plots.counterfactuals(shown.changes, names), out / "counterfactuals.png")
+    return Chapter(
+        "The paper's system: an invertible network on pixels",
+        (
+            f"A generative classifier of 8 x 8 digits: {100 * shown.accuracy:.1f} % of the test digits are "
+            f"right, at {shown.bits_per_dim:.2f} bits/dim. It knows the exact likelihood of every image, and "
+            "runs backwards.",
+        ),
+        figures=[
+            (
+                opinions,
+                "Digits and images that are not digits. The posterior is often confident about nonsense.",
+            ),
+            (
+                changes,
+                "What would have to change? Digits on their way through latent space to another class.",
+            ),
+        ],
+        commands=[f"{program()} train digits --out {out / 'more-digits'}"],
+    )
+
+
+def _tables(shown: "DigitsDemo") -> list[Table]:
     table = Table(title="Test digits", title_justify="left")
     for column in ("accuracy", "bits/dim", "expected calibration error"):
         table.add_column(column, justify="right")
@@ -129,5 +143,4 @@ def _print_demo(shown: "DigitsDemo") -> None:
             f"{float(opinion.p_value.median()):.3f}",
             f"{100 * float(opinion.posterior.max(1).values.mean()):.0f} %",
         )
-    for each in (table, groups):
-        Console().print(each)
+    return [table, groups]

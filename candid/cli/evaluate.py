@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from candid._support.config import Option
 from candid._support.progress import TerminalProgress
 from candid._support.tables import with_interval
-from candid._support.text import METRICS, number, short_name
-from candid.cli.options import JsonFlag, ModelName, command
+from candid._support.text import METRICS, hundredths, number, printable, short_name
+from candid.cli.options import MODEL_HELP, JsonFlag, ModelName, command
 from candid.cli.show import show_table
 from candid.evaluation.options import CompareOptions, EvaluateOptions
 from candid.trust.options import CalibrateOptions
 
 if TYPE_CHECKING:
-    from candid.evaluation.evaluate import Evaluation
+    from candid.evaluation.result import Evaluation
     from candid.trust.detectors import ScalarDetector
 
-DataName = Annotated[str, Option("A data set with labels, as for 'candid train'.", metavar="DATA")]
+DATA_HELP = "A data set with labels, as for 'candid train'."
+DataName = Annotated[str, Option(DATA_HELP, metavar="DATA")]
 KINDS = ("accept", "ambiguous", "novel")
 ROOM = 2
 """The number of sets of other images up to which a table has room for intervals."""
@@ -26,13 +27,22 @@ ROOM = 2
 
 @command
 def evaluate(
-    model: ModelName, data: DataName, /, options: EvaluateOptions, as_json: JsonFlag = False
+    model: Annotated[str | None, Option(MODEL_HELP, metavar="MODEL")] = None,
+    data: Annotated[str | None, Option(DATA_HELP, metavar="DATA")] = None,
+    /,
+    *,
+    options: EvaluateOptions,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Measure accuracy, likelihood, calibration error, detection and verdicts of a model."""
+    """Measure accuracy, likelihood, calibration error, detection and verdicts of a model.
+
+    A classifier of any library is evaluated from its stored arrays, without MODEL and DATA: --held-out and
+    --test name npz files with the keys logits, labels and, if there are any, features, paths, class_names.
+    """
     from candid.evaluation.evaluate import evaluate as run
     from candid.evaluation.output import remove_older, write
 
-    out = options.out or Path("evaluation") / short_name(Path(model))
+    out = options.out or Path("evaluation") / short_name(Path(model or options.name or "classifier"))
     progress = TerminalProgress()
     found = run(model, data, progress, **vars(replace(options, out=out)))
     if found is None:
@@ -52,6 +62,7 @@ def evaluate(
 
 def _figures(found: "Evaluation", out: Path) -> list[Path]:
     from candid.evaluation.calibration_error import all_bins, top_bins
+    from candid.models.protocol import density_dimensions
     from candid.reports.plots import evaluation as plots
     from candid.reports.plots.style import save
     from candid.trust.scores import SCORES
@@ -62,10 +73,12 @@ def _figures(found: "Evaluation", out: Path) -> list[Path]:
             all_bins(own.posterior, own.labels),
             top_bins(own.posterior, own.labels),
             scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
-        )
+        ),
+        "risk_coverage": plots.risk_coverage(found.metrics["selective"]),
     }
-    if detection is not None and "log_density" in detection.inside:
-        dimensions = found.model.dimensions
+    known_densities = detection is not None and "log_density" in detection.held_out.statistics
+    if detection is not None and found.model is not None and known_densities:
+        dimensions = density_dimensions(found.model)
         known = detection.held_out.statistics["log_density"] / dimensions
         scores = [each for each in detection.scores if each.family == "paper"]
         paper = {each.name: cast("ScalarDetector", each.new_detector().fit(known)) for each in scores}
@@ -124,6 +137,26 @@ def _show(metrics: dict[str, Any]) -> None:
             for name, shares in found["sets"].items()
         ]
         show_table(title, ("images", *KINDS), rows)
+        for sentence in found["sentences"]:
+            print(printable(sentence))
+    if "groups" in metrics:
+        from candid.evaluation import groups
+
+        caption = groups.title(metrics["groups"])
+        show_table(caption[0].upper() + caption[1:], *groups.table(metrics["groups"]), tight=True)
+    _show_selective(metrics)
+
+
+def _show_selective(metrics: dict[str, Any]) -> None:
+    from candid.evaluation.selective import sentences, table
+
+    found = metrics["selective"]
+    if "verdicts" not in found:
+        return
+    title = f"What is accepted of {found['images']:,} images (%; 95 % interval)"
+    show_table(title, ("", "verdicts", "plain threshold"), table(found, metrics["part"]), tight=True)
+    for sentence in sentences(found):
+        print(printable(sentence))
 
 
 def _value(metrics: dict[str, Any], key: str) -> str:
@@ -185,6 +218,7 @@ def compare(
     as_json: JsonFlag = False,
 ) -> None:
     """Compare evaluated models: the trade-off between likelihood and classification."""
+    from candid.evaluation.compare import ACCEPTED
     from candid.evaluation.compare import compare as run
     from candid.reports.plots.comparison import trade_off
     from candid.reports.plots.style import save
@@ -198,7 +232,7 @@ def compare(
     shown = [
         (
             row["name"],
-            "ResNet" if row["beta"] is None else number(row["beta"]),
+            "–" if row["beta"] is None else number(row["beta"]),
             *("–" if row[key] is None else f"{row[key]:.3f}" for key in ("L_X", "L_Y", "bits_per_dim")),
             f"{100 * row['accuracy']:.2f} %",
             "–" if row["oce"] is None else f"{row['oce']:.2f}",
@@ -208,4 +242,8 @@ def compare(
     columns = ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE")
     how = ", measured as published" if rows[0]["as_published"] else ""
     show_table(f"Trade-off between likelihood and classification{how}", columns, shown)
-    print(f"Written: {options.out / 'comparison.csv'}, {figure}")
+    accepted = [(row["name"], *(hundredths(row[key], 2) for key in ACCEPTED)) for row in rows]
+    columns = ("model", "accepted", "right of accepted", "plain threshold", "of ambiguous", "AUGRC", "AURC")
+    title = "What verdicts accept, and a plain threshold at equal coverage (%)"
+    show_table(title, columns, accepted, tight=True)
+    print(printable(f"Written: {options.out / 'comparison.csv'}, {figure}"))

@@ -1,5 +1,6 @@
 """The command that judges images."""
 
+import glob
 import json
 import sys
 from collections import Counter
@@ -13,8 +14,9 @@ from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
-from candid.cli.options import ModelName, command
+from candid.cli.options import MODEL_HELP, command
 from candid.explanations.options import HeatmapRule
+from candid.models import zoo
 from candid.trust.options import ExamineOptions
 
 if TYPE_CHECKING:
@@ -48,19 +50,30 @@ class PageOptions:
     towards: Annotated[
         str | None, Option("Show on the page how the image would change towards this class.", metavar="CLASS")
     ] = None
+    against: Annotated[
+        str | None,
+        Option(
+            "Photo models: add the heatmap 'why the class, not this one', and show photos of this one.",
+            metavar="CLASS",
+        ),
+    ] = None
     target: Annotated[float, Option("The posterior that --towards should reach.", above=0, below=1)] = 0.5
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.towards is not None and self.figures is None:
-            raise CandidError("--towards is drawn on a page of figures: name a folder with --figures.")
+        for name in ("towards", "against"):
+            if getattr(self, name) is not None and self.figures is None:
+                raise CandidError(f"--{name} is drawn on a page of figures: name a folder with --figures.")
 
 
 @command
 def examine(
-    model: ModelName,
-    images: Annotated[list[str], Option("Files, folders, or patterns such as 'photos/*.jpg'.")],
+    model: Annotated[str, Option(f"{MODEL_HELP} '{zoo.DEFAULT}' if left out.", metavar="MODEL")],
+    images: Annotated[
+        list[str] | None, Option("Files, folders, or patterns such as 'photos/*.jpg'.", metavar="IMAGES")
+    ] = None,
     /,
+    *,
     options: ExamineOptions,
     pages: PageOptions,
     as_json: Annotated[
@@ -71,6 +84,8 @@ def examine(
 
     Images that can't be used are named on standard error, and the exit code is then 2. The others are judged.
     """
+    model, images = _model_and_images(model, images or [])
+
     from candid.models import checkpoint
     from candid.trust.examine import Examiner, Unusable, image_paths
     from candid.trust.verdict import heading
@@ -94,7 +109,7 @@ def examine(
     for each in found:
         if isinstance(each, Unusable):
             counts["unusable"] += 1
-            _log(f"'{each.path}' can't be used: {each.reason}")
+            _log(printable(f"'{each.path}' can't be used: {each.reason}", breaks=False))
             if as_json:
                 print(json.dumps({"path": each.path, "error": each.reason}), flush=True)
             continue
@@ -104,7 +119,7 @@ def examine(
             print(json.dumps(each.to_dict() | drawn, allow_nan=False), flush=True)
         else:
             line = each.line()
-            print(line if line.isprintable() else printable(line), flush=True)
+            print(line if line.isprintable() else printable(line, breaks=False), flush=True)
     _log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     return 2 if counts["unusable"] else None
 
@@ -117,12 +132,19 @@ def _drawing(
     model: "Model", pages: PageOptions, folder: "_Pages"
 ) -> "Callable[[Examination], dict[str, Any]]":
     """Return what draws the page of an examination, and returns what it adds to the record."""
+    if model.kind == "adopted":
+        return _drawing_adopted(model, pages, folder)
     from candid.explanations.explainer import Explainer
     from candid.reports.plots import style
     from candid.reports.plots.examine import examination
 
-    goal = None if pages.towards is None else _one_class(model.class_names, pages.towards)
-    explainer = Explainer(model, pages.top, pages.contrast, goal, pages.target, pages.heatmap_rule)
+    towards, against = (
+        None if given is None else _one_class(model.class_names, name, given)
+        for name, given in (("towards", pages.towards), ("against", pages.against))
+    )
+    explainer = Explainer(
+        model, pages.top, pages.contrast, towards, pages.target, pages.heatmap_rule, against
+    )
 
     def draw(examined: "Examination") -> dict[str, Any]:
         explanation = explainer.explain(examined)
@@ -133,13 +155,49 @@ def _drawing(
     return draw
 
 
-def _one_class(names: Sequence[str], spec: str) -> int:
+def _drawing_adopted(
+    model: Any, pages: PageOptions, folder: "_Pages"
+) -> "Callable[[Examination], dict[str, Any]]":
+    """Return what draws the page of an adopted model, which has heatmaps and no decision space."""
+    from candid.explanations.adopted_maps import adopted_maps
+    from candid.inference.predictions import to_float
+    from candid.models.protocol import require_latent
+    from candid.reports.plots import style
+    from candid.reports.plots.adopted import adopted_page
+
+    if pages.towards is not None:
+        require_latent(model, "A counterfactual")
+
+    def draw(examined: "Examination") -> dict[str, Any]:
+        assert examined.evidence is not None
+        maps = adopted_maps(model, to_float(examined.evidence.image, model.device), pages.top)
+        page = folder.path_for(Path(examined.path))
+        style.save(adopted_page(examined, maps, model.class_names), page)
+        return {"page": str(page)}
+
+    return draw
+
+
+def _one_class(names: Sequence[str], option: str, spec: str) -> int:
     from candid.explanations.classes import chosen_classes
 
     found = chosen_classes(names, spec)
     if len(found) > 1:
-        raise CandidError(f"--towards takes one class: '{spec}' stands for {len(found)}.")
+        raise CandidError(f"--{option} takes one class: '{spec}' stands for {len(found)}.")
     return found[0]
+
+
+def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
+    """Return the model and the images; if the first argument is no model but an image, the default model."""
+    path = Path(first)
+    records = (path / zoo.RECORD, path / zoo.RUN / zoo.RECORD)
+    known = zoo.folder(first) is not None or path.name == zoo.RECORD
+    is_model = known or any(each.is_file() for each in records)
+    if not is_model and (path.exists() or glob.has_magic(first)):
+        return zoo.DEFAULT, [first, *others]
+    if not others:
+        raise CandidError("Name the images to judge: candid examine MODEL IMAGES.")
+    return first, others
 
 
 class _Pages:
@@ -166,6 +224,10 @@ class _Pages:
 
 def _record(explanation: "Explanation", page: Path, names: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {"summary": explanation.summary.sentence, "page": str(page)}
+    if explanation.nearest is not None:
+        nearest = explanation.nearest
+        record["nearest_known_photos"] = [names[each.y] for each in nearest.nearest]
+        record["could_be_instead"] = names[nearest.instead]
     changed = explanation.changed
     if isinstance(changed, str):
         record["counterfactual"] = {"error": changed}

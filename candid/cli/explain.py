@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.text import short_name
 from candid.cli.options import JsonFlag, ModelName, Typed, command
+from candid.cli.show import safe
 from candid.explanations.options import ExplainOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ def explain(
     given: Annotated[dict[str, Any], Typed(ExplainOptions)],
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a model has learned: similar classes, samples, and with images its receptive field."""
+    """Show what a model has learned: similar classes, samples, and with images its receptive field.
+
+    Of a photo model: similar classes, and the known photos of each.
+    """
     options = {**given, "groups": _groups(group)}
     out = out or Path("explanation") / short_name(Path(model))
 
@@ -78,12 +81,15 @@ def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[P
     from candid.reports.plots import style
 
     names = found.class_names
-    figures = {
-        "similarity": similarity_plots.similarity(found.similarity),
-        "dct_basis": coefficients_plots.dct_basis(dct_basis(*found.spread.shape)),
-        "mean_spread": coefficients_plots.mean_spread(found.spread),
-        "samples": latent_plots.samples(found.samples, [names[y] for y in found.sampled], temperatures),
-    }
+    figures = {"similarity": similarity_plots.similarity(found.similarity)}
+    if found.spread is not None:
+        figures["dct_basis"] = coefficients_plots.dct_basis(dct_basis(*found.spread.shape))
+        figures["mean_spread"] = coefficients_plots.mean_spread(found.spread)
+    if found.samples is not None:
+        shown = [names[y] for y in found.sampled]
+        figures["samples"] = latent_plots.samples(found.samples, shown, temperatures)
+    if found.known:
+        figures["known_photos"] = latent_plots.known_photos(found.known, names)
     if found.groups:
         figures["similarity_groups"] = similarity_plots.similarity_groups(found.groups)
     if found.fields:
@@ -103,7 +109,7 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
     for pair in found["closest_pairs"]:
         expected, measured = pair["expected_uncertainty"], pair["measured_uncertainty"]
         table.add_row(
-            *map(escape, pair["classes"]),
+            *map(safe, pair["classes"]),
             f"{pair['distance']:.2f}",
             f"{100 * expected:.3g} %",
             "–" if measured is None else f"{100 * measured:.3g} %{' *' if pair['differs'] else '  '}",
@@ -111,17 +117,19 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
     console.print(table)
     if found["measured_on"] is not None:
         console.print(
-            f"Measured on {found['measured_on']}; * differs from the expected one by more than a factor "
-            "of 1.5.",
+            f"Measured on {safe(found['measured_on'])}; * differs from the expected one by more than a "
+            "factor of 1.5.",
             soft_wrap=True,
             highlight=False,
         )
+    if found["missing"] is not None:
+        console.print(found["missing"], soft_wrap=True, highlight=False, markup=False)
     if found["receptive_fields"]:
         table = Table(title="Effective receptive field", title_justify="left")
         for column in ("model", "full width at half maximum (pixels)"):
             table.add_column(column, justify="left" if column == "model" else "right")
         for name, field in found["receptive_fields"].items():
             width = field["width_at_half_maximum_pixels"]
-            table.add_row(escape(name), "not within the image" if width is None else f"{width:.1f}")
+            table.add_row(safe(name), "not within the image" if width is None else f"{width:.1f}")
         console.print(table)
-    console.print(f"Written: {', '.join(map(str, files))}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Written: {', '.join(map(safe, files))}", soft_wrap=True, highlight=False)

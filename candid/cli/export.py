@@ -8,6 +8,7 @@ from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid.cli.options import JsonFlag, ModelName, command
+from candid.cli.show import safe
 
 Format = Literal["onnx", "torch-export"]
 
@@ -35,13 +36,15 @@ def export(
 ) -> None:
     """Export a model to ONNX or torch.export: images in [0, 1] to logits, log density and latent.
 
+    The file of a photo model has the eye and the head: images to logits and novelty scores. A JSON file next
+    to it has the held-out scores and thresholds, which turn them into verdicts.
+
     Each file is run and compared with PyTorch before it is written; the largest difference is printed.
     """
     if batch != "dynamic" and not batch.isdecimal():
         raise CandidError(f"--batch takes a number of images or 'dynamic', not '{batch}'.")
 
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from candid.models.export import TOLERANCE
@@ -51,18 +54,17 @@ def export(
     chosen = None if format is None else tuple(each for each in both if format in (each, "both"))
     with TerminalProgress().console.status("exporting and checking"):
         found = run_export(Path(model), out, chosen, None if batch == "dynamic" else int(batch))
+        limits = _write_thresholds(model, [each.path for each in found])
     if as_json:
         records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in found]
         print(json.dumps(records))
         return
-    table = Table(title=f"{escape(model)}: difference from PyTorch", title_justify="left")
+    table = Table(title=f"{safe(model)}: difference from PyTorch", title_justify="left")
     for column in ("file", "batch", "MB", *found[0].differences):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
     for each in found:
         differences = (f"{value:.1e}" for value in each.differences.values())
-        table.add_row(
-            escape(str(each.path)), str(each.batch or "any"), f"{each.bytes / 1e6:.1f}", *differences
-        )
+        table.add_row(safe(each.path), str(each.batch or "any"), f"{each.bytes / 1e6:.1f}", *differences)
     console = Console()
     console.print(table)
     console.print(
@@ -70,3 +72,19 @@ def export(
         f"log_density); at most {TOLERANCE:g} is allowed.",
         highlight=False,
     )
+    if limits:
+        console.print(f"Thresholds and held-out scores: {', '.join(map(str, limits))}", highlight=False)
+
+
+def _write_thresholds(model: str, files: list[Path]) -> list[Path]:
+    """Write what verdicts need next to the files of a photo model."""
+    from candid._support.files import write_texts
+    from candid.models import checkpoint
+    from candid.trust.thresholds import thresholds
+
+    found = thresholds(checkpoint.load(model))
+    if found is None:
+        return []
+    names = dict.fromkeys(file.with_suffix(".json") for file in files)
+    text = json.dumps(found) + "\n"
+    return [file for name in names for file in write_texts({name.name: text}, name.parent)]

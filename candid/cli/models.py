@@ -62,11 +62,43 @@ def info(
     """Show parameters, cost and sizes of a model, stage by stage, next to a ResNet of the same layout."""
     from candid.models.info import describe
 
+    if classes is None and mixing is None and Path(target).is_dir():
+        found = _photo(target)
+        if found is not None:
+            print(json.dumps(found)) if as_json else _show_photo(target, found)
+            return
     description = describe(_config(target, classes=classes, mixing=mixing))
     if as_json:
         print(json.dumps(description))
     else:
         _show(target, description)
+
+
+def _photo(target: str) -> dict[str, Any] | None:
+    """Return the description of a photo model; None of other models."""
+    from candid.models import checkpoint
+    from candid.models.heads.photo import PhotoModel
+    from candid.models.info import describe_photo
+
+    model = checkpoint.load(target)
+    return describe_photo(model, checkpoint.model_folder(target)) if isinstance(model, PhotoModel) else None
+
+
+def _show_photo(name: str, found: dict[str, Any]) -> None:
+    eye = found["eye"]
+    rows = [
+        ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
+        ("its licence and source", f"{eye['licence']}, {eye['source']}"),
+        ("its SHA-256", eye["sha256"][:16] + " …"),
+        ("statistics of a photo", f"{found['statistics']:,}"),
+        ("classes", f"{found['classes']:,}"),
+        ("posterior", found["posterior"]),
+        ("known photos", f"{found['known_photos']:,}"),
+        *((f"{part} on disk", f"{size:.2f} MB") for part, size in found["megabytes"].items()),
+    ]
+    print(f"{name}: a photo model")
+    for label, value in rows:
+        print(f"  {label + ':':<32}{value}")
 
 
 def _config(target: str, **changes: Any) -> Any:

@@ -31,10 +31,8 @@ from candid._support import config
 from candid._support.config import MISSING, Field, MaybeInfinite, Option
 from candid._support.errors import CandidError
 
-ModelName = Annotated[
-    str,
-    Option("A bundled model ('candid models' lists them), a model folder or a run folder.", metavar="MODEL"),
-]
+MODEL_HELP = "A bundled model ('candid models' lists them), a model folder or a run folder."
+ModelName = Annotated[str, Option(MODEL_HELP, metavar="MODEL")]
 JsonFlag = Annotated[bool, Option("Print JSON on standard output, and nothing else there.", flag="--json")]
 
 

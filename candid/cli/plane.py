@@ -1,12 +1,14 @@
 """The command that puts a few classes in a plane and draws it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.progress import is_first_process
+from candid._support.text import printable
 from candid.cli.options import JsonFlag, ModelName, command
 from candid.training.options import PlaneOptions
 
@@ -36,7 +38,8 @@ def plane(
     """Draw the whole decision space of a few classes, with a model whose class means lie in a plane.
 
     MODEL is fine-tuned on the images of --classes in DATA; the result, OUT/model/best, is a model like any
-    other. If MODEL is such a model already and --classes is left out, it is only drawn.
+    other. If MODEL is such a model already and --classes is left out, it is only drawn. A photo model is not
+    fine-tuned: the plane is that of three of its classes.
     """
     if classes is not None and (out / "config.toml").exists():
         raise CandidError(
@@ -49,6 +52,11 @@ def plane(
 
     loaded = checkpoint.load_any(model)
     display = TrainingDisplay()
+    if loaded.density_of == "features":
+        chosen = classes if classes is not None or len(loaded.class_names) != 3 else range(3)
+        found = _draw_photos(loaded, data, chosen, out, images, options, display)
+        _report(model, found, as_json, display)
+        return
     if classes is not None:
         from candid.explanations.classes import chosen_classes
         from candid.reports.plots import style
@@ -71,11 +79,14 @@ def plane(
     latent = as_latent(loaded)
     if latent is None or not latent.mixture.planar:
         raise CandidError(f"The means of '{model}' lie in no plane: choose classes with --classes.")
-    found = _draw(latent, data, out, images, options, display)
+    _report(model, _draw(latent, data, out, images, options, display), as_json, display)
+
+
+def _report(model: str, found: dict[str, Any], as_json: bool, display: "Progress") -> None:
     if as_json:
-        print(json.dumps({"model": model, "classes": list(loaded.class_names), **found}))
+        print(json.dumps({"model": model, **found}))
     else:
-        print(f"{model}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
+        print(f"{printable(model)}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
         display.log(f"Figure: {found['figure']}, also as SVG.")
 
 
@@ -98,4 +109,47 @@ def _draw(
     accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
     title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {part} images"
     path = style.save(draw(drawn, points, labels, title), out / "decision_plane.png", svg=True)
-    return {"images": len(labels), "accuracy": accuracy, "figure": str(path)}
+    return {
+        "classes": list(model.class_names),
+        "images": len(labels),
+        "accuracy": accuracy,
+        "figure": str(path),
+    }
+
+
+def _draw_photos(
+    model: "LatentModel",
+    data: str,
+    classes: str | Sequence[int] | None,
+    out: Path,
+    images: int | None,
+    options: PlaneOptions,
+    progress: "Progress",
+) -> dict[str, Any]:
+    """Draw the plane of three classes of a photo model, which needs no training."""
+    import torch
+
+    from candid.explanations.classes import chosen_classes
+    from candid.explanations.overview import open_images, project
+    from candid.models.flow.plane import plane_of_three
+    from candid.reports.plots import style
+    from candid.reports.plots.plane import decision_plane as draw
+
+    numbers = range(len(model.class_names)) if classes is None else chosen_classes(model.class_names, classes)
+    plane = plane_of_three(model, list(numbers))
+    split, part = open_images(model, data, None, images, options.skip_bad, progress)
+    points, labels = project(model, split, model.preprocessing, options.workers, progress, plane)
+    own = torch.isin(labels, torch.tensor(list(numbers)))
+    if not own.any():
+        raise CandidError(f"'{data}' has no images of {', '.join(plane.class_names)}: name other classes.")
+    places = {y: i for i, y in enumerate(numbers)}
+    points, labels = points[own], torch.tensor([places[y] for y in labels[own].tolist()])
+    accuracy = float((plane.logits(points).argmax(1) == labels).double().mean())
+    title = f"accuracy {100 * accuracy:.1f} % between the three on {len(labels):,} {part} photos"
+    path = style.save(draw(plane, points, labels, title), out / "decision_plane.png", svg=True)
+    return {
+        "classes": list(plane.class_names),
+        "images": len(labels),
+        "accuracy": accuracy,
+        "figure": str(path),
+    }

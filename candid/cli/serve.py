@@ -5,15 +5,17 @@ from dataclasses import replace
 
 from candid._support.errors import CandidError
 from candid.cli.options import ModelName, command
+from candid.models.zoo import DEFAULT
 from candid.serve.limits import Limits, ServeOptions
 
 
 @command
-def serve(model: ModelName = "cifar10-beta1", /, *, options: ServeOptions, limits: Limits) -> None:
+def serve(model: ModelName = DEFAULT, /, *, options: ServeOptions, limits: Limits) -> None:
     """Serve a model as a web page that judges and explains images, and a JSON API for programs.
 
     Only this machine can connect unless --host says otherwise. The server sends nothing anywhere and stores
-    no image. SIGTERM or Ctrl-C ends it after it has answered every accepted request.
+    no image unless --store says so. It watches the images that it judges for drift. SIGTERM or Ctrl-C ends it
+    after it has answered every accepted request.
     """
     try:
         import python_multipart  # noqa: F401

@@ -10,7 +10,8 @@ def show_table(
 ) -> None:
     """Print a table; its first ``left`` columns are text, the others numbers; ``tight`` saves width.
 
-    Names may come from data, so control characters are written out and markup is not interpreted.
+    Names may come from data, so control characters are written out and markup is not interpreted. Numbers may
+    have their interval on a second line.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -28,5 +29,12 @@ def show_table(
             no_wrap=(i > 0) != tight,
         )
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell, breaks=i >= left)) for i, cell in enumerate(row)))
     Console().print(table)
+
+
+def safe(text: object) -> str:
+    """Return a name for rich: without control characters, and with markup written out."""
+    from rich.markup import escape
+
+    return escape(printable(str(text), breaks=False))

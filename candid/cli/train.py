@@ -2,16 +2,17 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from candid._support.config import Option
 from candid._support.errors import CandidError
 from candid._support.progress import is_first_process
 from candid.cli.options import Typed, command
+from candid.cli.show import safe
+from candid.models.eyes.registry import DEFAULT_EYE, EYES
 from candid.training.options import TrainOptions, check_call
 
 
@@ -29,15 +30,38 @@ def train(
     ] = None,
     changes: Annotated[
         tuple[str, ...],
-        Option("Change a key of the preset: blocks=[2,2]. Repeats.", metavar="KEY=VALUE", flag="--set"),
+        Option(
+            "Change a key of the preset: blocks=[2,2]. Repeat for more.", metavar="KEY=VALUE", flag="--set"
+        ),
     ] = (),
     devices: Annotated[
         int | None, Option("Processes on this machine.", least=1, default="all GPUs, or 1")
     ] = None,
     resume: Annotated[bool, Option("Continue the run in --out.")] = False,
+    eye: Annotated[
+        str | None,
+        Option(
+            f"Pretrained network for photos: {', '.join(EYES)}, several joined by +, or a file.",
+            default=f"{DEFAULT_EYE} for photos",
+        ),
+    ] = None,
+    priors: Annotated[
+        Literal["frequency", "uniform"] | None,
+        Option("Photos: how probable classes are before a photo is seen.", default="frequency"),
+    ] = None,
+    no_thumbnails: Annotated[
+        bool, Option("Photos: keep no small pictures of known photos with the model.")
+    ] = False,
     given: Annotated[dict[str, Any], Typed(TrainOptions)],
 ) -> None:
     """Train a generative classifier, or the ResNet that matches it.
+
+    A folder of photos of 96 pixels and more becomes a photo model in a minute: a pretrained eye and a
+    generative head. Smaller images train an invertible network on pixels; so does --preset or --recipe.
+    Photo models have the options --eye, --priors, --no-thumbnails, --holdout, --split-seed, --only,
+    --skip-bad and --seed.
+
+    Tar shards can come from a command, 'pipe:COMMAND', if it is typed together with --allow-pipe.
 
     The recipe of the preset decides where an option is left out; the defaults below hold where the recipe
     says nothing.
@@ -58,6 +82,9 @@ def train(
         resume=resume,
         devices=devices,
         progress=TrainingDisplay(),
+        eye=eye,
+        priors=priors,
+        thumbnails=False if no_thumbnails else None,
         after_epoch=lambda folder, rows: style.save(curves(rows), folder.path / "curves.png"),
         **given,
     )
@@ -80,12 +107,15 @@ def _parsed(settings: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print_results(best: Path, results: dict[str, Any]) -> None:
-    table = Table(title=f"the best model, in {escape(str(best))}", title_justify="left")
-    for column in ("", "accuracy", "cross-entropy (nats)", "bits/dim"):
+    table = Table(title=f"the best model, in {safe(best)}", title_justify="left")
+    has_bits = any("bits_per_dim" in results.get(part, {}) for part in ("val", "test"))
+    for column in ("", "accuracy", "cross-entropy (nats)", *(["bits/dim"] if has_bits else [])):
         table.add_column(column, justify="right" if column else "left")
     for part, name in (("val", "validation"), ("test", "test")):
         if part in results:
             metrics = results[part]
-            bits = f"{metrics['bits_per_dim']:.3f}" if "bits_per_dim" in metrics else ""
-            table.add_row(name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", bits)
+            bits = [f"{metrics['bits_per_dim']:.3f}"] if "bits_per_dim" in metrics else []
+            table.add_row(
+                name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *bits
+            )
     Console().print(table)

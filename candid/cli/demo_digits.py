@@ -1,4 +1,4 @@
-"""The demonstrations: a photo to latent space and back, and a classifier of digits that knows its limits."""
+"""The paper's system on 8 x 8 digits: a classifier that knows its limits, and digits that become others."""
 
 import shutil
 from dataclasses import dataclass
@@ -34,24 +34,6 @@ CHANGES = ((4, 9), (0, 6), (8, 3), (7, 2))
 """Digits, and the digits that they become."""
 
 
-class RoundTrip(NamedTuple):
-    """One photo, its latent, and the photo recovered from it."""
-
-    image: Tensor
-    """(3, H, W) in [0, 1]."""
-    z: Tensor
-    """(D,)."""
-    spread: Tensor
-    """Standard deviation over channels of each cosine coefficient of z, (height, width)."""
-    restored: Tensor
-    """(3, H, W)."""
-
-    @property
-    def largest_error(self) -> float:
-        """The largest error, in pixel units of [0, 1]."""
-        return float((self.restored - self.image).abs().max())
-
-
 def sample_photo(size: int = 224) -> Tensor:
     """Return the centre of a photo that scikit-learn ships, (3, size, size) in [0, 1]."""
     photo = Image.fromarray(load_sample_image("china.jpg"))
@@ -62,19 +44,6 @@ def sample_photo(size: int = 224) -> Tensor:
     photo = photo.crop((left, top, left + size, top + size))
     pixels = torch.frombuffer(bytearray(photo.tobytes()), dtype=torch.uint8)
     return pixels.view(size, size, 3).permute(2, 0, 1) / 255
-
-
-@torch.inference_mode()
-def round_trip(preset: str = "imagenet") -> RoundTrip:
-    """Send the sample photo through an untrained network and back."""
-    model = GenerativeClassifier.from_preset(preset).eval()
-    flow = model.config.flow
-    image = sample_photo(flow.height)
-    z = model.latent(image[None])
-    by_frequency = z.view(
-        flow.width // flow.downsampling, flow.height // flow.downsampling, flow.constant_coefficients
-    )
-    return RoundTrip(image, z[0], by_frequency.std(2).T, model.invert(z)[0])
 
 
 class Opinion(NamedTuple):

@@ -1,0 +1,76 @@
+"""The command that groups what a model does not know."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from candid._support.config import Option
+from candid._support.progress import TerminalProgress
+from candid.cli.options import ModelName, command
+from candid.trust.options import ErrorLevel, ScoreName
+
+
+@command
+def group(
+    model: ModelName,
+    images: Annotated[list[str], Option("Files, folders, or patterns such as 'photos/*.jpg'.")],
+    /,
+    *,
+    groups: Annotated[
+        int | None, Option("The number of groups, if you know it.", least=1, default="found")
+    ] = None,
+    out: Annotated[Path, Option("Folder for groups.csv and groups.html.", metavar="DIR")] = Path("groups"),
+    sort_into: Annotated[
+        Path | None,
+        Option("Copy the images into subfolders of this folder; originals stay.", metavar="DIR"),
+    ] = None,
+    score: ScoreName = None,
+    novelty: Annotated[
+        float | None,
+        Option(
+            "False-alarm rate: at most this share of ordinary images is flagged as novel.",
+            above=0,
+            below=1,
+            default="0.05",
+        ),
+    ] = None,
+    error: ErrorLevel = None,
+) -> int | None:
+    """Group the images that a model does not know: unknown 1, unknown 2, …
+
+    Images that can't be used are named on standard error, and the exit code is then 2.
+    """
+    from candid.reports.groups import write_groups
+    from candid.trust.examine import image_paths
+    from candid.trust.group import group as group_images
+    from candid.trust.sort import sort_into as copy_images
+
+    paths = [path for path in image_paths(images) if not _inside(path, sort_into)]
+    levels = {"score": score, "novelty": novelty, "error": error}
+    progress = TerminalProgress()
+    found = group_images(model, paths, groups=groups, progress=progress, skip_bad=True, **levels)
+    for each in found.unusable:
+        progress.log(f"'{each.path}' can't be used: {each.reason}")
+    table = Table(title=f"{found.novel} of {len(found.examinations)} images are novel", title_justify="left")
+    for column in ("group", "images", "nearest class", "central image"):
+        table.add_column(column, justify="right" if column == "images" else "left", overflow="fold")
+    for own in found.groups:
+        central = escape(own.members[0].path)
+        table.add_row(own.name, str(len(own.members)), escape(own.nearest), central)
+    table.add_row("single images", str(len(found.singles)), "", "")
+    Console().print(table)
+    files = write_groups(found, out)
+    print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
+    if sort_into is not None:
+        counts = copy_images(found.places(), sort_into)
+        progress.log(f"copied into {sort_into}: {', '.join(f'{n} {name}' for name, n in counts.items())}")
+    return 2 if found.unusable else None
+
+
+def _inside(path: Path, folder: Path | None) -> bool:
+    """Return whether ``path`` is a copy that an earlier run made."""
+    return folder is not None and path.resolve().is_relative_to(folder.resolve())

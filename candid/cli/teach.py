@@ -1,0 +1,47 @@
+"""The commands that add a class to a photo model and take it away again."""
+
+from pathlib import Path
+from typing import Annotated
+
+from candid._support.config import Option
+from candid._support.progress import TerminalProgress
+from candid._support.text import named_pairs
+from candid.cli.options import ModelName, command
+
+Out = Annotated[Path, Option("Folder for the new model; the old one stays as it is.", metavar="DIR")]
+
+
+@command
+def teach(
+    model: ModelName,
+    classes: Annotated[list[str], Option("A name and its photos: NAME=FOLDER.", metavar="NAME=FOLDER")],
+    /,
+    *,
+    out: Out,
+) -> None:
+    """Teach a photo model new classes, each from five photos or more.
+
+    It takes seconds and needs no old photos. The ratios of the posteriors of the known classes stay exactly
+    as they were. The price is printed: how the recall of the known classes changes on the held-out photos.
+    """
+    pairs = named_pairs(classes, "candid teach", "NAME=FOLDER")
+
+    from candid.training.teach import teach as teach_classes
+
+    found = teach_classes(model, pairs, out=out, progress=TerminalProgress())
+    print(f"{len(found.model.class_names)} classes, in {out}")
+
+
+@command
+def forget(
+    model: ModelName,
+    name: Annotated[str, Option("A class that was taught.", metavar="NAME")],
+    /,
+    *,
+    out: Out,
+) -> None:
+    """Remove a class that a photo model was taught; without the last one it is exactly as before."""
+    from candid.training.teach import forget as forget_class
+
+    made = forget_class(model, name, out=out, progress=TerminalProgress())
+    print(f"{len(made.class_names)} classes, in {out}")

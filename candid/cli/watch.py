@@ -1,0 +1,69 @@
+"""The command that watches a stream of images for drift."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from candid._support.config import Option
+from candid._support.text import printable
+from candid.cli.options import JsonFlag, ModelName, command
+from candid.trust.options import WatchOptions
+
+if TYPE_CHECKING:
+    from candid.trust.watch import Watch
+
+
+@command
+def watch(
+    model: ModelName,
+    images: Annotated[str, Option("A folder, or a text file that names one image a line.", metavar="FOLDER")],
+    /,
+    options: WatchOptions,
+    as_json: JsonFlag = False,
+) -> int | None:
+    """Watch images for drift: raise an alarm when they are no longer like the held-out ones.
+
+    It looks at the images in a folder and then at new ones as they arrive, until it is stopped. It needs no
+    labels. While the images do not change, the probability that the alarm ever rings is at most --alarm. The
+    order counts: images directly in the folder are taken by name, those of sub-folders in a random order,
+    those of a list as they are listed. Images that can't be used are named on standard error, not counted.
+    """
+    from candid.models import checkpoint
+    from candid.trust.watch_files import FileWatch
+
+    files = FileWatch(checkpoint.load(model), model, images, options)
+    if files.watch.images:
+        _log(f"goes on after {files.watch.images:,} images")
+    if not files.once:
+        _log(f"watching '{images}'; stop with Ctrl-C, the state is in '{files.state.path}'")
+    broken = 0
+    try:
+        for counted in files.run():
+            for each in counted.unusable:
+                _log(f"'{each.path}' can't be used: {each.reason}")
+            broken += len(counted.unusable)
+            if files.once:
+                continue
+            if as_json:
+                print(json.dumps(counted.watch.report()), flush=True)
+            elif counted.rang:
+                _show(counted.watch)
+            else:
+                _log(f"{counted.watch.images:,} images, evidence {counted.watch.evidence:.3g}")
+    finally:
+        files.state.close()
+    if as_json:
+        print(json.dumps(files.watch.report()))
+    else:
+        _show(files.watch)
+    return 2 if broken else None
+
+
+def _show(found: "Watch") -> None:
+    print(printable(found.sentence()), flush=True)
+    for each in found.carriers if found.alarm else ():
+        print(printable(f"  image {each.image:,}, {each.name}: evidence x {each.gain:.2f}"), flush=True)
+
+
+def _log(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
