@@ -20,6 +20,7 @@ SCRIPTS = (
     "explanations",
     "corruptions",
     "attacks",
+    "photos",
     "serving",
 )
 

@@ -27,7 +27,7 @@ from sklearn.datasets import load_sample_image
 
 import candid
 from benchmarks.common import Figure, alternate, conclude, parser, set_threads, show_times
-from candid.data.images import decode_upload
+from candid.data.uploads import decode_upload
 from candid.serve.limits import Limits
 
 CLIENTS = 32

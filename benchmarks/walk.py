@@ -18,7 +18,7 @@ import candid
 from candid.cli.app import run
 
 ROOT = Path(candid.__file__).parent
-SAMPLE = str(ROOT / "cli" / "samples" / "cat.jpg")
+SAMPLE = str(ROOT / "cli" / "samples" / "everyday" / "cat.jpg")
 
 
 @contextmanager

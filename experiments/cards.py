@@ -64,7 +64,7 @@ def write_card(name: str, command: Sequence[str], run: Path) -> None:
     beta = model.record.beta
     again = " Trained with a second seed, to show the effect of chance." if config["seed"] else ""
     best = model.metadata["training"]["epoch"]
-    _write(
+    write(
         name,
         {
             "name": name,
@@ -122,11 +122,14 @@ def storage(model: Any) -> list[str]:
 
 
 def add_figures(name: str, measured: str, figures: Mapping[str, Any], more: Mapping[str, str]) -> None:
-    """Put what was ``measured`` on the card of the bundled model ``name``."""
-    _write(name, zoo.card(name) | {"measured": measured, "figures": figures, "more_figures": more})
+    """Put what was ``measured``, and the size of its files, on the card of the bundled model ``name``."""
+    size = sum(file.stat().st_size for file in (zoo.FOLDER / name).glob("*.safetensors"))
+    found = {"bytes": size, "measured": measured, "figures": figures, "more_figures": more}
+    write(name, zoo.card(name) | found)
 
 
-def _write(name: str, card: dict[str, Any]) -> None:
+def write(name: str, card: dict[str, Any]) -> None:
+    """Write the card of the bundled model ``name``, for programs and for people."""
     for file, text in ((zoo.CARD, json.dumps(card, indent=1) + "\n"), ("README.md", as_markdown(card))):
         with replacing(zoo.FOLDER / name / file) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -145,7 +148,7 @@ def _character(beta: float | None, config: Mapping[str, Any]) -> str:
 
 def _own_limits(beta: float | None, resnet: bool) -> list[str]:
     if resnet:
-        return ["It has no likelihood: p-values come from the Mahalanobis distance of its features."]
+        return ["It has no likelihood: p-values come from its features and logits, by the score 'combined'."]
     if beta == 0:
         return ["Its classes are meaningless: it guesses. Use its likelihood and its samples."]
     if beta == float("inf"):

@@ -37,6 +37,7 @@ def draw_trade_off(models: Mapping[str, Mapping[str, Any]], classes: int, path: 
         {
             "name": name,
             "beta": _beta(model["beta"]),
+            "crops": 10,
             "L_X": model.get("L_X_printed"),
             "L_Y": model["L_Y"],
             "bits_per_dim": model.get("bits_printed"),

@@ -1,6 +1,6 @@
 """What the paper reports on ImageNet, by beta or ``ResNet``."""
 
-from experiments.tables import PAPER_AREAS
+from experiments.robustness import PAPER_AREAS
 
 TABLE_2 = {
     "1": (-1.90, 8.52, 4.34, 67.30, 3.87),

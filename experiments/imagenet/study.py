@@ -20,6 +20,7 @@ from candid.evaluation.options import EvaluateOptions
 from candid.models import checkpoint
 from candid.models.flow.backbone import released_dct_scale
 from candid.models.importers import import_any
+from candid.models.model_files import RECORD
 from experiments.imagenet import paper
 from experiments.imagenet.figures import draw_decisions
 from experiments.imagenet.options import StudyOptions
@@ -119,7 +120,7 @@ class Study:
         }
 
     def _imported(self, name: str, path: Path) -> Result:
-        record = checkpoint.model_folder(path) / checkpoint.RECORD if path.is_dir() else path
+        record = checkpoint.model_folder(path) / RECORD if path.is_dir() else path
         key = digest(name, str(path), size_and_date(record), list(self.found.names.items())).hexdigest()
         make = partial(self._import, name, path)
         return self.stages.run(f"import-{name}", f"{name}: import", key, make) | {"key": key}
