@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint bench models results clean
+.PHONY: help demo test lint bench red models results clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Train a classifier of digits; see what it says about digits and other images (3 minutes)
+demo: $(READY) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (1 minute)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types
@@ -23,17 +23,20 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (7 minutes)
+test: lint ## Style, types, doctests and all tests (6 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
 
+red: $(READY) ## Attack the server, models, runs and caches on this machine (about 6 minutes)
+	$(BIN)/python -m experiments.red
+
 models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
-results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; about 45 minutes)
-	$(BIN)/python -m experiments.results $(DATA) $(OOD)
+results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; TINY=tiny20; about 45 minutes)
+	$(BIN)/python -m experiments.results $(DATA) $(OOD) $(if $(TINY),--tiny $(TINY))
 
 clean: ## Remove everything that the other targets made, except models and results
 	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
