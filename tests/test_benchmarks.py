@@ -29,7 +29,9 @@ for script in scripts:
 """
 
 
-@pytest.mark.parametrize("scripts", [TOGETHER, ("training",), ("memory",), ("cifar",)], ids=",".join)
+@pytest.mark.parametrize(
+    "scripts", [TOGETHER, ("training",), ("memory",), ("cifar",), ("photos",)], ids=",".join
+)
 def test_quick_run(scripts: tuple[str, ...], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN, ",".join(scripts), "--quick", "--threads", "1"],

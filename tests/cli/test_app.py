@@ -11,7 +11,7 @@ from PIL import Image
 
 import candid
 from candid.cli.app import main
-from tests.helpers import small_classifier
+from tests.helpers import candid_command, small_classifier
 
 CANDID = Path(sys.executable).with_name("candid")
 
@@ -92,3 +92,15 @@ def test_a_reader_that_stops_early_sees_no_error(tmp_path: Path) -> None:
     command = f"'{CANDID}' examine '{model}' '{tmp_path}' | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("class") and "roken pipe" not in done.stderr and "Error" not in done.stderr
+
+
+def test_examine_without_a_model_uses_the_bundled_one() -> None:
+    samples = Path(candid.__file__).parent / "cli" / "samples" / "everyday"
+    for photos in ([samples / "jeans.jpg"], [f"{samples}/j*.jpg"], ["everyday", samples / "jeans.jpg"]):
+        done = candid_command("examine", *photos, "--json")
+        found = json.loads(done.stdout)
+        assert (found["label"], found["verdict"]) == ("jean", "accept")
+    done = candid_command("examine", "everyday")
+    assert "Name the images" in str(done.exception)
+    done = candid_command("examine", "everday", samples / "jeans.jpg")
+    assert "did you mean 'everyday'" in str(done.exception)

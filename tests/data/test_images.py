@@ -1,4 +1,5 @@
 import struct
+import sys
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -64,6 +65,7 @@ def sixteen_bit(level: int) -> Image.Image:
         (paletted(transparent=True), "PNG", [255, 255, 255]),
         (paletted(transparent=False), "GIF", [200, 100, 50]),
         (Image.new("CMYK", (6, 4), (255, 0, 0, 0)), "TIFF", [0, 255, 255]),
+        (Image.new("CMYK", (6, 4), (0, 0, 0, 255)), "JPEG", [0, 0, 0]),
         (Image.new("1", (6, 4), 1), "PNG", [255, 255, 255]),
         (Image.new("1", (6, 4), 0), "PNG", [0, 0, 0]),
         (sixteen_bit(90 * 256 + 200), "PNG", [90, 90, 90]),
@@ -90,6 +92,28 @@ def test_every_mode_becomes_eight_bit_colours(
 def test_colours_become_grey_by_their_brightness() -> None:
     content = encoded(Image.new("RGB", (6, 4), (255, 0, 0)))
     assert colour(content, channels=1) == [76]
+
+
+def test_a_heic_photo_is_turned_upright_once() -> None:
+    """Its decoder turns it; what its EXIF data says must not turn it again."""
+    pytest.importorskip("pi_heif", reason="the extra heic is not installed")
+    sizes = []
+
+    def box(width: int, height: int) -> Box:
+        sizes.append((width, height))
+        return whole(width, height)
+
+    image = decode(Path(__file__).parent / "turned.heic", 3, (64, 48), box).int()
+    assert sizes == [(48, 64)]
+    expected = torch.tensor([[5, 232, 202], [2, 2, 198], [254, 233, 44], [248, 2, 39]])
+    corners = torch.stack([image[:, y, x] for y in (0, -1) for x in (0, -1)])
+    assert (corners - expected).abs().max() <= 12
+
+
+def test_a_heic_photo_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pi_heif", None)
+    with pytest.raises(BadImageError, match=r"HEIC photo, which needs a package: pip install .*\[heic\]"):
+        colour(Path(__file__).parent / "turned.heic")
 
 
 def test_floating_point_images_are_refused() -> None:

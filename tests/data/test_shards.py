@@ -1,3 +1,4 @@
+import io
 import shutil
 import sys
 import tarfile
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from candid._support.errors import CandidError
+from candid._support.pipes import allowing_pipes
 from candid.data import shards as module
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.loader import evaluation_batches
-from candid.data.shards import ShardSplit, is_shards, open_shards
+from candid.data.shards import ShardSplit, _samples, is_shards, open_shards
 from tests.data.helpers import picture, write_shard, write_tar
 from tests.data.shard_helpers import PREPROCESSING, load, same, seeds, write_shards
+from tests.helpers import candid_command
 
 
 @pytest.mark.parametrize(
@@ -135,9 +138,9 @@ def test_shards_behind_urls_give_the_same_images(folder: Path, server: str, data
     if kind == "http" and shutil.which("curl") is None:
         pytest.skip("curl, which opens http URLs for webdataset, is not installed")
     place = {"pipe": f"pipe:cat {folder}", "file": f"file:{folder}", "http": server}[kind]
-    urls = open_dataset(
-        f"{place}/train-{{0..5}}.tar", val_spec=f"{place}/val-{{0..1}}.tar", epoch_images=36, classes=3
-    )
+    specs = f"{place}/train-{{0..5}}.tar", f"{place}/val-{{0..1}}.tar"
+    with allowing_pipes(specs):
+        urls = open_dataset(specs[0], val_spec=specs[1], epoch_images=36, classes=3)
     assert len(urls.val) == 11
     assert same(load(urls.train, 0, 7), load(data.train, 0, 7))
     assert sorted(seeds(evaluation_batches(urls.val, PREPROCESSING, 4))) == [*range(36, 47)]
@@ -145,20 +148,22 @@ def test_shards_behind_urls_give_the_same_images(folder: Path, server: str, data
 
 @pytest.mark.parametrize("spec", ["pipe:cat missing.tar 2>&1", "pipe:exit 3 # .tar", "s3://bucket/x.tar"])
 def test_a_url_that_cannot_be_read_is_named(spec: str) -> None:
-    with pytest.raises(CandidError, match=f"The shard '{spec}' can't be read: ".replace(".", r"\.")):
+    message = f"The shard '{spec}' can't be read: ".replace(".", r"\.")
+    with allowing_pipes([spec]), pytest.raises(CandidError, match=message):
         open_dataset(spec, val_spec=spec, epoch_images=5, classes=2)
 
 
 def test_a_command_that_fails_after_all_images_is_noticed(folder: Path) -> None:
     spec = f"pipe:cat {folder}/train-0.tar; exec >&-; sleep 0.2; exit 3"
-    with pytest.raises(CandidError, match="exit 3"):
+    with allowing_pipes([spec]), pytest.raises(CandidError, match="exit 3"):
         open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
 
 
 def test_padding_behind_the_end_of_a_shard_does_no_harm(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "padding").write_bytes(bytes(300_000))
     spec = f"pipe:exec cat {folder}/train-0.tar {tmp_path}/padding"
-    data = open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
+    with allowing_pipes([spec]):
+        data = open_dataset(spec, val_spec=spec, epoch_images=5, classes=3)
     assert sorted(seeds(evaluation_batches(data.val, PREPROCESSING, 4))) == [*range(7)]
 
 
@@ -270,3 +275,52 @@ def test_other_files_and_folders_in_a_shard_do_no_harm(tmp_path: Path) -> None:
     data = open_dataset(path, val_spec=path)
     assert (len(data.train), len(data.val)) == (2, 2)
     assert sorted(seeds(evaluation_batches(data.val, PREPROCESSING, 2))) == [0, 1]
+
+
+@pytest.mark.parametrize("pipe", ["pipe:", "{pip}e:", "{x,pipe}:", "PIPE:"])
+def test_a_command_that_was_not_typed_is_never_run(pipe: str, folder: Path, tmp_path: Path) -> None:
+    spec = f"{pipe}touch {tmp_path}/ran; cat {folder}/train-0.tar"
+    for allowed in ([], ["--allow-pipe", "pipe:cat other.tar"]):
+        with allowing_pipes(allowed), pytest.raises(CandidError):
+            open_dataset(str(folder / "train-0.tar"), val_spec=spec)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_is_run_from_the_command_line_with_a_flag_and_not_from_a_recipe(
+    folder: Path, tmp_path: Path
+) -> None:
+    spec, out = f"pipe:touch {tmp_path}/ran; cat {folder}/train-0.tar", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'preset = "cifar"\nval_data = "{spec}"\n')
+    for more in ((), ("--allow-pipe",)):
+        done = candid_command("train", folder / "train-0.tar", "--recipe", recipe, "--out", out, *more)
+        assert "type it on the command line" in str(done.exception)
+    assert not (tmp_path / "ran").exists()
+    candid_command(
+        "train", folder / "train-0.tar", "--val-data", spec, "--out", out, "--allow-pipe", "--batch=0"
+    )
+    assert not (tmp_path / "ran").exists(), "options are checked first"
+    candid_command(
+        "train", folder / "train-0.tar", "--val-data", spec, "--out", out, "--allow-pipe", "--batch=5000"
+    )
+    assert (tmp_path / "ran").exists()
+
+
+def test_large_files_in_small_shards_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    shard = tmp_path / "bomb.tar"
+    for name in ("0.png", "0.cls"):
+        with tarfile.open(shard, "w:gz", compresslevel=1) as tar:
+            member = tarfile.TarInfo(name)
+            member.size = 300 * 2**20
+            tar.addfile(member, ZeroFile())
+        with pytest.raises(CandidError, match="'0.*' of 315 MB, more than 210: pack it again"):
+            list(_samples([str(shard)], 3))
+        with pytest.raises(CandidError, match="of 315 MB"):
+            open_dataset(str(shard), val_spec=str(shard))
+
+
+class ZeroFile(io.RawIOBase):
+    """Zeros without an end."""
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)

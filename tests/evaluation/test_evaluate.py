@@ -18,8 +18,9 @@ from candid._support.errors import CandidError
 from candid.data.datasets import open_dataset
 from candid.data.splits import ArraySplit
 from candid.evaluation.compare import compare, read_rows
-from candid.evaluation.evaluate import Evaluation, evaluate
+from candid.evaluation.evaluate import evaluate
 from candid.evaluation.output import remove_older, write
+from candid.evaluation.result import Evaluation
 from candid.inference.predictions import Predictions
 from candid.models.checkpoint import load_any
 from candid.trust.calibrate import calibrate
@@ -197,7 +198,7 @@ def test_every_test_is_made_on_every_set(model: Path, photos: Path) -> None:
             assert 0 <= low <= figures["auc"] <= high <= 1
             assert all(0 <= figures[key] <= 1 for key in ("fpr95", "detected"))
     assert found.metrics["ood"]["noise"]["joint"]["auc"] > 0.9
-    assert len(found.judged["photos"].verdicts) == 12
+    assert len(found.judged["photos"].kinds) == 12
     for shares in found.metrics["verdicts"]["sets"].values():
         assert sum(shares.values()) == pytest.approx(1)
 
@@ -255,8 +256,8 @@ def kept(folder: Path) -> dict[str, bytes]:
 
 
 def test_two_processes_give_the_same_files_as_one(model: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", *COMMAND[2:]]
-    commands = {"one": COMMAND, "devices": [*COMMAND, "--devices=2"], "torchrun": torchrun}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
+    commands = {"one": COMMAND, "devices": [*COMMAND, "--devices=2"], "torchrun": [*torchrun, *COMMAND[2:]]}
     printed = {}
     for name, command in commands.items():
         options = ("--ood=noise=uniform-noise", "--json", "--ten-crop", "--out", tmp_path / name)
@@ -275,7 +276,7 @@ def test_a_second_study_makes_no_pass_and_a_cut_file_is_made_again(model: Path, 
     assert messages(model, out=tmp_path, temperature=True) == ""
     assert file.stat().st_mtime_ns == date
     file.write_bytes(whole[:1000])
-    assert "cut or damaged" in messages(model, out=tmp_path)
+    assert "is damaged" in messages(model, out=tmp_path)
     assert file.read_bytes() == whole
     again = Predictions.load(file)
     assert again is not None and torch.equal(again.logits, first.predictions.logits)
@@ -433,7 +434,6 @@ def test_models_are_compared_by_beta(model: Path, baseline: Path, tmp_path: Path
     assert ours["beta"] == 1.0 and theirs["beta"] is None and theirs["L_X"] is None
     done = candid_command("compare", *map(str, folders), "--out", str(tmp_path / "both"))
     assert done.exit_code == 0, done.output
-    assert "ResNet" in done.stdout
     assert (tmp_path / "both" / "trade_off.svg").exists()
     assert len((tmp_path / "both" / "comparison.csv").read_text().splitlines()) == 3
     write(evaluated(model, images=10), tmp_path / "few")

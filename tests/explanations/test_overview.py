@@ -80,7 +80,7 @@ def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
     model = candid.load(folder / "own")
     found = look_at(model, data="digits", classes="1,7,4", order="given", images=2, workers=0, seed=3)
     assert found.similarity.classes == (1, 7, 4) and found.sampled == [1, 4, 7]
-    assert found.samples.shape == (3, 3, 2, 1, 8, 8)
+    assert found.samples is not None and found.samples.shape == (3, 3, 2, 1, 8, 8)
     test = open_dataset("digits").test
     assert isinstance(test, ArraySplit)
     posterior, labels = model.posterior(test.images / 255).detach().double(), test.labels

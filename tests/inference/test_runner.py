@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from candid.inference.runner import Runner
 from candid.models.protocol import Outputs
 from candid.trust.feature_scores import Mahalanobis
 from candid.trust.scores import CODE_LENGTHS
-from tests.data.helpers import write_folder, write_shard
+from tests.data.helpers import picture, write_folder, write_shard
 from tests.helpers import RecordedProgress, small_classifier
 from tests.inference.pass_in_processes import MEASURES, PREPROCESSING, array, counted, every_pass
 from tests.inference.test_predictions import assert_equal, small_resnet
@@ -136,6 +137,22 @@ def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
     assert len(list((tmp_path / "kept").iterdir())) == 3
 
 
+def test_an_image_that_is_replaced_by_one_of_the_same_name_size_and_date_is_noticed(tmp_path: Path) -> None:
+    found, progress = [], RecordedProgress()
+    for _ in range(2):
+        split = photos(tmp_path / "photos")
+        runner = Runner(small_classifier(), folder=tmp_path / "kept", progress=progress)
+        found.append(runner.predictions(split, PREPROCESSING, "test"))
+        path = split.paths[0]
+        stat = path.stat()
+        others = (picture(seed, width=30) for seed in range(100, 200))
+        other = next(each for each in others if len(each) <= stat.st_size)
+        path.write_bytes(other.ljust(stat.st_size, b"\0"))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert len(progress.messages) == 1 and "images were replaced" in progress.messages[0]
+
+
 @pytest.mark.parametrize("length", [0, 5, 1000, None])
 def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None:
     made = Runner(small_classifier(), folder=tmp_path).predictions(array(), PREPROCESSING, "test")
@@ -148,7 +165,7 @@ def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None
     for _ in range(2):
         passes = Runner(small_classifier(), folder=tmp_path, progress=progress)
         assert_equal(passes.predictions(array(), PREPROCESSING, "test"), made)
-    assert progress.messages == [f"'{file}' is cut or damaged: it is computed again."]
+    assert progress.messages == [f"'{file}' is damaged or its images were replaced: it is computed again."]
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 

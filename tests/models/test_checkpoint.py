@@ -18,8 +18,9 @@ from safetensors.torch import save as serialize
 import candid
 from candid import CheckpointError
 from candid.inference.predictions import predict
-from candid.models.checkpoint import KINDS, Kind, resolve, save_held_out, sealed
+from candid.models.checkpoint import KINDS, Kind, resolve, save_held_out
 from candid.models.info import describe
+from candid.models.model_files import sealed
 from candid.models.protocol import ImageClassifier, Outputs, require_latent
 from tests.helpers import small_classifier
 

@@ -22,6 +22,7 @@ from candid.inference.runner import Runner
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
 from candid.serve.limits import Limits
+from candid.serve.sensor import Sensor
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
 from candid.trust.calibrate import measure
@@ -83,8 +84,8 @@ def without_rounding(answer: Any) -> Any:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for it, not for long."""
-    for _ in range(1000):
+    """Wait for it, at most a minute or two."""
+    for _ in range(6000):
         if condition():
             return
         time.sleep(0.01)
@@ -110,17 +111,21 @@ class Running:
 
 @contextmanager
 def running(
-    service: Service, token: str | None = None, host: str = "127.0.0.1", **limits: Any
+    service: Service,
+    token: str | None = None,
+    host: str = "127.0.0.1",
+    sensor: Sensor | None = None,
+    **limits: Any,
 ) -> Iterator[Running]:
     """A real server on a free port."""
-    guard = guarded_app([service], Limits(**limits), token)
+    guard = guarded_app([service], Limits(**limits), token, sensor)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     with listening(host, 0) as sock:
         url = address_of(sock)
         thread = threading.Thread(target=Server(guard).run, args=([sock],))
         thread.start()
         try:
-            with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+            with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
                 yield Running(guard, url, client)
         finally:
             guard.stopping = True

@@ -1,4 +1,8 @@
-"""``candid serve`` whose networks answer nothing while a file exists: for tests that stop it then."""
+"""``candid serve`` whose networks answer nothing while a file exists: for tests that stop it then.
+
+Connections may be silent for longer than usual, since the test may be slow to use them. A network that
+imports something for a request complains.
+"""
 
 import gc
 import os
@@ -12,6 +16,7 @@ from typing import Any
 import torch
 
 from candid.cli.app import run
+from candid.serve import connection, server
 from candid.serve.schemas import ImageRequest
 from candid.serve.server import Server
 from candid.serve.service import Service
@@ -22,7 +27,12 @@ examine, handle_exit = Service.examine, Server.handle_exit
 def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[Any]:
     while Path(os.environ["CANDID_HELD_UP"]).exists():
         time.sleep(0.01)
-    return examine(self, requests)
+    before = set(sys.modules)
+    found = examine(self, requests)
+    late = {name for name in set(sys.modules) - before if not name.startswith("PIL.")}  # kinds of images
+    if late:
+        print("imported for a request:", *sorted(late), file=sys.stderr, flush=True)
+    return found
 
 
 def counted(self: Server, sig: int, frame: FrameType | None) -> None:
@@ -34,5 +44,6 @@ def counted(self: Server, sig: int, frame: FrameType | None) -> None:
 if "CANDID_HELD_UP" in os.environ:  # in the server's own process and in its workers, which import this, too
     Service.examine = held_up  # type: ignore[method-assign]
     Server.handle_exit = counted  # type: ignore[method-assign]
+    connection.SILENT = server.SILENT = 600.0  # type: ignore[attr-defined]
 if __name__ == "__main__":
     run(["serve", *sys.argv[1:]])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
-from candid.data.images import decode_upload
+from candid.data.uploads import decode_upload
 from candid.explanations.counterfactual import counterfactual
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
@@ -114,7 +114,7 @@ def test_bad_files_among_good_ones_get_a_sentence_each(server: Running) -> None:
     assert answer.status_code == 200
     results = answer.json()["results"]
     assert [each["status"] for each in results] == ["judged", *["unusable"] * 4, "judged"]
-    for found, reason in zip(results[1:5], ("empty", "not an image", "cut", "pixels"), strict=True):
+    for found, reason in zip(results[1:5], ("empty", "not an image", "incomplete", "pixels"), strict=True):
         assert found["error"].startswith("This file can't be used: ") and found["error"].endswith(".")
         assert reason in found["error"]
     alone = server.examine(picture(2)).json()["results"][0]
@@ -212,7 +212,9 @@ def test_metrics_count(service: Service) -> None:
 
 def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
     schema = server.client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/v1/examine", "/v1/counterfactual", "/v1/models", "/healthz", "/metrics"}
+    assert set(schema["paths"]) == {
+        *("/v1/examine", "/v1/counterfactual", "/v1/models", "/v1/drift", "/healthz", "/metrics")
+    }
     codes = set(schema["paths"]["/v1/examine"]["post"]["responses"])
     assert codes == {"200", "400", "403", "408", "413", "422", "429", "500", "503"}
     form = schema["components"]["schemas"]["Body_counterfactual_v1_counterfactual_post"]
@@ -236,3 +238,20 @@ def test_a_name_that_is_no_text_comes_back_as_one(server: Running) -> None:
         assert answer.status_code == 200
         (found,) = answer.json()["results"]
         assert found["status"] == status and found["path"] == "?.png"
+
+
+def test_an_adopted_model_explains_with_heatmaps_that_add_up() -> None:
+    service = Service.load("everyday", "everyday")
+    assert service.description.info.can == ["which parts of the image speak for which class"]
+    grey = ImageRequest("grey.png", torch.full((3, 224, 224), 128, dtype=torch.uint8), explain=True)
+    (answer,) = service.examine([[grey]])
+    assert not isinstance(answer, Exception)
+    found = answer[0].model_dump(mode="json", by_alias=True)
+    explanation = found["explanation"]
+    assert explanation["decision_space"] is None and explanation["nearest_classes"] == []
+    first, second, _ = explanation["heatmaps"]["classes"]
+    assert first["class"] == found["label"]
+    for each in (first, second):
+        assert np.sum(each["values_nats"]) == pytest.approx(each["score_nats"] - each["baseline_nats"])
+    odds = first["log_posterior_nats"] - second["log_posterior_nats"]
+    assert first["score_nats"] - second["score_nats"] == pytest.approx(odds, abs=1e-3)

@@ -51,3 +51,10 @@ def test_whether_others_can_connect_is_known() -> None:
     for host, local in (("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)):
         with listening(host, 0) as sock:
             assert is_local(sock) is local
+
+
+def test_answers_dont_wait_for_acknowledgements() -> None:
+    with listening("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()):
+        connection, _ = sock.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

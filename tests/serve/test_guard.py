@@ -1,19 +1,22 @@
 """A server that is left alone with everybody."""
 
+import errno
+import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from candid.serve.app import NO_TELEMETRY, guarded_app
 from candid.serve.guard import HEADERS, SECRET, WORK
+from candid.serve.limits import Limits
 from candid.serve.schemas import ImageRequest
 from candid.serve.service import Service
 from tests.serve.helpers import Running, huge_png, picture, running, until
@@ -25,7 +28,7 @@ def held_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threa
     may, examine = threading.Event(), service.examine
 
     def slow(requests: Sequence[Sequence[ImageRequest]]) -> list[Any]:
-        may.wait(20)
+        may.wait(60)
         return examine(requests)
 
     with monkeypatch.context() as patch:
@@ -35,7 +38,7 @@ def held_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threa
 
 
 def connected(server: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), 10)
+    return socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), 60)
 
 
 def check_headers(answer: httpx.Response) -> None:
@@ -83,7 +86,7 @@ def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
 @pytest.mark.parametrize("path", SECRET)
 @pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%E2%80%A8"])
 def test_no_other_spelling_of_an_address_avoids_its_guard(guarded: Running, path: str, end: str) -> None:
-    with httpx.Client(base_url=guarded.url, trust_env=False) as stranger:
+    with httpx.Client(base_url=guarded.url, timeout=60, trust_env=False) as stranger:
         method = "POST" if path in WORK else "GET"
         answer = stranger.request(method, httpx.URL(path=path, raw_path=f"{path}{end}".encode()))
         assert answer.status_code == 404, answer.text
@@ -128,9 +131,8 @@ def test_a_large_request_without_a_length_is_refused_while_it_comes(service: Ser
 
 
 def test_a_small_file_of_many_pixels_is_refused(server: Running) -> None:
-    started = time.monotonic()
     (found,) = server.examine(huge_png()).json()["results"]
-    assert found["status"] == "unusable" and time.monotonic() - started < 5
+    assert found["status"] == "unusable" and "pixels" in found["error"]
 
 
 def test_past_a_full_queue_comes_later(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,7 @@ def test_past_a_full_queue_comes_later(service: Service, monkeypatch: pytest.Mon
 
 
 def test_a_slow_answer_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with held_up(service, monkeypatch) as may, running(service, timeout=0.3) as server:
+    with held_up(service, monkeypatch) as may, running(service, timeout=1.5) as server:
         answer = server.examine(picture())
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         check_headers(answer)
@@ -173,8 +175,9 @@ def test_a_sender_that_goes_away_leaves_nothing(service: Service) -> None:
     with running(service) as server:
         with connected(server) as sock:
             sock.sendall(b"POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
-            until(lambda: server.metric("candid_queue_length") == 1)
-        until(lambda: server.metric("candid_queue_length") == 0)
+            until(lambda: server.guard._held == 3)
+        until(lambda: server.metric('candid_refusals_total{reason="gone"}') == 1)
+        assert server.guard._held == 0
         assert server.examine(picture()).status_code == 200
 
 
@@ -198,7 +201,7 @@ def test_the_token_is_needed_and_never_shown(service: Service, caplog: pytest.Lo
         assert server.client.get("/v1/models").status_code == 200
         for wrong in ("", "Bearer", "Bearer open", "Basic open sesame", "Bearer öpen sesame"):
             headers = {b"authorization": wrong.encode("latin-1")}
-            with httpx.Client(base_url=server.url, trust_env=False) as other:
+            with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as other:
                 answer = other.post("/v1/examine", files={"file": picture()}, headers=headers)
                 assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
                 check_headers(answer)
@@ -212,6 +215,105 @@ def test_the_token_is_needed_and_never_shown(service: Service, caplog: pytest.Lo
         assert "401" in schema["paths"]["/v1/examine"]["post"]["responses"]
         assert "sesame" not in server.client.get("/metrics").text
     assert "sesame" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/app.js", "/healthz", "/openapi.json", "/v1/models", "/metrics", "/no"]
+)
+def test_every_address_knows_its_own_name_and_site(server: Running, path: str) -> None:
+    assert server.client.get(path, headers={"host": "evil.example"}).status_code == 403
+    assert server.client.get(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert server.client.get(path, headers=link).status_code == (200 if path == "/" else 403)
+
+
+def test_without_fetch_metadata_origin_and_referer_count(server: Running) -> None:
+    own = server.url
+    cases: list[tuple[dict[str, str], int]] = [
+        ({"origin": own}, 200),
+        ({"origin": own, "referer": f"{own}/"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": own.rpartition(":")[0]}, 403),  # another port is another site
+        ({"referer": "http://evil.example/page"}, 403),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 200),
+        ({"host": "LOCALHOST"}, 200),
+        ({"host": "localhost.", "origin": "http://localhost."}, 200),
+    ]
+    for headers, status in cases:
+        answer = server.client.post("/v1/examine", files={"file": picture()}, headers=headers)
+        assert answer.status_code == status, headers
+    twice = [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "none")]
+    assert server.client.get("/v1/models", headers=twice).status_code == 403
+
+
+def test_nothing_redirects_and_head_is_answered(server: Running) -> None:
+    answer = server.client.get("/v1/models/")
+    assert answer.status_code == 404 and "location" not in answer.headers
+    for path in ("/", "/healthz", "/v1/models"):
+        head, get = server.client.head(path), server.client.get(path)
+        assert head.status_code == 200 and head.content == b""
+        assert head.headers["content-length"] == str(len(get.content))
+        check_headers(head)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+        (b"POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (
+            b"POST /v1/examine HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 413),
+    ],
+)
+def test_odd_http_is_answered_as_everything_else(server: Running, sent: bytes, status: int) -> None:
+    with connected(server) as sock:
+        sock.sendall(sent)
+        if status == 413:
+            sock.shutdown(socket.SHUT_WR)
+        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()) and list(json.loads(body)) == ["error"]
+    lines = head.decode().lower().splitlines()
+    assert {f"{name}: {value.lower()}" for name, value in HEADERS.items()} <= set(lines)
+
+
+def test_a_get_with_an_endless_body_is_cut(server: Running) -> None:
+    sent = 0
+    with connected(server) as sock, suppress(ConnectionError):
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while sent < 50_000_000:
+            sock.sendall(b"10000\r\n" + bytes(65536) + b"\r\n")
+            sent += 65536
+    assert sent < 50_000_000
+
+
+def test_what_the_machine_lacks_is_said_as_503(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(service) as server:
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+        assert server.examine(bytes(3_000_000)).status_code == 200  # nothing is written to a file
+        for place in ("starlette.formparsers.SpooledTemporaryFile", "candid.serve.app.decode_upload"):
+            caplog.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(place, full)
+                answer = server.examine(picture())
+            assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+            assert len(caplog.records) == 1 and "No space left" in caplog.text
+
+
+def test_the_framework_reports_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    app: Any = guarded_app([service], Limits()).app
+    assert not any(app._telemetry[each] for each in NO_TELEMETRY)
 
 
 def test_pages_of_other_sites_cant_ask(server: Running) -> None:

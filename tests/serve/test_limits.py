@@ -6,15 +6,19 @@ import sys
 import zlib
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from candid._support.errors import CandidError
-from candid.data.images import SCAN, BadImageError, Preprocessing, decode_as, decode_upload
+from candid.data.images import BadImageError, Preprocessing, decode_as
+from candid.data.uploads import SCAN, decode_upload
 from candid.serve.limits import Limits
-from tests.serve.helpers import huge_png, picture
+from candid.serve.service import Service
+from tests.serve.helpers import Running, huge_png, picture, running
 
 PREPROCESSING = Preprocessing(3, 16, 16)
 
@@ -33,7 +37,7 @@ def test_an_upload_is_seen_as_a_file_is(kind: str, tmp_path: Path) -> None:
         (b"", "it is empty"),
         (b"not an image", "it is empty, not an image (PNG, JPEG"),
         (picture()[:20], "its beginning is damaged"),
-        (picture(0, (64, 64), "JPEG")[:700], "it is cut or damaged"),
+        (picture(0, (64, 64), "JPEG")[:700], "it is incomplete"),
         (picture(0, (64, 64))[:4000], "it is cut or damaged"),
         (picture(0, (64, 65)), "it has 65 x 64 pixels, more than the 4,096 allowed here"),
         (huge_png(), "it has too many pixels"),
@@ -69,7 +73,7 @@ WATCHED = """
 import resource, sys
 from candid.data.images import BadImageError
 from candid.data.splits import Preprocessing
-from candid.data.images import decode_upload
+from candid.data.uploads import decode_upload
 
 preprocessing = Preprocessing(3, 16, 16)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -110,10 +114,112 @@ def test_limits_are_checked(name: str, value: float) -> None:
         Limits(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_tiff_whose_tiles_have_no_size_is_refused() -> None:
+def tiff_with_tiles(kind: int, value: bytes) -> bytes:
+    """A TIFF of 8 x 8 pixels whose sizes of tiles are ``value``, of a type of TIFF."""
     numbers = [(256, 8), (257, 8), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 8), (279, 64)]
-    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in numbers)
-    tags += b"".join(struct.pack("<HHI", tag, 2, 4) + b"abc\0" for tag in (322, 323))
-    content = b"II*\0" + struct.pack("<I", 72) + bytes(64) + struct.pack("<H", 11) + tags + bytes(4)
-    with pytest.raises(BadImageError, match="its tiles have no valid size"):
-        decode_upload(content, PREPROCESSING, 10_000)
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, number) for tag, number in numbers)
+    count = len(value) if kind == 2 else 1
+    place = 72 + 2 + 12 * 11 + 4
+    where = value if len(value) == 4 else struct.pack("<I", place)
+    tags += b"".join(struct.pack("<HHI", tag, kind, count) + where for tag in (322, 323))
+    return b"II*\0" + struct.pack("<I", 72) + bytes(64) + struct.pack("<H", 11) + tags + bytes(4) + value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (2, b"abc\0"),
+        (11, struct.pack("<f", float("nan"))),
+        (11, struct.pack("<f", float("inf"))),
+        (5, struct.pack("<II", 0, 0)),
+        (12, struct.pack("<d", float("inf"))),
+    ],
+    ids=["text", "nan", "inf", "0/0", "double inf"],
+)
+def test_a_tiff_whose_tiles_have_no_size_is_refused_alone(server: Running, kind: int, value: bytes) -> None:
+    good, bad = server.examine(picture(), tiff_with_tiles(kind, value)).json()["results"]
+    assert good["status"] == "judged" and bad["status"] == "unusable"
+    assert "its tiles have no valid size" in bad["error"]
+
+
+def photo(**options: object) -> bytes:
+    """A JPEG without grey at its end."""
+    file = BytesIO()
+    pixels = np.random.default_rng(0).normal(60, 15, (96, 128, 3)).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}], ids=str)
+def test_a_jpeg_that_ends_early_is_incomplete(options: dict[str, object]) -> None:
+    content = photo(**options)
+    assert decode_upload(content, PREPROCESSING, 100_000).shape == (3, 16, 16)
+    assert decode_upload(content + content, PREPROCESSING, 100_000).shape == (3, 16, 16)  # a second image
+    first = content.index(SCAN) + 14
+    for share in (0.1, 0.5, 0.9):
+        cut = content[: first + round(share * (len(content) - first))].rstrip(b"\xff")
+        for end in (b"", b"\xff\xd9", b"\xff\xd9" + content):
+            with pytest.raises(BadImageError, match="it is (incomplete|cut or damaged)"):
+                decode_upload(cut + end, PREPROCESSING, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("mode", "level"), [("L", 128), ("RGB", (128, 128, 128)), ("CMYK", (127, 127, 127, 127))]
+)
+def test_a_jpeg_that_is_grey_is_complete(mode: str, level: Any) -> None:
+    for progressive in (False, True):
+        file = BytesIO()
+        Image.new(mode, (64, 40), level).save(file, "JPEG", progressive=progressive)
+        assert decode_upload(file.getvalue(), PREPROCESSING, 10_000).shape == (3, 16, 16)
+
+
+def run_length_bmp(side: int) -> bytes:
+    rows = (b"\xff\x01" * (side // 255) + bytes([side % 255, 1]) + b"\0\0") * side + b"\0\1"
+    head = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 8, 1, len(rows), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + 40 + 1024) + head + bytes(1024) + rows
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"P6 600 600 200\n" + bytes(600 * 600 * 3), "it is a rare kind of PPM"),
+        (run_length_bmp(600), "it is a rare kind of BMP"),
+        (b"P2 2 2 255\n1 2 3 4\n", "it is a PPM, PGM or PBM in text form"),
+        (b"\xff\xd8" + b"\xff\xfe\0\2" * 6000 + photo()[2:], "it is a JPEG of more than 5,000 segments"),
+    ],
+    ids=["PPM", "BMP", "plain", "segments"],
+)
+def test_what_is_slow_to_decode_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(BadImageError, match=reason):
+        decode_upload(content, PREPROCESSING, 25_000_000)
+
+
+def test_rare_kinds_are_decoded_if_they_are_small() -> None:
+    for content in (b"P6 60 60 200\n" + bytes(60 * 60 * 3), run_length_bmp(60)):
+        assert decode_upload(content, PREPROCESSING, 25_000_000).shape == (3, 16, 16)
+
+
+def test_no_header_is_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = b"P6\n#" + b"a" * 4_000_000 + b"\n4 4 255\n" + bytes(48)  # PIL reads byte after byte
+    assert decode_upload(slow[:100] + slow[-60:], PREPROCESSING, 10_000).shape == (3, 16, 16)
+    monkeypatch.setattr("candid.data.uploads.SECONDS", 0.01)
+    with pytest.raises(BadImageError, match="it takes too long to decode"):
+        decode_upload(slow, PREPROCESSING, 10_000)
+
+
+def test_a_machine_without_memory_is_not_the_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("candid.data.images.resized", full)
+    with pytest.raises(MemoryError):
+        decode_upload(picture(), PREPROCESSING, 10_000)
+
+
+def test_a_request_has_a_budget_of_pixels(service: Service) -> None:
+    with running(service, max_pixels=300_000) as server:
+        results = server.examine(picture(0, (510, 510)), picture(), *[picture(0, (500, 520))] * 10).json()[
+            "results"
+        ]
+    assert [each["status"] for each in results] == ["judged"] * 10 + ["unusable"] * 2
+    assert "send fewer images at a time" in results[-1]["error"]

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,6 +10,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from candid import ResNet, ResNetConfig
+from candid.serve.limits import ServeOptions
+from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from experiments.pictures import BROWSER
 from tests.helpers import small_classifier
@@ -24,6 +27,7 @@ DROP = """([name, content]) => {
   document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true }));
 }"""
 PASTE = DROP.replace('DragEvent("drop", { dataTransfer', 'ClipboardEvent("paste", { clipboardData')
+expect.set_options(timeout=60_000)  # on a machine that is busy
 INK = "(id) => document.getElementById(id).toDataURL()"
 
 
@@ -54,6 +58,9 @@ class Visit:
         self.page.set_input_files("#pick", files)  # type: ignore[arg-type]
 
     def violations(self) -> list[str]:
+        # While the result fades in, its colours have less contrast.
+        still = "() => document.getAnimations().every((each) => each.playState !== 'running')"
+        self.page.wait_for_function(still)
         found = Axe().run(self.page).response["violations"]
         return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
 
@@ -150,6 +157,22 @@ def test_what_a_model_cant_show_is_said(browser: Browser) -> None:
             page.close()
 
 
+def test_an_adopted_model_has_heatmaps_and_promises_no_more(browser: Browser) -> None:
+    with running(Service.load("everyday", "everyday")) as server:
+        page = browser.new_page()
+        visit = Visit(page, server.url)
+        expect(page.locator("#can")).to_have_text(
+            "The page also explains why: it shows which parts of the image speak for which class."
+        )
+        visit.choose(picture(1))
+        expect(page.locator("#maps label")).to_have_count(5)  # none, three classes, one instead of another
+        expect(page.locator("#map-words")).to_contain_text("All positions together")
+        for each in ("#change", "#near", "#between", "#known"):
+            expect(page.locator(each)).to_be_hidden()
+        assert visit.violations() == [] == visit.complaints
+        page.close()
+
+
 def test_a_large_file_is_not_even_sent(browser: Browser, service: Service) -> None:
     with running(service, max_megabytes=0.02) as server:
         page = browser.new_page()
@@ -201,3 +224,31 @@ def test_a_wide_dark_page_is_for_everybody(browser: Browser, server: Running) ->
     expect(page.locator("#verdict-word")).to_be_visible()
     assert visit.violations() == [] and visit.complaints == []
     page.close()
+
+
+def test_the_strip_and_the_list_of_verdicts(browser: Browser, service: Service, tmp_path: Path) -> None:
+    sensor = Sensor.of(service.description, ServeOptions(store=tmp_path))
+    context = browser.new_context(viewport={"width": 360, "height": 740})
+    with running(service, sensor=sensor) as server:
+        visit = Visit(context.new_page(), server.url)
+        page = visit.page
+        expect(page.locator("#kept")).to_have_text("which stores it")
+        expect(page.locator("#drift")).to_be_hidden()
+        visit.choose(picture(1))
+        expect(page.locator("#drift")).to_contain_text("1 image watched for drift: no alarm")
+        server.examine(picture(2), picture(3))
+        page.locator("#last a").click()
+        expect(page.locator("#verdicts li")).to_have_count(3)
+        expect(page.locator("#counts")).to_contain_text("Stored: ")
+        expect(page.locator("#drift")).to_contain_text("3 images watched")
+        loaded = "() => [...document.images].every((image) => image.naturalWidth > 0)"
+        page.wait_for_function(loaded)
+        expect(page.locator("#evidence")).to_be_hidden()
+        for _ in range(8):
+            server.examine(*[picture(0, kind="PNG", size=(1, 1))] * 8)  # one colour
+        page.reload()
+        expect(page.locator("#drift")).to_contain_text("The images have changed since about image")
+        expect(page.locator("#carriers li").first).to_contain_text("evidence ×")
+        page.wait_for_function(loaded)
+        assert visit.violations() == [] == visit.complaints
+    context.close()

@@ -39,7 +39,7 @@ def test_every_answer_is_as_described(server: Running, address: str, mode: Gener
         if content is not None and mode == GenerationMode.POSITIVE and isinstance(case.body, dict):
             case.body["file"] = [content] if isinstance(case.body["file"], list) else content
         # any bytes are a file, also those of the word "false": the answer says that they are no image
-        answer = case.call_and_validate(timeout=20, excluded_checks=[negative_data_rejection])
+        answer = case.call_and_validate(timeout=120, excluded_checks=[negative_data_rejection])
         answered += b'"judged"' in answer.content or b'"changed"' in answer.content
 
     ask()

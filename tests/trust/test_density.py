@@ -15,7 +15,7 @@ from candid.trust.detectors import (
     TypicalSet,
     p_values,
 )
-from candid.trust.judge import PerClass
+from candid.trust.per_class import PerClass
 from tests.helpers import LargestTensor
 from tests.trust.validity import assert_valid_p_values
 

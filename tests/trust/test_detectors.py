@@ -11,14 +11,16 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.trust.detectors import (
+    DensityOfStates,
     Detector,
     OneTailed,
     ScalarDetector,
     TwoTailed,
     Typicality,
+    TypicalSet,
     p_values,
 )
-from candid.trust.judge import PerClass
+from candid.trust.per_class import PerClass
 from candid.trust.scores import waic
 from tests.trust.validity import assert_valid_p_values
 
@@ -326,3 +328,12 @@ def test_bad_ensembles_and_classes_are_refused() -> None:
     for classes in (torch.tensor([0]), torch.tensor([0.0, 1.0]), torch.tensor([[0], [1]])):
         with pytest.raises(CandidError, match="classes of 2 images"):
             PerClass(TwoTailed).fit(torch.ones(2), classes)
+
+
+@pytest.mark.parametrize("value", [1e160, -1e300, math.inf])
+def test_a_held_out_value_that_drowns_all_others_is_refused(value: float) -> None:
+    rows = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[3, 1] = value
+    for detector, held_out in ((DensityOfStates(), rows), (TypicalSet(), rows), (TwoTailed(), rows[:, 1])):
+        with pytest.raises(CandidError, match="1 statistics of held-out images are infinite or beyond 1e"):
+            detector.fit(held_out)

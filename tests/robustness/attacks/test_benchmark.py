@@ -269,7 +269,7 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
         attacked(runs, tmp_path, **unknown)
     with pytest.raises(CandidError, match="calibrate it first"):
         median_log_density(model)
-    with pytest.raises(CandidError, match="ResNet has no likelihood"):
+    with pytest.raises(CandidError, match="no held-out likelihood to fool"):
         median_log_density(candid.load_any(runs / "resnet/model/best"))
     lone = alone(runs, tmp_path, **unknown, d=(0.0,))
     assert lone.metrics[0].bits_after is not None
@@ -291,7 +291,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     ]
     done = candid_command(*COMMAND, *models, "digits", *options)
     assert done.exit_code == 0, done.output
-    for word in ("κ = ∞", "success", "adaptive", "resnet"):
+    for word in ("κ = ∞", "8-bit", "AUC", "resnet"):
         assert word in done.stdout
     drawn = {file.name for file in tmp_path.glob("*.png")}
     assert drawn == {"attacks.png", "examples.png", "trajectories-own.png"}
@@ -301,7 +301,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
         (["digits"], "Name one or more models"),
         ([models[0], "digits", "--trajectories", "7"], "at most 6"),
         ([models[0], "digits", "--trajectories", "1", "--towards", "*"], "stands for several"),
-        ([models[1], "digits", "--d", "66"], "ResNet has no likelihood to fool: add 0"),
+        ([models[1], "digits", "--d", "66"], "no held-out likelihood to fool: add 0"),
         ([models[0], "digits", "--kappa", "much"], "--kappa takes numbers"),
     ):
         done = candid_command(*COMMAND, *arguments)

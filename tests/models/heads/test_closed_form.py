@@ -1,0 +1,173 @@
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from candid._support.errors import CandidError
+from candid.models.heads.closed_form import FOLDS, SHRINKAGES, ClosedForm, SecondStage, fit_head
+from candid.models.heads.gaussian import (
+    Moments,
+    Standardised,
+    Whitened,
+    class_scores,
+    rest_norm,
+    stratified_folds,
+)
+
+GROUPS = (4, 8)
+CLASSES = 3
+
+
+def clouds(each: int = 40, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return points around three means, with a covariance that is not round."""
+    random = torch.Generator().manual_seed(seed)
+    means = 0.5 * torch.randn(CLASSES, sum(GROUPS), generator=torch.Generator().manual_seed(9))
+    mixing = torch.randn(sum(GROUPS), sum(GROUPS), generator=torch.Generator().manual_seed(8))
+    labels = torch.arange(CLASSES).repeat(each)
+    points = torch.randn(len(labels), sum(GROUPS), generator=random) @ mixing
+    return means[labels] + spread * points / 2 + 3, labels
+
+
+def by_hand(x: Tensor, labels: Tensor, new: Tensor, g: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class scores of new points and |z|^2 outside of the span of the means, by plain numpy."""
+    own, other, y = x.double().numpy(), new.double().numpy(), labels.numpy()
+    scale = np.concatenate(
+        [
+            np.full(n, math.sqrt(part.var(0).mean()))
+            for n, part in zip(GROUPS, np.split(own, [4], 1), strict=True)
+        ]
+    )
+    centre = own.mean(0)
+    own, other = (own - centre) / scale, (other - centre) / scale
+    means = np.stack([own[y == k].mean(0) for k in range(CLASSES)])
+    away = own - means[y]
+    c = away.T @ away / (len(own) - CLASSES)
+    inverse = np.linalg.inv((1 - g) * c + g * np.trace(c) / len(c) * np.eye(len(c)))
+    scores = other @ inverse @ means.T - 0.5 * np.einsum("kd,de,ke->k", means, inverse, means)
+    root = np.linalg.cholesky(inverse).T  # z = root x
+    basis = np.linalg.qr(root @ (means[1:] - means[0]).T)[0]
+    z = other @ root.T
+    return scores, (z**2).sum(1) - ((z @ basis) ** 2).sum(1)
+
+
+def fitted(features: Tensor, labels: Tensor, **options: bool) -> ClosedForm:
+    return fit_head(features, labels, CLASSES, GROUPS, **options)
+
+
+@pytest.mark.parametrize("g", [0.05, 0.5])
+def test_scores_are_those_of_the_formula(g: float) -> None:
+    x, labels = clouds()
+    new, _ = clouds(5, seed=1)
+    known = Standardised.of(Moments.of(x, labels, CLASSES), GROUPS)
+    white = Whitened.of(known, g)
+    z = known(new) @ white.factor.T
+    scores, rest = by_hand(x, labels, new, g)
+    np.testing.assert_allclose(class_scores(z, white.means), scores, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(rest_norm(z, white.means), rest, rtol=1e-8, atol=1e-8)
+
+
+def test_all_that_is_chosen_comes_from_heads_that_have_not_seen_the_photo() -> None:
+    x, labels = clouds(30, spread=1.6)
+    head = fitted(x, labels, logistic=False)
+    folds = stratified_folds(labels, FOLDS, 0)
+    losses = {}
+    for g in SHRINKAGES:
+        scores = torch.empty(len(x), CLASSES, dtype=torch.float64)
+        rest = torch.empty(len(x), dtype=torch.float64)
+        for f in range(FOLDS):
+            out = folds == f
+            found = by_hand(x[~out], labels[~out], x[out], g)
+            scores[out], rest[out] = (torch.from_numpy(each) for each in found)
+        logits = scores + torch.tensor(1 / 3).log()
+        factors = torch.logspace(-2, 0.5, 100, dtype=torch.float64)
+        grid = [torch.nn.functional.cross_entropy(t * logits, labels) for t in factors]
+        losses[g] = (float(min(grid)), scores, rest)
+    best = min(losses, key=lambda g: losses[g][0])
+    assert head.shrinkage == best
+    assert head.log_losses["mixture"] == pytest.approx(losses[best][0], abs=1e-3)
+    _, scores, rest = losses[best]
+    torch.testing.assert_close(head.out_of_fold.novelty[:, 2], rest, rtol=1e-7, atol=1e-7)
+    for f in range(FOLDS):
+        own = folds == f
+        second = torch.empty(len(x), CLASSES, dtype=torch.float64)
+        for other in {*range(FOLDS)} - {f}:  # by heads that have seen neither fold
+            out, kept = folds == other, ~own & (folds != other)
+            second[out] = torch.from_numpy(by_hand(x[kept], labels[kept], x[out], best)[0])
+        stage = SecondStage.of(second[~own], labels[~own])
+        torch.testing.assert_close(head.out_of_fold.novelty[own, 0], stage.relative_distance(scores[own]))
+    in_sample = class_scores(head.standardised(x) @ head.whitened.factor.T, head.whitened.means)
+    assert torch.nn.functional.cross_entropy(in_sample, labels) < losses[best][0]
+
+
+def test_a_head_on_unlearnable_labels_knows_that_it_knows_nothing() -> None:
+    x, labels = clouds(60)
+    shuffled = labels[torch.randperm(len(labels))]
+    head = fitted(x, shuffled)
+    assert min(head.log_losses.values()) > math.log(3) - 0.015
+    confidence = head.out_of_fold.logits.softmax(1).amax(1)
+    assert confidence.mean() < 0.5
+
+
+def test_perfectly_separated_classes_have_a_finite_temperature() -> None:
+    """N photos can't show an error rate below 1 / (N + 1), however far apart the classes are."""
+    for spread in (1e-2, 1e-4):
+        x, labels = clouds(12, spread)
+        head = fitted(x, labels)
+        assert torch.equal(head.out_of_fold.logits.argmax(1), labels)
+        errors = 1 - head.out_of_fold.logits.softmax(1).amax(1)
+        assert float(errors.mean()) == pytest.approx(1 / (len(x) + 1), rel=1e-6)
+        assert 1 < float(head.out_of_fold.logits.diff().abs().max()) < 100
+
+
+def test_logistic_regression_replaces_the_posterior_only_if_it_is_clearly_better() -> None:
+    x, labels = clouds(60)
+    assert fitted(x, labels).posterior != "logistic"
+    # a wide class next to a narrow one: half-way between their means is the wrong place to divide them
+    wide, away = x.clone(), torch.randn(len(x)).abs()
+    wide[:, 0] = torch.where(labels == 0, -20 * away, 4 + away)
+    head = fit_head(wide, labels.clamp(max=1), 2, GROUPS)
+    gain = min(head.log_losses["mixture"], head.log_losses["second-stage"]) - head.log_losses["logistic"]
+    assert gain > 0.02
+    assert head.posterior == "logistic" and head.logistic is not None
+    assert head.logistic[0].shape == (2, sum(GROUPS))
+
+
+def test_priors() -> None:
+    x, labels = clouds(40)
+    kept = (labels > 0) | (torch.arange(len(labels)) < 30)
+    by_frequency = fitted(x[kept], labels[kept])
+    counts = torch.bincount(labels[kept]).double()
+    torch.testing.assert_close(by_frequency.log_priors, (counts / counts.sum()).log())
+    uniform = fitted(x[kept], labels[kept], uniform_priors=True)
+    torch.testing.assert_close(uniform.log_priors.exp(), torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_moments_add_up_and_can_be_taken_away() -> None:
+    x, labels = clouds(20)
+    whole, part = Moments.of(x, labels, CLASSES), Moments.of(x[:25], labels[:25], CLASSES)
+    rest = Moments.of(x[25:], labels[25:], CLASSES)
+    for name in ("counts", "sums", "products"):
+        torch.testing.assert_close(getattr(whole - part, name), getattr(rest, name))
+
+
+@pytest.mark.parametrize("counts", [(20, 20, 20), (7, 2, 33)])
+def test_every_class_is_spread_over_the_folds(counts: Sequence[int]) -> None:
+    labels = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    folds = stratified_folds(labels, FOLDS, 1)
+    for y, count in enumerate(counts):
+        own = torch.bincount(folds[labels == y], minlength=FOLDS)
+        assert own.max() - own.min() <= 1 and own.sum() == count
+    assert not torch.equal(folds, stratified_folds(labels, FOLDS, 2))
+
+
+def test_photos_that_look_alike_are_refused() -> None:
+    same = torch.ones(20, sum(GROUPS))
+    labels = torch.arange(20) % 2
+    with pytest.raises(CandidError, match="All images look the same"):
+        fit_head(same, labels, 2, GROUPS)
+    two = same + labels[:, None]
+    with pytest.raises(CandidError, match="All images of a class look the same"):
+        fit_head(two, labels, 2, GROUPS)

@@ -1,0 +1,169 @@
+"""Classes that are taught to a head: the formula, the exact ratios, the density and the novelty scores."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from candid import CandidError
+from candid.models.eyes.eye import Eye
+from candid.models.heads.closed_form import Posterior, fit_head
+from candid.models.heads.photo import PhotoModel
+from candid.models.heads.taught import TaughtClasses
+from candid.training.teach import _assembled
+
+GROUPS, CLASSES, NEW = (12, 8), 3, 4
+
+
+class NoEye(Eye):
+    """Statistics are given, so nothing has to be seen."""
+
+    name, size, sha256, groups = "none", 96, "0" * 64, GROUPS
+
+    def statistics(self, images: Tensor) -> Tensor:
+        raise AssertionError
+
+
+def points(seed: int, each: int, classes: int = CLASSES + 1) -> tuple[Tensor, Tensor]:
+    """Return statistics of classes with correlated features; the last class is new."""
+    random = torch.Generator().manual_seed(7)
+    d = sum(GROUPS)
+    means = 1.6 * torch.randn(classes, d, generator=random)
+    mixing = torch.eye(d) + 0.3 * torch.randn(d, d, generator=random)
+    labels = torch.arange(classes).repeat_interleave(each)
+    noise = torch.randn(len(labels), d, generator=torch.Generator().manual_seed(seed))
+    return means[labels] + noise @ mixing, labels
+
+
+def fitted(posterior: Posterior = "mixture") -> PhotoModel:
+    x, y = points(0, 60)
+    x, y = x[y < CLASSES], y[y < CLASSES]
+    head = fit_head(x, y, CLASSES, GROUPS, logistic=False)
+    if posterior == "logistic":
+        weight = torch.randn(CLASSES, x.shape[1], dtype=torch.float64)
+        head = replace(head, logistic=(weight, torch.zeros(CLASSES, dtype=torch.float64)))
+    return PhotoModel.of(replace(head, posterior=posterior), NoEye(), ["a", "b", "c"])
+
+
+def taught(model: PhotoModel, n: int = NEW, names: tuple[str, ...] = ("new",)) -> PhotoModel:
+    x, y = points(1, n * len(names))
+    own = list(x[y == CLASSES].split(n))
+    keys = [torch.arange(n)] * len(names)
+    return _assembled(model, [{"name": name} for name in names], own, keys)[0]
+
+
+POSTERIORS: list[Posterior] = ["mixture", "second-stage", "logistic"]
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_logits_of_the_known_classes_stay_as_they_are(posterior: Posterior) -> None:
+    model, x = fitted(posterior), points(2, 25)[0]
+    more = taught(model, names=("new", "newer"))
+    assert more.class_names == ("a", "b", "c", "new", "newer")
+    before, after = model.outputs_of(x), more.outputs_of(x)
+    assert torch.equal(after.logits[:, :CLASSES], before.logits)
+    assert torch.equal(after.latent, before.latent)  # type: ignore[arg-type]
+    assert torch.equal(more.logits_of(x), after.logits)
+    ratio = after.logits.double().log_softmax(1)[:, :CLASSES].log_softmax(1)
+    assert torch.allclose(ratio, before.logits.double().log_softmax(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_the_new_class_is_found(posterior: Posterior) -> None:
+    x, y = points(3, 50)
+    found = taught(fitted(posterior), 8).logits_of(x).argmax(1)
+    recalls = [float((found[y == c] == c).double().mean()) for c in range(CLASSES + 1)]
+    assert recalls[CLASSES] > 0.8
+    if posterior != "logistic":  # that one has random weights here
+        assert min(recalls) > 0.7
+
+
+def test_the_logit_is_the_documented_formula() -> None:
+    model = fitted()
+    x, y = points(1, NEW)
+    factor = model._parts()[0].double()
+
+    def whitened(features: Tensor) -> Tensor:
+        return ((features.double() - model.centre) / model.scale) @ factor.T
+
+    z = whitened(x[y == CLASSES])
+    m = z.mean(0)
+    spread = (z - m).square().sum() / (NEW - 1)
+    rho = (1 - spread / (NEW * m @ m)).sqrt()
+    test = whitened(points(2, 5)[0])
+    plain = rho * (test @ m - m @ m / 2 + spread / (2 * NEW)) + math.log(1 / CLASSES)
+    expected = model.temperatures[0].double() * plain
+    assert 0.1 < rho < 1
+    logits = taught(model).logits_of(points(2, 5)[0].double())[:, CLASSES]
+    assert torch.allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_the_correction_removes_the_bias() -> None:
+    """With n photos the mean of z . m - |m|^2 / 2 + D_e / 2n over draws is that of the true mean."""
+    model = fitted()
+    x, y = points(4, 4000)
+    new = x[y == CLASSES]
+    z = model.fitted_part(new.double()).z
+    true = z.mean(0)
+    wanted = (true @ true) / 2
+    found, plugged = [], []
+    for draw in z[:3990].split(5):
+        m = draw.mean(0)
+        spread = (draw - m).square().sum() / 4
+        plugged.append(true @ m - m @ m / 2)
+        found.append(plugged[-1] + spread / 10)
+    bias = torch.stack(plugged).mean() - wanted
+    corrected = torch.stack(found)
+    error = corrected.std() / len(corrected) ** 0.5
+    assert bias < -1.5
+    assert abs(corrected.mean() - wanted) < 4 * error
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_the_density_is_that_of_the_mixture(posterior: Posterior) -> None:
+    more = taught(fitted(posterior), 8).double()
+    x = points(5, 6)[0].double()
+    found = more.outputs_of(x)
+    assert found.log_density_terms is not None and found.latent is not None
+    mixture = more.mixture.double()
+    gauss = -0.5 * found.latent.square().sum(1) - 0.5 * x.shape[1] * math.log(2 * math.pi)
+    expected = mixture.logits(found.latent).logsumexp(1) + gauss + found.log_density_terms[:, 2]
+    assert torch.allclose(found.log_density_terms.sum(1), expected, rtol=0, atol=1e-6)
+    assert abs(float(more.log_priors.exp().sum()) - 1) < 1e-6
+
+
+def test_photos_of_the_new_class_are_no_longer_novel() -> None:
+    model = fitted()
+    more = taught(model, 8)
+    x, y = points(6, 60)
+    before, after = model.outputs_of(x).novelty, more.outputs_of(x).novelty
+    assert before is not None and after is not None
+    new = y == CLASSES
+    assert (after <= before + 1e-4).all()  # more classes: nothing is farther away
+    assert (after[new] < before[new] - 1).double().mean() > 0.9
+    far = x[new] + 30 * torch.sign(x[new])  # beyond the new class is not the new class
+    assert (more.outputs_of(far).novelty[:, 2] > after[:, 2].max()).all()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("posterior", ["mixture", "second-stage"])
+def test_logits_stay_linear(posterior: Posterior) -> None:
+    more = taught(fitted(posterior)).double()
+    weights, bias = more.linear_logits()
+    x = points(7, 4)[0].double()
+    assert torch.allclose(x @ weights.T + bias, more.logits_of(x), rtol=0, atol=1e-9)
+
+
+def test_logits_of_a_logistic_posterior_are_not_linear() -> None:
+    with pytest.raises(CandidError, match="logistic posterior are not linear"):
+        taught(fitted("logistic")).linear_logits()
+
+
+def test_photos_that_point_nowhere_say_nothing() -> None:
+    model = fitted()
+    z = torch.randn(5, sum(GROUPS), dtype=torch.float64)
+    z = torch.cat((z, -z))  # the mean is zero
+    found = TaughtClasses.of([z], model.known.span)
+    assert torch.equal(found.weights, torch.zeros_like(found.weights))
+    assert torch.allclose(found.constants, torch.tensor(-math.log(CLASSES), dtype=torch.float64))

@@ -1,0 +1,214 @@
+"""Groups of unknown images: the arrays, the page, sorted copies, teaching from a group."""
+
+import csv
+import errno
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import adjusted_mutual_info_score
+
+import candid
+from candid import CandidError
+from candid._support import files
+from candid.cli.app import run as command
+from candid.reports.groups import groups_page
+from candid.trust import sort
+from candid.trust.group import Grouping, Whitener, clusters
+from candid.trust.judge import HeldOut
+from tests.photo_models import PhotoRun, photo, write_photos
+
+
+@pytest.fixture(scope="module")
+def images(photo_run: PhotoRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of two unknown kinds and of a known one."""
+    folder = tmp_path_factory.mktemp("mixed")
+    write_photos(folder, ("checks", "noise"), 9, start=400)
+    write_photos(folder, ("stripes",), 3, start=400)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(photo_run: PhotoRun, images: Path) -> Grouping:
+    return candid.group(photo_run.model, images)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def blobs(each: int, kinds: int = 3, d: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    y = torch.arange(kinds).repeat_interleave(each)
+    return 3 * torch.randn(kinds, d, generator=random)[y] + torch.randn(len(y), d, generator=random), y
+
+
+def test_clusters_are_found() -> None:
+    x, y = blobs(20)
+    rows = clusters(x)
+    labels = torch.full((len(y),), -1)
+    for number, own in enumerate(rows):
+        labels[own] = number
+    assert adjusted_mutual_info_score(y.numpy(), labels.numpy()) > 0.9
+    assert [len(own) for own in rows] == sorted((len(own) for own in rows), reverse=True)
+    assert clusters(x) == rows
+
+
+def test_the_first_row_of_a_cluster_is_central() -> None:
+    x, _ = blobs(20, kinds=2)
+    x[5] = 0.5 * x[5] + 20 * torch.eye(30)[0]  # far from the others
+    for rows in clusters(x, 2):
+        unit = torch.nn.functional.normalize(x[rows])
+        assert int((unit @ unit.mean(0)).argsort(descending=True).tolist().index(0)) < len(rows) // 2
+        assert rows[0] != 5
+
+
+def test_the_number_of_groups_can_be_given() -> None:
+    x, y = blobs(12)
+    assert sorted(map(sorted, clusters(x, 3))) == [(y == k).nonzero().flatten().tolist() for k in range(3)]
+    assert [len(rows) for rows in clusters(x, 1)] == [36]
+    with pytest.raises(CandidError, match="36 novel images can't be divided into 40 groups"):
+        clusters(x, 40)
+    assert clusters(x[:4]) == []
+    assert clusters(x[:0]) == []
+
+
+def test_what_is_known_is_not_grouped(found: Grouping) -> None:
+    grouped = {Path(each.path).parent.name for group in found.groups for each in group.members}
+    assert grouped == {"checks", "noise"}
+    assert len(found.examinations) == 21
+    assert [group.name for group in found.groups] == [f"unknown {i + 1}" for i in range(len(found.groups))]
+    for group in found.groups:  # of one kind each
+        assert len({Path(each.path).parent.name for each in group.members}) == 1
+        assert group.nearest in ("dots", "rings", "stripes")
+    assert found.novel == sum(each.verdict == "novel" for each in found.examinations)
+
+
+def test_the_table_has_every_image(found: Grouping) -> None:
+    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    assert [row["path"] for row in rows] == [each.path for each in found.examinations]
+    named = {row["path"]: row["group"] for row in rows}
+    for group in found.groups:
+        assert {named[each.path] for each in group.members} == {group.name}
+    assert {named[each.path] for each in found.singles} <= {"single"}
+    formula = Grouping((replace(found.examinations[0], path="=1+2.png"),), (), ())
+    assert formula.csv().splitlines()[1].startswith("'=1+2.png,")
+    assert {row["group"] for row in rows if row["verdict"] != "novel"} == {""}
+
+
+def test_the_page_is_whole_and_escaped(photo_run: PhotoRun, tmp_path: Path) -> None:
+    folder = tmp_path / "<b>bold"
+    folder.mkdir()
+    for i in range(6):
+        photo("noise", 500 + i).save(folder / f"{i}.png")
+    page = groups_page(candid.group(photo_run.model, folder, groups=1))
+    assert page.count("data:image/jpeg;base64,") == 6
+    assert "<b>bold" not in page and "&lt;b&gt;bold" in page
+    assert "http" not in page
+    assert "unknown 1: 6 images" in page
+
+
+def test_images_are_sorted_and_a_group_is_taught(
+    photo_run: PhotoRun, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, out = content(images), tmp_path / "sorted"
+    arguments = ["group", photo_run.model, str(images), "--groups", "2"]
+    arguments += ["--out", str(tmp_path / "groups"), "--sort-into", str(out)]
+    assert command(arguments) is None
+    first = content(out)
+    assert content(images) == before
+    assert sorted(first.values()) == sorted(before.values())  # every image once
+    assert {name.split("/")[0] for name in first} <= {"accepted", "ambiguous", "unknown-1", "unknown-2"}
+    assert command(arguments) is None  # again: nothing changes
+    assert content(out) == first
+    assert {path.name for path in (tmp_path / "groups").iterdir()} == {"groups.csv", "groups.html"}
+    assert "unknown 1" in capsys.readouterr().out
+    taught = candid.teach(photo_run.model, {"new": out / "unknown-1"})
+    assert taught.model.class_names[-1] == "new"
+    kinds = {each.label for each in candid.examine(taught.model, out / "unknown-1")}
+    assert kinds == {"new"}
+
+
+def test_copies_of_the_same_name_get_a_number(tmp_path: Path) -> None:
+    for folder, text in (("a", "one"), ("b", "two"), ("c", "one")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.png").write_text(text)
+    places = {str(tmp_path / folder / "x.png"): "accepted/cat, or/dog" for folder in "abc"}
+    for _ in range(2):
+        assert sort.sort_into(places, tmp_path / "out") == {"accepted/cat, or/dog": 3}
+        assert content(tmp_path / "out") == {
+            "accepted/cat-or-dog/x.png": b"one",
+            "accepted/cat-or-dog/x-2.png": b"two",
+        }
+
+
+def test_sorted_copies_are_not_grouped_again(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(images / "noise", mixed)
+    arguments = ["group", photo_run.model, str(mixed), "--sort-into", str(mixed / "sorted")]
+    for _ in range(2):
+        assert command([*arguments, "--out", str(tmp_path / "groups")]) is None
+        assert (tmp_path / "groups/groups.csv").read_text().count("\n") == 10
+
+
+def test_a_full_disk_is_one_sentence(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    path = next((images / "noise").iterdir())
+    with pytest.raises(
+        CandidError, match="Can't copy images into .*No space left on device.*free some space"
+    ):
+        sort.sort_into({str(path): "unknown-1"}, tmp_path / "out")
+    assert content(tmp_path / "out") == {}
+
+
+def test_a_killed_sorting_goes_on(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
+    before, out = content(images), tmp_path / "sorted"
+    arguments = ["group", photo_run.model, str(images), "--groups", "2"]
+    arguments += ["--out", str(tmp_path / "groups"), "--sort-into", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "candid", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not out.exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert content(images) == before
+    assert command(arguments) is None
+    assert sorted(content(out).values()) == sorted(before.values())
+    assert not list(out.rglob(f"{files.TEMPORARY}*"))
+
+
+def test_mistakes_get_one_sentence(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
+    model = candid.load(photo_run.model)
+    with pytest.raises(CandidError, match="can't be divided into 99 groups"):
+        candid.group(model, images, groups=99)
+    (tmp_path / "bad.png").write_text("no image")
+    with pytest.raises(CandidError, match="bad.png' can't be used"):
+        candid.group(model, [*images.rglob("*.png"), tmp_path / "bad.png"])
+    skipped = candid.group(model, [images / "noise", tmp_path / "bad.png"], skip_bad=True)
+    assert [Path(each.path).name for each in skipped.unusable] == ["bad.png"]
+    model.held_out = {}
+    with pytest.raises(CandidError, match="no held-out scores"):
+        candid.group(model, images)
+
+
+def test_a_resnet_groups_in_its_whitened_features() -> None:
+    model = candid.load("cifar10-resnet")
+    held_out = HeldOut.of(model)
+    assert held_out is not None
+    features = torch.randn(5, model.feature_size)
+    white = Whitener(model)(features)
+    score = held_out.column_scores["mahalanobis"]
+    distances = torch.cdist(white.double(), score.means.double()).amin(1)  # type: ignore[attr-defined]
+    assert torch.allclose(distances, score.of({"features": features}), rtol=1e-4)
