@@ -29,7 +29,7 @@ from candid.models.heads.adopted import AdoptedModel
 from candid.models.heads.softmax import EARLY, PackagedSoftmax
 from candid.trust.combined import CombinedRanks
 from candid.trust.feature_moments import Moments
-from candid.trust.verdict import class_sets
+from candid.trust.verdict import class_sets, ratios
 from experiments.cells import markdown
 
 OTHERS = ("bloodcells8", "trashnet6", "clothing10", "caltech99")
@@ -191,7 +191,7 @@ def measured(model: AdoptedModel, seen: Seen, order: Tensor, others: dict[str, S
     labels = torch.arange(len(own))
     ranks = CombinedRanks.fit(own[held_out])
     posterior = seen.logits.double().softmax(1)
-    true = posterior.gather(1, labels[:, None])[:, 0]
+    true = ratios(posterior).gather(1, labels[:, None])[:, 0]
     sets = class_sets(posterior[test], true[held_out])
     p_values = ranks.p_values(own[test])
     found = {

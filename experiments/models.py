@@ -54,13 +54,12 @@ def command(name: str, data: str | None = None) -> list[str]:
     return ["candid", "train", data or published(name), "--recipe", recipe(name), *options]
 
 
-def train(name: str, data: str, runs: Path, threads: int) -> None:
-    """Train until it is finished; a run that exists already goes on."""
-    run = runs / name
-    resumed = (run / "config.toml").is_file()
-    arguments = ["candid", "train", "--resume"] if resumed else command(name, data)
+def train(arguments: Sequence[str], run: Path, threads: int) -> None:
+    """Run a training command until it is finished; a run that exists already goes on."""
+    if (run / "config.toml").is_file():
+        arguments = ["candid", "train", "--resume"]
     run.parent.mkdir(parents=True, exist_ok=True)
-    with (runs / f"{name}.log").open("a", encoding="utf-8") as log:
+    with run.with_name(f"{run.name}.log").open("a", encoding="utf-8") as log:
         subprocess.run(
             [sys.executable, "-m", *arguments, "--out", str(run)],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -105,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     threads = max(1, (os.cpu_count() or 1) // asked.jobs)
     sources = {name: asked.data if recipe(name) == "cifar10" else asked.tiny for name in names}
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for _ in pool.map(lambda name: train(name, sources[name], asked.runs, threads), names):
+        for _ in pool.map(
+            lambda name: train(command(name, sources[name]), asked.runs / name, threads), names
+        ):
             pass
     for name in names:
         if name in MODELS:

@@ -28,7 +28,7 @@ from candid.models.eyes.registry import EYES
 from candid.models.heads.closed_form import ClosedForm, fit_head
 from candid.models.heads.photo import PhotoModel
 from candid.trust.combined import CombinedRanks
-from candid.trust.verdict import class_sets
+from candid.trust.verdict import class_sets, ratios
 from experiments.photo_sets import FAR, SPLITS, Parts, Photos, PhotoSet, Reader
 from experiments.photo_tables import tables
 from experiments.tables import filled
@@ -117,7 +117,7 @@ def alarms(novelty: Tensor, ranks: CombinedRanks) -> Figures:
 
 def missed(logits: Tensor, labels: Tensor, held_out: Tensor, held_out_labels: Tensor) -> Figures:
     """Return the share of class sets at 5 % without the true class."""
-    true = held_out.softmax(1).gather(1, held_out_labels[:, None])[:, 0]
+    true = ratios(held_out.softmax(1)).gather(1, held_out_labels[:, None])[:, 0]
     sets = class_sets(logits.softmax(1), true, 0.05)
     return {"missed": float((~sets.gather(1, labels[:, None])).double().mean())}
 

@@ -106,6 +106,12 @@ class HeldOut:
                 f"The model's held-out scores can't be read ({error}): calibrate it again."
             ) from error
 
+    @property
+    def true_ratios(self) -> Tensor | None:
+        """The posteriors of the true classes divided by the largest ones, (n,); None without labels."""
+        known = self.statistics
+        return known["true_posterior"] / known["max_posterior"] if "true_posterior" in known else None
+
     def halves(self) -> tuple["HeldOut", "HeldOut"]:
         """Return two halves by a fixed shuffle: one to fix a rule, one to test it."""
         first, second = (self.rows(half) for half in shuffled_halves(len(self)))
@@ -250,7 +256,7 @@ class Judge:
                 this model.
         """
         held_out = needed(model) if held_out is None else held_out
-        labelled = "true_posterior" in held_out.statistics
+        labelled = held_out.true_ratios is not None
         if not labelled and (error is not None or risk is not None):
             raise CandidError(NO_LABELS)
         if risk is not None:
@@ -282,7 +288,9 @@ class Judge:
         known = tests.statistics
         confidence = known["max_posterior"]
         second = known.get("second_posterior", 1 - confidence)  # not measured before: no more than this
-        only_one = p_values(-second, -self.held_out.statistics["true_posterior"]) <= self.error
+        true_ratios = self.held_out.true_ratios
+        assert true_ratios is not None  # checked in `of`
+        only_one = p_values(-second / confidence, -true_ratios) <= self.error
         passed = only_one & (self.p_values(known)[0] > self.promises.novelty.cut)
         wrong = known["true_posterior"] < confidence
         sample = confidence[passed].numpy(), wrong[passed].numpy(), risk, delta, len(tests)
@@ -318,7 +326,7 @@ class Judge:
 
     def verdicts(self, predictions: Predictions, p_value: Tensor) -> list[Verdict]:
         """Return accept, ambiguous or novel, and the classes that fit, of each image."""
-        known, posterior = self.held_out.statistics.get("true_posterior"), predictions.posterior
+        known, posterior = self.held_out.true_ratios, predictions.posterior
         risk = self.promises.risk
         confident = None if risk is None else posterior.amax(1) >= risk.threshold
         return verdicts(posterior, p_value, known, self.promises.novelty.cut, self.error, confident)

@@ -20,7 +20,7 @@ from candid.trust.options import MonitorOptions
 from candid.trust.promises import NoveltyPromise, Promises, Risk, no_promise, walk
 from candid.trust.ranking import ALL, LabelledImages, shuffled
 from candid.trust.rule import Fitted, Rule
-from candid.trust.verdict import Examination
+from candid.trust.verdict import Examination, ratios
 from candid.trust.watched import Standard
 
 log = logging.getLogger("candid")
@@ -123,8 +123,8 @@ class Monitor:
         rankings = LabelledImages(known.columns, truth[:n], groups[:n]).rankings(
             parts, options.novelty_promise
         )
-        true_posterior = known.logits.softmax(1).gather(1, truth[:n, None])[:, 0]
-        rule, least = Rule.of(rankings, true_posterior, groups[:n], options), None
+        true_ratios = ratios(known.logits.softmax(1)).gather(1, truth[:n, None])[:, 0]
+        rule, least = Rule.of(rankings, true_ratios, groups[:n], options), None
         if options.risk is not None:
             risk = _tested(rule, arrays[torch.arange(n, len(arrays))], truth[n:], groups[n:], options)
             least = risk.threshold

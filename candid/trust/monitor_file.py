@@ -83,7 +83,9 @@ def _load(folder: Path) -> tuple[MonitorOptions, Fitted]:
         options = from_dict(MonitorOptions, record["options"])
         parts = tuple(record["parts"])
         rankings = [_ranking(parts, _under(f"{i}.", tensors)) for i in range(int(tensors["rankings"]))]
-        rule = Rule.of(rankings, tensors["true_posterior"], tensors["groups"], options)
+        # Earlier versions stored posteriors, which are at most the ratios: class sets are larger, but valid.
+        true_ratios = tensors["true_ratios" if "true_ratios" in tensors else "true_posterior"]
+        rule = Rule.of(rankings, true_ratios, tensors["groups"], options)
         if record["risk"] is not None:
             rule = rule.with_risk(from_dict(Risk, record["risk"]))
         names = tuple(record["class_names"]), parts
@@ -97,7 +99,7 @@ def _load(folder: Path) -> tuple[MonitorOptions, Fitted]:
 
 def _tensors(fitted: Fitted) -> dict[str, Tensor]:
     rule = fitted.rule
-    found = {"true_posterior": rule.true_posterior, "groups": rule.groups}
+    found = {"true_ratios": rule.true_ratios, "groups": rule.groups}
     found["rankings"] = rule.groups.new_tensor(len(rule.rankings))
     for i, ranking in enumerate(rule.rankings):
         own = {"held_out": ranking.held_out, "groups": ranking.groups, "labels": ranking.labels}

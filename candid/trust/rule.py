@@ -20,8 +20,9 @@ class Rule:
 
     rankings: Sequence[Ranking]
     """Give the p-values of novelty."""
-    true_posterior: Tensor
-    """The posteriors of the true classes of held-out images, (n,): class sets come from them."""
+    true_ratios: Tensor
+    """The posteriors of the true classes of held-out images, each divided by the largest posterior of its
+    image, (n,): class sets come from them."""
     groups: Tensor
     """The groups of these images, (n,)."""
     promises: Mapping[int, Promises]
@@ -29,7 +30,7 @@ class Rule:
 
     @classmethod
     def of(
-        cls, rankings: Sequence[Ranking], true_posterior: Tensor, groups: Tensor, options: MonitorOptions
+        cls, rankings: Sequence[Ranking], true_ratios: Tensor, groups: Tensor, options: MonitorOptions
     ) -> "Rule":
         """Return the rule with the levels that the number of images in each group allows."""
         whole = Promises(options.score, ranked_images(rankings), *_levels(rankings, groups, options, ALL))
@@ -39,7 +40,7 @@ class Rule:
             if novelty.in_force <= whole.novelty.in_force and error.in_force <= whole.error.in_force:
                 n = ranked_images(rankings, group)
                 promises[group] = Promises(options.score, n, novelty, error)
-        return cls(rankings, true_posterior, groups, promises)
+        return cls(rankings, true_ratios, groups, promises)
 
     def with_risk(self, risk: Risk) -> "Rule":
         """Return the rule with the promise of a risk."""
@@ -63,7 +64,7 @@ class Rule:
         found: list[Verdict] = [Verdict("novel", ())] * len(groups)
         for group in groups.unique().tolist():
             rows = (groups == group).nonzero()[:, 0]
-            known = self.true_posterior if group == ALL else self.true_posterior[self.groups == group]
+            known = self.true_ratios if group == ALL else self.true_ratios[self.groups == group]
             promises = self.promises[group]
             cuts = promises.novelty.cut, promises.error.cut
             own = None if confident is None else confident[rows]

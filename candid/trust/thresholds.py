@@ -20,16 +20,16 @@ def thresholds(model: Model) -> dict[str, Any] | None:
         - ``held_out_novelty``: (n, J). The p-value of an image is the combined rank among them; terms are
           clipped at ``clip``.
         - ``novelty``: an image with this p-value or less is novel.
-        - ``smallest_posterior``: classes with at least this posterior are in the class set; so is the most
-          probable one. It is 1 if the held-out images have no labels.
+        - ``smallest_ratio``: a class is in the class set if its posterior is at least this share of the
+          largest one. It is 1 if the held-out images have no labels.
     """
     held_out = HeldOut.of(model)
     if held_out is None or "novelty" not in held_out.statistics:
         return None
     judge = Judge.of(model, "combined")
     smallest = 1.0
-    if "true_posterior" in held_out.statistics:
-        true = held_out.statistics["true_posterior"].double().sort().values
+    if held_out.true_ratios is not None:
+        true = held_out.true_ratios.double().sort().values
         rank = math.floor(judge.error * (len(true) + 1) + 1e-9)  # this many true classes may be missed
         smallest = float(true[rank - 1]) if rank else 0.0
     return {
@@ -37,7 +37,7 @@ def thresholds(model: Model) -> dict[str, Any] | None:
         "fingerprint": model.fingerprint(),
         "novelty": judge.promises.novelty.cut,
         "clip": CLIP,
-        "smallest_posterior": smallest,
+        "smallest_ratio": smallest,
         "promises": judge.promises.sentences(),
         "held_out_novelty": held_out.statistics["novelty"].tolist(),
     }

@@ -130,11 +130,12 @@ def _line(*columns: str) -> str:
     return " ".join(f"{column:<{width}}" for column, width in zip(columns, WIDTHS, strict=True)).rstrip()
 
 
-def class_sets(posterior: Tensor, held_out_true_posteriors: Tensor, error: float = 0.05) -> Tensor:
+def class_sets(posterior: Tensor, held_out_ratios: Tensor, error: float = 0.05) -> Tensor:
     """Return the classes that fit each image: a conformal prediction set, (N, M) to (N, M) bool.
 
-    From the posteriors ``q_i = p(y_i | x_i)`` of the true classes of n held-out images, class y is in the set
-    of x if ``(1 + #{i: q_i <= p(y | x)}) / (n + 1) > error``; so is the most probable class, always. If an
+    The ratio of class y is ``r(x, y) = p(y | x) / max_k p(k | x)``. From the ratios ``q_i = r(x_i, y_i)`` of
+    the true classes of n held-out images, class y is in the set of x if
+    ``(1 + #{i: q_i <= r(x, y)}) / (n + 1) > error``. The most probable class always is: its ratio is 1. If an
     image is exchangeable with the held-out ones, its true class is not in the set with a probability of at
     most ``error``, however bad the posteriors are.
 
@@ -144,16 +145,21 @@ def class_sets(posterior: Tensor, held_out_true_posteriors: Tensor, error: float
     tensor([[ True, False],
             [ True,  True]])
     """
-    check_posteriors(posterior, held_out_true_posteriors)
-    check_enough("error", error, len(held_out_true_posteriors), "no class can be ruled out")
-    agree = p_values(-posterior, -held_out_true_posteriors) > error
-    return agree.scatter(1, posterior.argmax(1, keepdim=True), True)
+    check_posteriors(posterior, held_out_ratios)
+    check_enough("error", error, len(held_out_ratios), "no class can be ruled out")
+    return p_values(-ratios(posterior), -held_out_ratios) > error
+
+
+def ratios(posterior: Tensor) -> Tensor:
+    """Return each posterior divided by the largest of the same image, (N, M)."""
+    largest = posterior.amax(1, keepdim=True)
+    return torch.where(posterior == largest, 1.0, posterior / largest)
 
 
 def verdicts(
     posterior: Tensor,
     p_value: Tensor,
-    held_out_true_posteriors: Tensor | None,
+    held_out_ratios: Tensor | None,
     novelty: float = 0.01,
     error: float = 0.05,
     confident: Tensor | None = None,
@@ -171,7 +177,7 @@ def verdicts(
     ``confident`` says of each image, (N,) bool, whether its confidence is high enough for a promised risk
     (:func:`candid.trust.promises.walk`). If it is not, an image that would be accepted is ambiguous.
 
-    Without posteriors of true classes, a class set is the most probable class alone, which promises nothing.
+    Without ratios of true classes, a class set is the most probable class alone, which promises nothing.
 
     >>> import torch
     >>> held_out = torch.linspace(0.2, 1, 99)
@@ -182,12 +188,12 @@ def verdicts(
     ambiguous (1, 0)
     novel ()
     """
-    if held_out_true_posteriors is None:
+    if held_out_ratios is None:
         sets = torch.zeros_like(posterior, dtype=torch.bool)
         sets.scatter_(1, posterior.argmax(1, keepdim=True), True)
     else:
-        sets = class_sets(posterior, held_out_true_posteriors, error)
-        check_enough("novelty", novelty, len(held_out_true_posteriors), "no image can be called novel")
+        sets = class_sets(posterior, held_out_ratios, error)
+        check_enough("novelty", novelty, len(held_out_ratios), "no image can be called novel")
     if p_value.shape != posterior.shape[:1] or not ((p_value >= 0) & (p_value <= 1)).all():
         raise CandidError(
             f"The p-values of {len(posterior)} images must be as many numbers between 0 and 1; "
@@ -211,7 +217,7 @@ def check_posteriors(posterior: Tensor, held_out: Tensor) -> None:
     """Check that these are probabilities, (N, M) and (n,)."""
     if posterior.ndim != 2 or posterior.shape[1] == 0 or held_out.ndim != 1:
         raise CandidError(
-            "Posteriors must have the shape (N, M), those of the true classes of held-out images (n,), "
+            "Posteriors must have the shape (N, M), ratios of the true classes of held-out images (n,), "
             f"not {tuple(posterior.shape)} and {tuple(held_out.shape)}."
         )
     for values in (posterior, held_out):

@@ -239,7 +239,8 @@ def levels(model: PhotoModel, taught: PhotoModel, task: Task, far: Photos) -> Fi
                 continue
             labels = photos.labels if name == "old" else torch.full((len(photos),), task.classes)
             posterior = outputs.logits.double().softmax(1)
-            fits = class_sets(posterior, held_out.statistics["true_posterior"], LEVEL)
+            assert held_out.true_ratios is not None
+            fits = class_sets(posterior, held_out.true_ratios, LEVEL)
             missed = ~fits.gather(1, labels[:, None])
             figures[f"missed_{name}_{when}"] = float(missed.double().mean())
     return figures

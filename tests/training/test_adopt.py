@@ -98,7 +98,7 @@ def test_without_labels_only_novelty_is_promised(tmp_path: Path) -> None:
     assert {each.verdict for each in examined} <= {"accept", "novel"}
     assert all(each.classes in ((each.label,), ()) for each in examined)
     found = thresholds(model)
-    assert found is not None and found["smallest_posterior"] == 1
+    assert found is not None and found["smallest_ratio"] == 1
     for level in ({"error": 0.1}, {"risk": 0.1}):
         with pytest.raises(CandidError, match="have no labels"):
             candid.examine(model, folder, **level)

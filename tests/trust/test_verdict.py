@@ -9,7 +9,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.trust.detectors import TwoTailed
-from candid.trust.verdict import Verdict, class_sets, verdicts
+from candid.trust.verdict import Verdict, class_sets, ratios, verdicts
 
 LEVELS = st.floats(0.05, 0.95) | st.sampled_from([0.05, 0.1, 0.25, 0.5])
 TWELFTHS = st.integers(0, 12).map(lambda k: k / 12)  # make ties
@@ -31,8 +31,8 @@ def test_class_sets_are_the_plain_loops(
 ) -> None:
     found = class_sets(double(posterior), double(held_out), error)
     for row, members in zip(posterior, found.tolist(), strict=True):
-        agree = [(1 + sum(q <= p for q in held_out)) / (len(held_out) + 1) > error for p in row]
-        agree[row.index(max(row))] = True
+        shares = [p / max(row) if max(row) else 1 for p in row]
+        agree = [(1 + sum(q <= r for q in held_out)) / (len(held_out) + 1) > error for r in shares]
         assert members == agree
 
 
@@ -70,7 +70,7 @@ def mistakes(
     posterior, labels, log_density = images(repeats, n + 1, generator)
     novel = missed = unnamed = 0
     for x, y, density in zip(posterior, labels, log_density, strict=True):
-        calibration = x[1:].gather(1, y[1:, None])[:, 0] if truth_seen else x[1:].amax(1)
+        calibration = ratios(x[1:]).gather(1, y[1:, None])[:, 0] if truth_seen else torch.ones(n)
         p = TwoTailed().fit(density[1:]).p_value(density[:1])
         (verdict,) = verdicts(x[:1], p, calibration, novelty, error)
         novel += verdict.kind == "novel"
@@ -92,20 +92,20 @@ def test_both_levels_hold(n: int, novelty: float, error: float, generator: torch
 
 
 def test_the_check_finds_sets_that_are_too_small(generator: torch.Generator) -> None:
-    """The highest posteriors in place of the true classes': what an overconfident model thinks of itself."""
+    """Ratios of 1, as if all answers were right: what an overconfident model thinks of itself."""
     _, missed, _ = mistakes(39, 0.05, 0.1, False, generator)
     assert missed > 0.1 + noise(0.1)
 
 
 def test_what_an_image_is_called() -> None:
     held_out = torch.linspace(0.3, 1, 199)
-    posterior = torch.tensor([[0.0, 0.97, 0.03], [0.1, 0.4, 0.5], [0.34, 0.32, 0.34], [0.1, 0.2, 0.2]])
+    posterior = torch.tensor([[0.0, 0.97, 0.03], [0.1, 0.4, 0.5], [0.4, 0.2, 0.4], [0.05, 0.21, 0.05]])
     found = verdicts(posterior, torch.tensor([0.5, 0.011, 1.0, 0.9]).double(), held_out)
     assert found == [
         ("accept", (1,)),
         ("ambiguous", (2, 1)),
-        ("ambiguous", (0, 2)),
-        ("accept", (1,)),  # the most probable class, though it agrees with none
+        ("ambiguous", (0, 2, 1)),
+        ("accept", (1,)),  # its posterior is low, but far above those of the others
     ]
     assert verdicts(posterior[:1], torch.tensor([0.01]).double(), held_out) == [("novel", ())]
     undecided = torch.full((1, 100), 0.01)
