@@ -54,10 +54,12 @@ class Option:
 
         >>> Option("", above=0, most=1).range, Option("").range
         ('above 0 and at most 1', '')
+        >>> Option("", most=25_000_000).range
+        'at most 25000000'
         """
         limits = (("least", "at least"), ("above", "above"), ("most", "at most"), ("below", "below"))
         found = [(word, getattr(self, name)) for name, word in limits if getattr(self, name) is not None]
-        return " and ".join(f"{word} {value:g}" for word, value in found)
+        return " and ".join(f"{word} {_word(float(value))}" for word, value in found)
 
     def allows(self, value: float) -> bool:
         """Return whether ``value`` lies in the range."""
@@ -260,7 +262,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         found = convert(value, _without_option(hint), key)
         for number in found if isinstance(found, tuple) else (found,):
             if isinstance(number, int | float) and not option.allows(number):
-                raise CandidError(f"'{key}' must be {option.range}, not {number:g}.")
+                raise CandidError(f"'{key}' must be {option.range}, not {_word(float(number))}.")
         return found
     origin, arguments = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):

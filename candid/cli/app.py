@@ -41,6 +41,8 @@ COMMANDS = {
     "demo": "candid.cli.demo:demo",
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
+USAGE = {"examine": "Usage: candid examine [OPTIONS] [MODEL] IMAGES..."}
+"""Of commands whose first argument may be left out, which a signature can't say."""
 FLAGS = ("-h", "--help", "--version")
 
 
@@ -102,4 +104,4 @@ app = App(
     result_action="return_value",
 )
 for _name, _function in COMMANDS.items():
-    app.command(_function, name=_name)
+    app.command(_function, name=_name, usage=USAGE.get(_name))

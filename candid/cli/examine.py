@@ -68,9 +68,10 @@ class PageOptions:
 
 @command
 def examine(
-    model: Annotated[str, Option(f"{MODEL_HELP} '{zoo.DEFAULT}' if left out.", metavar="MODEL")],
+    model: Annotated[str, Option(MODEL_HELP, metavar="MODEL")] = zoo.DEFAULT,
     images: Annotated[
-        list[str] | None, Option("Files, folders, or patterns such as 'photos/*.jpg'.", metavar="IMAGES")
+        list[str] | None,
+        Option("Required: files, folders, or patterns such as 'photos/*.jpg'.", metavar="IMAGES"),
     ] = None,
     /,
     *,
@@ -82,7 +83,8 @@ def examine(
 ) -> int | None:
     """Judge images: class, posterior, p-value and verdict, one line for each image.
 
-    Images that can't be used are named on standard error, and the exit code is then 2. The others are judged.
+    MODEL may be left out. Images that can't be used are named on standard error, and the exit code is then 2.
+    The others are judged.
     """
     model, images = _model_and_images(model, images or [])
 
@@ -188,7 +190,10 @@ def _one_class(names: Sequence[str], option: str, spec: str) -> int:
 
 
 def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
-    """Return the model and the images; if the first argument is no model but an image, the default model."""
+    """Return the model and the images; if the first argument is no model but an image, the default model.
+
+    cyclopts reads positionals from left to right, so the first one is the model until this looks at it.
+    """
     path = Path(first)
     records = (path / zoo.RECORD, path / zoo.RUN / zoo.RECORD)
     known = zoo.folder(first) is not None or path.name == zoo.RECORD
@@ -196,7 +201,7 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     if not is_model and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:
-        raise CandidError("Name the images to judge: candid examine MODEL IMAGES.")
+        raise CandidError("Name the images to judge: candid examine [MODEL] IMAGES.")
     return first, others
 
 

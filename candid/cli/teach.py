@@ -14,7 +14,10 @@ Out = Annotated[Path, Option("Folder for the new model; the old one stays as it 
 @command
 def teach(
     model: ModelName,
-    classes: Annotated[list[str], Option("A name and its photos: NAME=FOLDER.", metavar="NAME=FOLDER")],
+    classes: Annotated[
+        list[str],
+        Option("NAME=FOLDER: the new class and its photos. Repeat for more.", metavar="NAME=FOLDER"),
+    ],
     /,
     *,
     out: Out,
@@ -40,7 +43,10 @@ def forget(
     *,
     out: Out,
 ) -> None:
-    """Remove a class that a photo model was taught; without the last one it is exactly as before."""
+    """Remove a class that a photo model was taught.
+
+    After the last one is removed, the model is exactly as it was before teaching.
+    """
     from candid.training.teach import forget as forget_class
 
     made = forget_class(model, name, out=out, progress=TerminalProgress())

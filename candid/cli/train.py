@@ -24,7 +24,9 @@ def train(
     ] = None,
     /,
     *,
-    out: Annotated[Path | None, Option("Folder of the run.", metavar="DIR", default="runs/PRESET")] = None,
+    out: Annotated[
+        Path | None, Option("Folder of the run.", metavar="DIR", default="runs/PRESET, or runs/photos")
+    ] = None,
     recipe: Annotated[
         str | None, Option("Name or TOML file of a recipe; flags override it.", default="the preset's")
     ] = None,
@@ -56,15 +58,15 @@ def train(
 ) -> None:
     """Train a generative classifier, or the ResNet that matches it.
 
-    A folder of photos of 96 pixels and more becomes a photo model in a minute: a pretrained eye and a
-    generative head. Smaller images train an invertible network on pixels; so does --preset or --recipe.
-    Photo models have the options --eye, --priors, --no-thumbnails, --holdout, --split-seed, --only,
-    --skip-bad and --seed.
+    A folder of photos of 96 pixels and more becomes a photo model in seconds to minutes: a pretrained eye and
+    a generative head. Photo models have the options --out, --resume, --devices, --eye, --priors,
+    --no-thumbnails, --holdout, --val-data, --split-seed, --only, --skip-bad and --seed. Smaller images train
+    an invertible network on pixels; so does any other option, such as --preset or --recipe.
 
-    Tar shards can come from a command, 'pipe:COMMAND', if it is typed together with --allow-pipe.
+    Tar shards can come from a command: DATA or --val-data is then 'pipe:COMMAND'. The option --allow-pipe,
+    which every command takes, must be typed on the same command line.
 
-    The recipe of the preset decides where an option is left out; the defaults below hold where the recipe
-    says nothing.
+    If an option is not given, the preset's recipe sets it; if the recipe does not, the default below holds.
     """
     check_call(data, out, recipe, resume)
     if changes:

@@ -8,6 +8,7 @@ from candid._support.config import MaybeInfinite, Option, check_fields, to_dict
 from candid._support.errors import CandidError
 from candid.models.flow.config import ClassifierConfig
 from candid.models.flow.presets import preset
+from candid.training.photo_options import ENOUGH, SHARE
 
 Schedule = Literal["one-cycle", "plateau"]
 Crop = Literal["none", "shift", "jitter", "resized"]
@@ -33,7 +34,13 @@ class TrainOptions:
     data: Annotated[
         str, Option("'digits', a folder of images, idx or CIFAR-10 files, or tar shards.", hidden=True)
     ]
-    preset: Annotated[str, Option("Size of the network: imagenet, tiny, cifar or digits.")] = "digits"
+    preset: Annotated[
+        str,
+        Option(
+            "Size of the network: imagenet, tiny, cifar or digits.",
+            default="tiny, cifar or digits, by the size of the images",
+        ),
+    ] = "digits"
     model: Annotated[Mapping[str, Any], Option("Keys of the preset to change.", hidden=True)] = field(
         default_factory=dict
     )
@@ -77,15 +84,17 @@ class TrainOptions:
     holdout: Annotated[
         float,
         Option(
-            "Held-out share of images without a val part. The default is more if there are few images.",
+            "Held-out share of the training images, if the data has no val part.",
             least=0,
             most=1,
+            default="0.05, more if there are few images; "
+            f"photos: {SHARE}, or 0 with fewer than {ENOUGH} training photos",
         ),
     ] = 0.05
     split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
     split: Annotated[SplitRule, Option("Divide images without parts by a hash or a shuffle.")] = "hash"
     only: Annotated[
-        tuple[str, ...], Option("Train on this class alone. Repeat for more.", metavar="CLASS")
+        tuple[str, ...], Option("Train only on this class. Repeat for more.", metavar="CLASS")
     ] = ()
     val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
     epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None

@@ -36,7 +36,7 @@ class PhotoOptions:
     val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
     split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
     only: Annotated[
-        tuple[str, ...], Option("Train on this class alone. Repeat for more.", metavar="CLASS")
+        tuple[str, ...], Option("Train only on this class. Repeat for more.", metavar="CLASS")
     ] = ()
     skip_bad: Annotated[bool, Option("Leave out images that can't be read, and list them.")] = False
     thumbnails: Annotated[

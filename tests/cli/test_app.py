@@ -100,7 +100,10 @@ def test_examine_without_a_model_uses_the_bundled_one() -> None:
         done = candid_command("examine", *photos, "--json")
         found = json.loads(done.stdout)
         assert (found["label"], found["verdict"]) == ("jean", "accept")
-    done = candid_command("examine", "everyday")
-    assert "Name the images" in str(done.exception)
+    for arguments in ((), ("everyday",)):
+        done = candid_command("examine", *arguments)
+        assert "Name the images" in str(done.exception)
+    usage = run("examine", "--help").stdout
+    assert "[MODEL] IMAGES" in usage and "[required]" not in usage
     done = candid_command("examine", "everday", samples / "jeans.jpg")
     assert "did you mean 'everyday'" in str(done.exception)
