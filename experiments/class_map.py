@@ -124,16 +124,19 @@ def draw(found: ClassMap) -> Figure:
 
 @rc_context(STYLE)
 def draw_heatmaps(model: PhotoModel, photos: Sequence[Path]) -> Figure:
-    """Draw photos, and below each why its class and not the second one."""
+    """Draw photos, and below each why its class and not the second one; all maps have one scale."""
     figure = Figure(figsize=(2.6 * len(photos), 5.9), layout="constrained")
-    panels = figure.subplots(2, len(photos))
+    panels = figure.subplots(2, len(photos), squeeze=False)
     prepared = model.preprocessing
-    for column, path in zip(panels.T, photos, strict=True):
+    found = []
+    for path in photos:
         image = decode(path, 3, prepared.size, prepared.box)
         seen = to_float(image[None], "cpu")[0]
         second = int(model.logits(seen[None])[0].topk(2).indices[1])
-        why = photo_maps(model, seen, top=1, against=second).why[-1]
-        limit = float(why.values.abs().max())
+        found.append((path, image, second, photo_maps(model, seen, top=1, against=second).why[-1]))
+    limit = max(float(why.values.abs().max()) for *_, why in found)
+    shown: Any = None
+    for column, (path, image, second, why) in zip(panels.T, found, strict=True):
         height, width = image.shape[1:]
         for axes in column:
             axes.imshow(image.permute(1, 2, 0).numpy(), extent=(0, width, height, 0))
@@ -141,10 +144,11 @@ def draw_heatmaps(model: PhotoModel, photos: Sequence[Path]) -> Figure:
             axes.set_yticks([])
         values = np.asarray(why.values)
         extent = (0, width, height, 0)
-        column[1].imshow(
+        shown = column[1].imshow(
             values, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6, extent=extent, interpolation="bilinear"
         )
         names = model.class_names
         column[0].set_title(label(path.parent.name))
         column[1].set_title(f"{names[why.y]}, not {names[second]}:\n{why.total:+.1f} nats")
+    figure.colorbar(shown, ax=list(panels[1]), shrink=0.8, fraction=0.025, label="against – for (nats)")
     return figure

@@ -1,7 +1,7 @@
 """Pictures for the README: verdicts on photos, and the web page and an audit in a real browser.
 
 ``python -m experiments.pictures verdicts``, ``… photo-page``
-``python -m experiments.pictures page``, ``… animation`` (Chromium must be installed)
+``python -m experiments.pictures animation`` (Chromium must be installed)
 ``python -m experiments.pictures audit/audit.html`` (after ``candid audit``)
 """
 
@@ -26,9 +26,9 @@ from candid.reports.plots import style
 from candid.reports.plots.verdicts import verdicts
 
 BROWSER = os.environ.get("CANDID_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
-PAGE_MODEL, PAGE_PHOTO = "everyday", "everyday/cat.jpg"
-WIDTH, PAGE_HEIGHT, AUDIT_HEIGHT = 1100, 1135, 1000
-"""Of the browser's window: both pages go on below."""
+PAGE_MODEL = "everyday"
+WIDTH, AUDIT_HEIGHT = 1100, 1000
+"""Of the browser's window: the page goes on below."""
 EVERYDAY = ("jeans", "sandal", "cat", "coffee", "moose", "cell")
 WASTE = ("bottle", "tin", "vodka", "cat")
 HATS = ("01", "03")
@@ -88,18 +88,6 @@ def _smaller(drawn: Path, picture: Path) -> None:
     colours.quantize(palette=palette).save(picture, optimize=True)
 
 
-def draw_page(browser: Browser, picture: Path) -> None:
-    """What a visitor sees once an image was chosen."""
-    threads = os.cpu_count() or 1
-    with server(PAGE_MODEL, threads) as port:
-        page = browser.new_page(viewport={"width": WIDTH, "height": PAGE_HEIGHT})
-        page.goto(f"http://127.0.0.1:{port}")
-        page.set_input_files("#pick", SAMPLES / PAGE_PHOTO)
-        page.wait_for_selector("#histogram svg")
-        page.wait_for_timeout(1000)  # until the page has faded in
-        page.screenshot(path=picture)
-
-
 def draw_animation(browser: Browser, picture: Path) -> None:
     """Photos that are dropped on the page, one after the other."""
     frames: list[tuple[Image.Image, int]] = []
@@ -139,7 +127,7 @@ def draw_audit(browser: Browser, audit: Path, picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.pictures", description=__doc__)
     parser.add_argument(
-        "picture", help="verdicts, photo-page, page, animation, or the page of an audit: AUDIT.html"
+        "picture", help="verdicts, photo-page, animation, or the page of an audit: AUDIT.html"
     )
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="the folder (%(default)s)")
     asked = parser.parse_args()
@@ -151,9 +139,7 @@ def main() -> None:
         sys.exit("There is no browser: apt-get install chromium, or name one in CANDID_BROWSER.")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        if asked.picture == "page":
-            draw_page(browser, asked.out / "page.png")
-        elif asked.picture == "animation":
+        if asked.picture == "animation":
             draw_animation(browser, asked.out / "page.webp")
         else:
             draw_audit(browser, Path(asked.picture), asked.out / "audit.png")

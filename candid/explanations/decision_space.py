@@ -238,7 +238,7 @@ image lies in the 90 % regions of both.
 def _novel(space: DecisionSpace, first: str) -> str:
     p_value = "" if space.p_value is None else f" (p = {space.p_value:.2g})"
     return (
-        f"Novel: nothing like the training images{p_value}, so don't trust the class {first}, wherever the "
+        f"Novel: unlike the held-out images{p_value}, so don't trust the class {first}, wherever the "
         f"image lies between the classes. In the {space.outside_expected**2:,.0f} directions outside of "
         f"their span it lies {space.outside_ratio:.2f} times as far out as expected."
     )

@@ -380,6 +380,13 @@ def test_the_trade_off_says_whether_accuracies_are_of_ten_crops() -> None:
         assert ("ten crops" in right.get_ylabel()) == said
 
 
+def test_lines_that_are_close_share_a_label() -> None:
+    rows = models(*PAPER) + models((None, None, 7.88, None, 0.70), name="ResNet-18")
+    left, right = comparison_plots.trade_off(rows).axes
+    assert "ResNet-18\nResNet-50" in written(left)  # losses of 7.88 and 7.87
+    assert {"ResNet-18", "ResNet-50"} <= set(written(right))
+
+
 def test_every_column_of_calibration_curves_has_an_axis_with_numbers() -> None:
     posterior, labels = posteriors()
     bins = all_bins(posterior, labels), top_bins(posterior, labels)

@@ -25,6 +25,9 @@ from candid.reports.plots.style import (
     short_path,
 )
 
+CLOSE = 0.06
+"""Lines that are nearer than this share of the axis have one label: the height of a line of text."""
+
 
 @rc_context(STYLE)
 def trade_off(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -41,8 +44,8 @@ def trade_off(rows: Sequence[Mapping[str, Any]]) -> Figure:
     left.set_ylabel("L_Y (nats), lower is better")
     _trade_off(right, rows, "bits_per_dim", "accuracy", 100)
     right.set_xlabel("bits/dim, lower is better")
-    crops = "of ten crops " if all(row["crops"] == 10 for row in rows) else ""
-    right.set_ylabel(f"top-1 accuracy {crops}(%), higher is better")
+    crops = ", ten crops" if all(row["crops"] == 10 for row in rows) else ""
+    right.set_ylabel(f"top-1 accuracy{crops} (%)")
     figure.suptitle("each marker is a model, with its β", fontsize=11)
     return figure
 
@@ -71,22 +74,40 @@ def _trade_off(axes: Axes, rows: Sequence[Mapping[str, Any]], x_key: str, y_key:
     for row in flows:
         axes.axvline(row[x_key], color=GREEN, linestyle="--")
         axes.text(row[x_key], 1.01, "β = 0", color=GREEN, ha="center", transform=axes.get_xaxis_transform())
+    lines = sorted((scale * row[y_key], plain(short_path(row["name"]))) for row in resnets)
+    for y, _ in lines:
+        axes.axhline(y, color=VERMILION, linestyle="--")
+    axes.margins(0.14)
+    axes.grid()
+    low, high = axes.get_ylim()
     places = ((0.03, "left"), (0.97, "right"), (0.5, "center"))
-    for i, row in enumerate(sorted(resnets, key=lambda row: row[y_key])):
+    for i, close in enumerate(_close(lines, CLOSE * (high - low))):
         at, side = places[i % len(places)]
-        axes.axhline(scale * row[y_key], color=VERMILION, linestyle="--")
         axes.text(
             at,
-            scale * row[y_key],
-            plain(short_path(row["name"])),
+            sum(y for y, _ in close) / len(close),
+            "\n".join(name for _, name in reversed(close)),  # from top to bottom, as the lines are
             ha=side,
             va="center",
             color=VERMILION,
             transform=axes.get_yaxis_transform(),
             bbox={"color": "white", "pad": 1},
         )
-    axes.margins(0.14)
-    axes.grid()
+
+
+def _close(lines: Sequence[tuple[float, str]], gap: float) -> list[list[tuple[float, str]]]:
+    """Return the sorted ``lines`` in groups; those that are nearer than ``gap`` share a group.
+
+    >>> _close([(1.0, "a"), (1.1, "b"), (3.0, "c")], 0.5)
+    [[(1.0, 'a'), (1.1, 'b')], [(3.0, 'c')]]
+    """
+    groups: list[list[tuple[float, str]]] = []
+    for line in lines:
+        if groups and line[0] - groups[-1][-1][0] < gap:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return groups
 
 
 @rc_context(STYLE)

@@ -275,10 +275,8 @@ def _draw_photo_maps(
         title = f"why {label(names[why.y], 20)}"
         title += "" if why.other is None else f", not {label(names[why.other], 20)}"
         each.set_title(title, fontsize=SMALL)
-        each.set_xlabel(
-            f"score {why.score:+.2f} = map {why.total:+.2f}\n{why.baseline:+.2f} of the average photo",
-            fontsize=SMALL,
-        )
+        sums = f"score {why.score:+.2f} = map {why.total:+.2f}\n+ average photo {why.baseline:+.2f}"
+        each.set_xlabel(sums.replace("-", "−"), fontsize=SMALL)
     bar = figure.colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
     bar.set_label("against — for (nats)\nadds up to the score")
 

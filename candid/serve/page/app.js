@@ -192,7 +192,7 @@ function presentClasses(found) {
   }));
   const levels = model.held_out;
   byId("classes-how").textContent = unbroken("Posterior probabilities, given that the image shows one of the model's classes." +
-    (classes && classes.length ? ` Classes with full bars can't be ruled out: at least ${percent(1 - levels.error)} of typical images have their true class among them.` : "") +
+    (classes && classes.length ? ` Classes without "ruled out" are in the class set: at least ${percent(1 - levels.error)} of typical images have their true class in it.` : "") +
     (classes && !classes.length ? " They mean little for a novel image." : ""));
 }
 
