@@ -1,5 +1,6 @@
 """A few classes in a plane: it says what the model says, and a fitted one is a model like any other."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -98,14 +99,33 @@ def test_two_or_three_means_already_lie_in_a_plane(
 
 
 @settings(deadline=None, max_examples=10)
-@given(classes=st.lists(st.integers(0, 9), min_size=4, max_size=10, unique=True))
-def test_no_other_plane_is_nearer_to_the_means(classes: list[int]) -> None:
-    model = MODELS[None]
-    means = model.mixture.means(torch.tensor(classes))
-    moved = planar_model(model, classes).mixture.means(torch.arange(len(classes)))
-    least = torch.linalg.svdvals(means - means.mean(0))[2:].square().sum()
-    torch.testing.assert_close((moved - means).square().sum(), least)
-    assert least > 1e-3
+@given(classes=st.lists(st.integers(0, 9), min_size=5, max_size=10, unique=True))
+def test_means_start_around_an_ellipse_so_that_each_class_has_a_cell(classes: list[int]) -> None:
+    """The points x of an ellipse around zero are those with x B x = 1; five would lie on many curves."""
+    plane = decision_plane(planar_model(MODELS[None], classes))
+    x, y = plane.means.T
+    curve = torch.stack((x * x, x * y, y * y), 1)
+    form = torch.linalg.lstsq(curve, torch.ones(len(classes), 1).double()).solution
+    torch.testing.assert_close(curve @ form, torch.ones(len(classes), 1).double(), atol=1e-4, rtol=0)
+    assert form[1] ** 2 < 4 * form[0] * form[2]
+    assert plane.posterior(100 * plane.means).argmax(1).tolist() == list(range(len(classes)))
+
+
+def test_no_other_order_keeps_the_means_further_apart() -> None:
+    """Of directions to a circle of five classes, those of the chosen order are the shortest."""
+    model, classes = MODELS[None], [0, 3, 5, 8, 9]
+    means = model.mixture.means(torch.tensor(classes)).detach().double()
+    means = means - means.mean(0)
+    angles = 2 * math.pi / 5 * torch.arange(5).double()
+    lengths, places = [], []
+    for order in itertools.permutations(range(5)):
+        circle = torch.stack((angles[list(order)].cos(), angles[list(order)].sin()), 1)
+        directions = torch.linalg.pinv(means) @ circle
+        lengths.append(float(directions.square().sum()))
+        places.append(means @ torch.linalg.qr(directions).Q)
+    best = places[int(np.argmin(lengths))]
+    found = decision_plane(planar_model(model, classes)).means
+    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(best, best), atol=1e-4, rtol=0)
 
 
 def test_the_density_is_that_of_the_mixture_in_the_plane() -> None:

@@ -1,11 +1,13 @@
 """The decision plane: a few classes with means in a plane, whose whole decision space can be drawn."""
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +22,8 @@ FEWEST, MOST = 2, 10
 def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     """A classifier of ``classes`` alone, in this order, with the same network and means in a plane.
 
-    The plane is the one nearest to the means of these classes, and each mean its point nearest to the
-    old one; priors keep their ratios. It classifies worse until it is fine-tuned, which
+    The means of these classes are projected on a plane in which they lie around an ellipse, so that each
+    class has a cell; priors keep their ratios. It classifies worse until it is fine-tuned, which
     :func:`candid.training.plane.fit_plane` does.
 
     >>> model = GenerativeClassifier.from_preset("digits")
@@ -59,12 +61,12 @@ def _check_classes(classes: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _in_a_plane(model: GenerativeClassifier, classes: Sequence[int]) -> dict[str, Tensor]:
-    """The mixture of ``classes`` with its means moved to the plane that is nearest to them."""
+    """The mixture of ``classes`` with its means projected on a plane."""
     mixture = model.mixture
     y = torch.tensor(classes, device=mixture.prototypes.device)
     means = mixture.means(y).double()  # (M, D)
     centre = means.mean(0)
-    axes = torch.linalg.svd(means - centre, full_matrices=False).Vh[:2]  # (2, D)
+    axes = _around_an_ellipse(means - centre)
     places = (means - centre) @ axes.T
     # Both factors have numbers of the same size: a step of the optimiser moves the means and turns the plane.
     scale = (places.square().mean() * means.shape[1]).pow(0.25).clamp(min=1e-3)
@@ -75,6 +77,26 @@ def _in_a_plane(model: GenerativeClassifier, classes: Sequence[int]) -> dict[str
         "log_priors": mixture.log_priors[y].double().log_softmax(0),
     }
     return {f"mixture.{name}": part.to(mixture.prototypes.dtype).contiguous() for name, part in parts.items()}
+
+
+def _around_an_ellipse(means: Tensor) -> Tensor:
+    """Return the axes of a plane, (2, D), in which centred means (M, D) lie around an ellipse.
+
+    In the plane nearest to the means, some of many classes are surrounded by the others and have no cell.
+    Directions a with ``means @ a = (cos, sin)`` of M even angles exist for any order of the classes; the
+    order is chosen for which these directions are shortest, that is, for which the means stay furthest apart.
+    """
+    m = len(means)
+    angles = 2 * math.pi / m * torch.arange(m, dtype=means.dtype, device=means.device)
+    orders = np.array(list(itertools.permutations(range(1, m))), dtype=np.int64).reshape(-1, m - 1)
+    places = torch.from_numpy(np.pad(orders, ((0, 0), (1, 0)))).to(means.device)  # of each class, (orders, M)
+    cosines, weights = (angles[:, None] - angles).cos(), torch.linalg.pinv(means @ means.T)
+    cost = torch.zeros(len(places), dtype=means.dtype, device=means.device)
+    for i, j in itertools.combinations(range(m), 2):
+        cost += weights[i, j] * cosines[places[:, i], places[:, j]]
+    chosen = angles[places[cost.argmin()]]
+    directions = torch.linalg.pinv(means) @ torch.stack((chosen.cos(), chosen.sin()), 1)  # (D, 2)
+    return torch.linalg.qr(directions).Q.T
 
 
 def _record(training: Any, **changes: Any) -> dict[str, Any]:
