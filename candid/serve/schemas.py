@@ -337,7 +337,7 @@ class StoredResponse(BaseModel):
 
 
 class VerdictsResponse(BaseModel):
-    """The last judged images: novel ones first, then ambiguous ones, then the others, each newest first."""
+    """Stored images: novel ones of any age first, then ambiguous ones, then the others, each newest first."""
 
     stored: dict[str, int] = Field(description="All stored images by verdict.")
     verdicts: list[StoredResponse]

@@ -101,7 +101,7 @@ class Sensor:
         async def verdicts(
             limit: Annotated[int, Query(ge=1, le=MOST, description="The most verdicts to return.")] = 100,
         ) -> schemas.VerdictsResponse:
-            """The last judged images, unknown ones first."""
+            """Stored images: novel ones of any age first, then ambiguous ones, then others, newest first."""
             found = await asyncio.to_thread(storage.last, limit)
             rows = [
                 schemas.StoredResponse(

@@ -5,6 +5,7 @@ The images are the files as they were sent, with numbers as names in the order i
 """
 
 import logging
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -28,6 +29,9 @@ BEGINNINGS = {
     b"MM\0*": "tif",
     b"RIFF": "webp",
 }
+OTHERS = ("heic", "ppm")
+NAME = re.compile(rf"(\d{{9,}})\.(?:{'|'.join({*BEGINNINGS.values(), *OTHERS})})")
+"""The names of stored images."""
 log = logging.getLogger("candid.serve")
 
 
@@ -55,6 +59,10 @@ class Storage:
         self._lock, self._trouble = threading.Lock(), False
         try:
             (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+            if not (folder / RECORDS).exists() and any((folder / IMAGES).iterdir()):
+                raise CandidError(
+                    f"'{folder / IMAGES}' has files that no server stored: name another folder with --store."
+                )
             self._database = sqlite3.connect(
                 folder / RECORDS, isolation_level=None, check_same_thread=False, timeout=0
             )
@@ -71,8 +79,7 @@ class Storage:
         """Store one image and what was said of it; return its file, or None if it can't be stored."""
         with self._lock:
             try:
-                number = 1 + self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
-                file = f"{number:09d}.{_ending(content)}"
+                file = f"{1 + self._last():09d}.{_ending(content)}"
                 with replacing(self.folder / IMAGES / file) as temporary:
                     temporary.write_bytes(content)
                 row = file, len(content), kind, result, self.model
@@ -90,7 +97,7 @@ class Storage:
             return file
 
     def last(self, limit: int) -> list[Stored]:
-        """Return the last images: those that are novel first, then ambiguous ones, the newest first."""
+        """Return some images: novel ones of any age first, then ambiguous ones, then others, newest first."""
         with self._lock:
             rows = self._database.execute(
                 f"SELECT id, file, kind, result FROM verdicts ORDER BY {FIRST}, id DESC LIMIT ?", (limit,)
@@ -130,13 +137,20 @@ class Storage:
         """Remove what a killed process left: files without a record, and records without a file."""
         remove_unfinished(self.folder / IMAGES)
         known = {file: number for number, file in self._database.execute("SELECT id, file FROM verdicts")}
-        there = {path.name for path in (self.folder / IMAGES).iterdir() if path.name[:9].isdigit()}
+        there = {path.name for path in (self.folder / IMAGES).iterdir()}
+        last = self._last()
         for file in there - known.keys():
-            (self.folder / IMAGES / file).unlink(missing_ok=True)
+            ours = NAME.fullmatch(file)
+            if ours is not None and int(ours[1]) <= last:
+                (self.folder / IMAGES / file).unlink(missing_ok=True)
         lost = [(known[file],) for file in known.keys() - there]
         self._database.executemany("DELETE FROM verdicts WHERE id = ?", lost)
         self._bytes = self._number("SELECT coalesce(sum(bytes), 0) FROM verdicts")
         self._remove_oldest()
+
+    def _last(self) -> int:
+        """Return the highest number that an image ever had; 0 if there was none."""
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
 
     def _number(self, query: str) -> int:
         return int(self._database.execute(query).fetchone()[0])
@@ -144,5 +158,5 @@ class Storage:
 
 def _ending(content: bytes) -> str:
     if content[4:8] == b"ftyp":
-        return "heic"
-    return next((ending for start, ending in BEGINNINGS.items() if content.startswith(start)), "ppm")
+        return OTHERS[0]
+    return next((ending for start, ending in BEGINNINGS.items() if content.startswith(start)), OTHERS[1])

@@ -142,14 +142,25 @@ def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
     names = [storage.add(b"BM" + bytes([i]), "accept", "{}") for i in range(3)]
     storage.close()
     (tmp_path / IMAGES / str(names[0])).unlink()
-    (tmp_path / IMAGES / "000000009.png").write_bytes(b"no record")
-    (tmp_path / IMAGES / "notes.txt").write_text("not ours")
+    (tmp_path / IMAGES / "000000002.png").write_bytes(b"no record")
+    own = {"notes.txt", "000000009.png", "000000001-holiday.png", "000000001.doc"}
+    for name in own:
+        (tmp_path / IMAGES / name).write_text("of the user")
     again = Storage(tmp_path, 10**6, "model")
     assert [each.file for each in again.last(9)] == [names[2], names[1]]
-    assert {path.name for path in (tmp_path / IMAGES).iterdir()} == {names[1], names[2], "notes.txt"}
+    assert {path.name for path in (tmp_path / IMAGES).iterdir()} == {names[1], names[2], *own}
     with pytest.raises(CandidError, match="another process uses it"):
         Storage(tmp_path, 10**6, "model")
     again.close()
+
+
+def test_a_folder_with_images_of_the_user_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / IMAGES / "20250101.jpg"
+    own.parent.mkdir()
+    own.write_text("of the user")
+    with pytest.raises(CandidError, match="no server stored"):
+        Storage(tmp_path, 10**6, "model")
+    assert own.read_text() == "of the user" and not (tmp_path / RECORDS).exists()
 
 
 def test_a_full_disk_does_not_stop_the_answers(tmp_path: Path) -> None:
