@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (1 minute)
+demo: $(READY) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (about a minute after set-up)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types

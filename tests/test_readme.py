@@ -15,7 +15,7 @@ import candid
 from candid.cli.app import COMMANDS
 from candid.cli.demo_photos import NOVELTY as HATS
 from candid.models import zoo
-from candid.training.photo_options import SMALLEST_SIDE
+from candid.training.photo_options import ENOUGH, SMALLEST_SIDE
 from candid.trust.promises import CONFIDENCE, ERROR, NOVELTY
 from experiments.readme import README, ROOT, promises
 from experiments.tables import filled
@@ -48,7 +48,9 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
         f"{100 * HATS:g}",
         f"{100 * NOVELTY:g}",
     ),
-    r"with (\d+) % confidence instead": lambda: (f"{100 * CONFIDENCE:g}",),
+    r"asked with (\d+) % confidence for your model": lambda: (f"{100 * CONFIDENCE:g}",),
+    r'says "shoes" with (\d+) %': lambda: ("99",),  # what the picture shows
+    r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),
     r"You need Python (\S+) or newer": lambda: (python_needed(),),
     r"at a level of (\S+) % most of them": lambda: (f"{100 * NOVELTY:g}",),
     r"\*\*Photos\*\* of (\d+) pixels and more": lambda: (str(SMALLEST_SIDE),),
