@@ -1,5 +1,6 @@
 """candid.adopt: from a folder of images to a model with verdicts."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from candid.models.heads.softmax import ModuleSoftmax
 from candid.trust.judge import HeldOut, Judge
 from candid.trust.thresholds import thresholds
 from tests.helpers import RecordedProgress, candid_command
+from tests.training.runs import run
 
 CLASSES = ("blue", "green", "red")
 SIDE = 6
@@ -177,6 +179,20 @@ def test_the_command(tmp_path: Path) -> None:
     for command in (["explain"], ["plane", photos, "--classes", "blue,red"], ["refit", photos]):
         done = candid_command(command[0], tmp_path / "model", *command[1:], "--out", tmp_path / "figures")
         assert "can't come from an adopted model" in str(done.exception), command
+
+
+def test_two_processes_store_the_scores_of_one(tmp_path: Path) -> None:
+    config = candid.ResNetConfig(3, SIDE, SIDE, classes=3, blocks=(1,), widths=(4,), stem="3x3")
+    candid.save(candid.ResNet(config, CLASSES, seed=0).eval(), tmp_path / "resnet")
+    photos = write(tmp_path / "photos", count=170)  # more than a batch in each half
+    one = candid.adopt(tmp_path / "resnet", photos, workers=0)
+    command = [sys.executable, "-m", "candid", "adopt", "--workers=0", "--devices=2"]
+    done = run(tmp_path / "resnet", photos, "--out", tmp_path / "model", command=command)
+    assert done.returncode == 0, done.stderr
+    found, expected = HeldOut.of(candid.load(tmp_path / "model")), HeldOut.of(one)
+    assert found is not None and expected is not None
+    assert torch.equal(found.statistics["keys"], expected.statistics["keys"])
+    torch.testing.assert_close(found.statistics["novelty"], expected.statistics["novelty"])
 
 
 def test_class_names_from_a_file(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class AdoptedModel(ImageClassifier):
         stored = sum(d * (d + 1) // 2 for d in config.features)
         self.register_buffer("whitening", torch.zeros(stored, dtype=torch.int16))
         self._factors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self.register_load_state_dict_post_hook(_forget_factors)
 
     @classmethod
     def of(cls, eye: SoftmaxEye) -> "AdoptedModel":
@@ -195,6 +196,11 @@ class AdoptedModel(ImageClassifier):
                 factor[rows, columns] = self.whitening.to(like.device).view(torch.half).to(like.dtype)
             self._factors = {key: factor}
         return self._factors[key]
+
+
+def _forget_factors(model: torch.nn.Module, _: Any) -> None:
+    assert isinstance(model, AdoptedModel)
+    model._factors = {}
 
 
 def _triangles(groups: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

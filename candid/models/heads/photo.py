@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor
@@ -165,6 +165,7 @@ class PhotoModel(EyeModel):
         # the bits of half-precision numbers, so that nothing widens them in memory or on disk
         self.register_buffer("whitening", torch.zeros(d * (d + 1) // 2, dtype=torch.int16))
         self._derived: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Span]] = {}
+        self.register_load_state_dict_post_hook(_forget_derived)
 
     @classmethod
     def of(cls, head: ClosedForm, eye: Eye, class_names: Sequence[str]) -> "PhotoModel":
@@ -409,3 +410,8 @@ class PhotoModel(EyeModel):
         return Span(
             basis, scale * identity, torch.zeros_like(own[0]), own, (temperatures[0] * priors).log_softmax(0)
         )
+
+
+def _forget_derived(model: torch.nn.Module, _: Any) -> None:
+    assert isinstance(model, PhotoModel)
+    model._derived = {}

@@ -92,6 +92,16 @@ def test_half_precision_holds_features_of_any_size(size: float) -> None:
     assert torch.allclose(stored * size, whitening, rtol=1e-3, atol=1e-4)
 
 
+def test_loaded_weights_count_after_a_pass_with_others() -> None:
+    network, images = resnet(), torch.rand(2, 3, 16, 16)
+    used, other = AdoptedModel.of(open_softmax(network)), fitted(network)
+    used.outputs(images)
+    used.load_state_dict(other.state_dict())
+    own, expected = used.outputs(images), other.outputs(images)
+    assert own.log_density_terms is not None and expected.log_density_terms is not None
+    assert torch.equal(own.log_density_terms, expected.log_density_terms)
+
+
 def test_gradients_reach_the_images() -> None:
     images = torch.rand(2, 3, 16, 16, requires_grad=True)
     outputs = fitted(resnet()).outputs(images)

@@ -65,6 +65,16 @@ def test_the_mixture_explains_posteriors_and_density(posterior: str) -> None:
     torch.testing.assert_close(outputs.log_density_terms.sum(1), joint.logsumexp(1) + log_det)
 
 
+def test_loaded_weights_count_after_a_pass_with_others() -> None:
+    (used, features, _), (other, _, _) = model_of("mixture"), model_of("mixture", seed=3)
+    used.outputs_of(features.double())
+    used.load_state_dict(other.state_dict())
+    for own, expected in zip(
+        used.outputs_of(features.double()), other.outputs_of(features.double()), strict=True
+    ):
+        assert own is not None and expected is not None and torch.equal(own, expected)
+
+
 def test_gradients_after_a_pass_without_them() -> None:
     model, features, _ = model_of("mixture")
     with torch.inference_mode():
