@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from candid._support.errors import CandidError
 from candid.models.heads.gaussian import (
     Moments,
     Standardised,
@@ -155,8 +156,12 @@ def fit_head(
         uniform_priors: whether all classes are equally probable; else by their frequency.
         logistic: whether a logistic regression may replace the posterior if it is clearly better.
         seed: divides the photos into folds.
+
+    Raises:
+        CandidError: if there are too few photos, or if all look the same.
     """
     folds = stratified_folds(labels, FOLDS, seed)
+    _check_counts(labels, folds, classes)
     parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
     everything = total(parts)
     frequency = everything.counts / everything.counts.sum()
@@ -203,6 +208,15 @@ def fit_head(
         tuple(groups),
         log_losses,
     )
+
+
+def _check_counts(labels: Tensor, folds: Tensor, classes: int) -> None:
+    """Raise an error unless each class has two photos, and some class has two without any two folds."""
+    counts = torch.bincount(folds * classes + labels, minlength=FOLDS * classes).view(FOLDS, classes)
+    each = counts.sum(0)
+    left = [each - counts[one] - counts[other] for one, other in combinations(range(FOLDS), 2)]
+    if each.min() < 2 or not all((own >= 2).any() for own in left):
+        raise CandidError("There are too few photos to hold some out: give at least three of each class.")
 
 
 def _out_of_fold(

@@ -61,7 +61,7 @@ class Standardised:
     scale: Tensor
     """(D,)."""
     means: Tensor
-    """Class means of standardised features, (K, D)."""
+    """Class means of standardised features, (K, D); zero for a class without images."""
     covariance: Tensor
     """Covariance of standardised features within classes, (D, D)."""
     variance: Tensor
@@ -71,8 +71,8 @@ class Standardised:
     def of(cls, moments: Moments, groups: Sequence[int]) -> "Standardised":
         """Return the centre and scale of images with these moments, and their moments in these terms."""
         n, present = moments.counts.sum(), moments.counts > 0
-        if n <= len(moments.counts):
-            raise CandidError("There are too few images: give at least two of each class.")
+        if n <= present.sum():
+            raise CandidError("There are too few images: give at least two of a class.")
         centre = moments.sums.sum(0) / n
         variances = (moments.products.diagonal() / n - centre.square()).clamp(min=0)
         parts = [part.mean().sqrt().expand(len(part)) for part in variances.split(list(groups))]
@@ -80,7 +80,7 @@ class Standardised:
         if not (scale > 0).any():
             raise CandidError("All images look the same to the eye: check that they are the right ones.")
         scale = torch.where(scale > 0, scale, 1.0)
-        means = moments.sums / moments.counts.clamp(min=1)[:, None]
+        means = torch.where(present[:, None], moments.sums / moments.counts.clamp(min=1)[:, None], centre)
         within = moments.products - (moments.sums.T * (1 / moments.counts.clamp(min=1))) @ moments.sums
         within = within / (n - present.sum())
         covariance = within / scale[:, None] / scale

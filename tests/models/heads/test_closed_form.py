@@ -163,6 +163,33 @@ def test_every_class_is_spread_over_the_folds(counts: Sequence[int]) -> None:
     assert not torch.equal(folds, stratified_folds(labels, FOLDS, 2))
 
 
+def test_a_class_without_photos_lies_at_the_centre() -> None:
+    """And not where all features are zero, which may be far away from all photos."""
+    x, labels = clouds(20)
+    known = Standardised.of(Moments.of(x + 100, labels, CLASSES + 1), GROUPS)
+    assert torch.equal(known.means[CLASSES], torch.zeros(sum(GROUPS)).double())
+
+
+def counted(*counts: int) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    means = 3 * torch.randn(len(counts), sum(GROUPS), generator=torch.Generator().manual_seed(1))
+    return means[labels] + torch.randn(len(labels), sum(GROUPS)), labels
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (2, 3), (4, 2, 2), (2,) * 5, (30, 30, 30, 2, 2, 2)])
+def test_few_photos_are_enough(counts: tuple[int, ...]) -> None:
+    x, labels = counted(*counts)
+    head = fit_head(x, labels, len(counts), GROUPS)
+    assert head.out_of_fold.logits.isfinite().all() and head.out_of_fold.novelty.isfinite().all()
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (2,) * 4, (1, 20)])
+def test_too_few_photos_are_refused(counts: tuple[int, ...]) -> None:
+    x, labels = counted(*counts)
+    with pytest.raises(CandidError, match="at least three of each class"):
+        fit_head(x, labels, len(counts), GROUPS)
+
+
 def test_photos_that_look_alike_are_refused() -> None:
     same = torch.ones(20, sum(GROUPS))
     labels = torch.arange(20) % 2
