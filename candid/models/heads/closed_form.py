@@ -158,8 +158,13 @@ def fit_head(
         seed: divides the photos into folds.
 
     Raises:
-        CandidError: if there are too few photos, or if all look the same.
+        CandidError: if there are too few photos, if all look the same, or if K > D.
     """
+    if classes > features.shape[1]:
+        raise CandidError(
+            f"{classes} classes need an eye with at least {classes} statistics, and this one has "
+            f"{features.shape[1]}: choose another eye or fewer classes."
+        )
     folds = stratified_folds(labels, FOLDS, seed)
     _check_counts(labels, folds, classes)
     parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]

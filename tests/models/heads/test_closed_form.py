@@ -190,6 +190,15 @@ def test_too_few_photos_are_refused(counts: tuple[int, ...]) -> None:
         fit_head(x, labels, len(counts), GROUPS)
 
 
+def test_more_classes_than_statistics_are_refused() -> None:
+    """Class means that span the whole space leave nothing outside of it, which the density is of, too."""
+    most = sum(GROUPS)
+    x, labels = counted(*(4,) * (most + 1))
+    fit_head(x[labels < most], labels[labels < most], most, GROUPS, logistic=False)
+    with pytest.raises(CandidError, match="13 classes need an eye with at least 13 statistics"):
+        fit_head(x, labels, most + 1, GROUPS, logistic=False)
+
+
 def test_photos_that_look_alike_are_refused() -> None:
     same = torch.ones(20, sum(GROUPS))
     labels = torch.arange(20) % 2
