@@ -1,6 +1,7 @@
 """The command that shows what Candid does, in a few minutes."""
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from candid._support.config import Option
+from candid._support.errors import CandidError
 from candid._support.files import replacing
 from candid._support.progress import Progress, TerminalProgress
 from candid._support.text import printable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 EPOCHS = 60
 """Half of what the recipe for digits has: enough to see what the system does."""
+MARKER = ".candid-demo"
+"""The file in each folder that the demo made, and may therefore replace."""
 
 
 @command
@@ -39,10 +43,11 @@ def demo(
     from candid.reports.demo.page import page
 
     progress = TerminalProgress(stdout=True)
-    samples = copy_samples(out / "photos")
+    photos, clothing, digits_run = fresh_folders(out / "photos", out / "clothes", out / "digits")
+    samples = copy_samples(photos)
     chapters = bundled_models(samples, program(), progress, _show)
-    chapters += clothes(samples, out / "clothes", program(), progress, _show)
-    digits = _digits(out, progress, epochs)
+    chapters += clothes(samples, clothing, program(), progress, _show)
+    digits = _digits(out, digits_run, progress, epochs)
     if digits is None:
         return
     with replacing(out / "index.html") as file:
@@ -50,6 +55,19 @@ def demo(
     progress.log(f"\nAll of it on one page: {out / 'index.html'}\nGo on with:")
     for what, line in _next_steps(out):
         progress.log(f"  {line}    # {what}")
+
+
+def fresh_folders(*folders: Path) -> tuple[Path, ...]:
+    """Return the folders, empty but for a marker; refuse all of them if one has files that no demo made."""
+    for folder in folders:
+        taken = not folder.is_dir() or any(folder.iterdir())
+        if folder.exists() and taken and not (folder / MARKER).exists():
+            raise CandidError(f"'{folder}' was not made by this demo: choose another folder with --out.")
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / MARKER).touch()
+    return folders
 
 
 def program() -> str:
@@ -85,7 +103,7 @@ def _show(found: "Sequence[Examination]") -> None:
         print(printable(each.line()))
 
 
-def _digits(out: Path, progress: Progress, epochs: int) -> "Chapter | None":
+def _digits(out: Path, run: Path, progress: Progress, epochs: int) -> "Chapter | None":
     """Train, print and draw; None if the training was stopped."""
     from candid.cli.demo_digits import digits_demo
     from candid.reports.demo.page import Chapter
@@ -95,7 +113,7 @@ def _digits(out: Path, progress: Progress, epochs: int) -> "Chapter | None":
     from candid.training.display import TrainingDisplay
 
     progress.log("\nThe paper's system on 8 x 8 digits: an invertible network, beta 1.")
-    shown = digits_demo(out / "digits", TrainingDisplay(stdout=True), epochs)
+    shown = digits_demo(run, TrainingDisplay(stdout=True), epochs)
     if shown is None:
         return None
     tables = _tables(shown)

@@ -1,6 +1,5 @@
 """The paper's system on 8 x 8 digits: a classifier that knows its limits, and digits that become others."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,7 +78,6 @@ def digits_demo(
 
     None if the training was stopped.
     """
-    shutil.rmtree(out, ignore_errors=True)
     options = load_options("digits", data="digits", beta=1.0, epochs=epochs)
     if not run(options, RunFolder(out), display=progress, after_epoch=after_epoch).finished:
         return None

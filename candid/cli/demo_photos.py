@@ -34,8 +34,7 @@ Show = Callable[[Sequence[Examination]], None]
 
 def copy_samples(folder: Path) -> Path:
     """Copy the sample photos into ``folder``, where commands can find them, and return it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(SAMPLES, folder, ignore=shutil.ignore_patterns("*.py*", "*.md"))
+    shutil.copytree(SAMPLES, folder, ignore=shutil.ignore_patterns("*.py*", "*.md"), dirs_exist_ok=True)
     return folder
 
 
@@ -55,7 +54,6 @@ def bundled_models(samples: Path, program: str, progress: Progress, show: Show) 
 
 def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Show) -> list[Chapter]:
     """Train a classifier of clothes, show it hats, group them, teach them; return what happened."""
-    shutil.rmtree(out, ignore_errors=True)
     known, hats = samples / "clothes", sorted((samples / "hats").glob("*.jpg"))
     run, taught, sorted_into = out / "model", out / "with-hats", out / "sorted"
     progress.log("\nA classifier of your own: four kinds of clothes, 280 photos.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from candid._support.errors import CandidError
 from candid.cli import demo as cli_demo
 
 
@@ -36,3 +37,16 @@ def test_demo_shows_verdicts_trains_groups_teaches_and_writes_a_page(
     done = subprocess.run([program, *rest], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr  # the command works as it is printed
     assert (tmp_path / "pages" / "cat.page.png").exists()
+
+
+@pytest.mark.parametrize("name", ["photos", "clothes", "digits"])
+def test_demo_replaces_only_folders_that_it_made(tmp_path: Path, name: str) -> None:
+    made = cli_demo.fresh_folders(tmp_path / "demo")[0]
+    (made / "old.txt").write_text("of an earlier demo")
+    assert [path.name for path in cli_demo.fresh_folders(made)[0].iterdir()] == [cli_demo.MARKER]
+    (tmp_path / name).mkdir()
+    own = tmp_path / name / "holiday.jpg"
+    own.write_text("of the user")
+    with pytest.raises(CandidError, match="choose another folder"):
+        cli_demo.demo(tmp_path, epochs=1)
+    assert own.read_text() == "of the user" and {path.name for path in tmp_path.iterdir()} == {"demo", name}
