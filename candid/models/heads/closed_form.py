@@ -160,43 +160,27 @@ def fit_head(
     Raises:
         CandidError: if there are too few photos, if all look the same, or if K > D.
     """
-    if classes > features.shape[1]:
-        raise CandidError(
-            f"{classes} classes need an eye with at least {classes} statistics, and this one has "
-            f"{features.shape[1]}: choose another eye or fewer classes."
-        )
     folds = stratified_folds(labels, FOLDS, seed)
-    _check_counts(labels, folds, classes)
+    _check_counts(features.shape[1], labels, folds, classes)
     parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
     everything = total(parts)
     frequency = everything.counts / everything.counts.sum()
     log_priors = torch.full_like(frequency, 1 / classes).log() if uniform_priors else frequency.log()
     found = _out_of_fold(features, folds, parts, everything, groups, classes)
-    losses = {g: _tempered(s + log_priors, labels) for g, s in found.scores.items()}
-    shrinkage = min(losses, key=lambda g: losses[g][1])
-    scores, (temperature, loss) = found.scores[shrinkage], losses[shrinkage]
-    stages = _crossed(features, labels, folds, parts, groups, shrinkage)
-    second_logits = torch.empty_like(scores)
-    relative = torch.empty(len(scores), dtype=torch.float64)
-    for f, stage in enumerate(stages):
+    tempered = {g: _tempered(s + log_priors, labels) for g, s in found.scores.items()}
+    shrinkage = min(tempered, key=lambda g: tempered[g][1])
+    scores, temperature = found.scores[shrinkage], tempered[shrinkage][0]
+    second, relative = torch.empty_like(scores), torch.empty_like(scores[:, 0])
+    for f, stage in enumerate(_crossed(features, labels, folds, parts, groups, shrinkage)):
         own = folds == f
-        second_logits[own] = class_scores(stage.whitened(scores[own]), stage.means) + log_priors
+        second[own] = class_scores(stage.whitened(scores[own]), stage.means) + log_priors
         relative[own] = stage.relative_distance(scores[own])
-    second_temperature, second_loss = _tempered(second_logits, labels)
-    logits = temperature * (scores + log_priors)
-    novelty = torch.stack((relative, -logits.logsumexp(1), found.rest[shrinkage]), 1)
-    posterior: Posterior = "mixture"
-    log_losses = {"mixture": loss, "second-stage": second_loss}
-    if second_loss < loss:
-        posterior, logits = "second-stage", second_temperature * second_logits
+    second_temperature, _ = _tempered(second, labels)
+    mixture = temperature * (scores + log_priors)
+    novelty = torch.stack((relative, -mixture.logsumexp(1), found.rest[shrinkage]), 1)
     standardised = Standardised.of(everything, groups)
-    weights = None
-    if logistic:
-        fitted = _logistic(features, labels, folds, standardised)
-        gain = _log_losses(logits, labels) - _log_losses(fitted.logits, labels)
-        log_losses["logistic"] = float(_log_losses(fitted.logits, labels).mean())
-        if gain.mean() > gain.std() / math.sqrt(len(gain)):
-            posterior, logits, weights = "logistic", fitted.logits, fitted.weights(labels)
+    regression = _logistic(features, labels, folds, standardised) if logistic else None
+    chosen = _chosen(mixture, second_temperature * second, regression, labels)
     rest = len(standardised.centre) - classes + 1
     return ClosedForm(
         standardised,
@@ -206,17 +190,46 @@ def fit_head(
         shrinkage,
         temperature,
         second_temperature,
-        posterior,
-        weights,
+        chosen.posterior,
+        regression.weights(labels) if regression and chosen.posterior == "logistic" else None,
         math.sqrt(max(1e-12, float(found.rest[shrinkage].mean()) / max(1, rest))),
-        OutOfFold(logits, novelty, scores, folds),
+        OutOfFold(chosen.logits, novelty, scores, folds),
         tuple(groups),
-        log_losses,
+        chosen.log_losses,
     )
 
 
-def _check_counts(labels: Tensor, folds: Tensor, classes: int) -> None:
+class _Chosen(NamedTuple):
+    posterior: Posterior
+    logits: Tensor
+    log_losses: dict[str, float]
+
+
+def _chosen(mixture: Tensor, second: Tensor, logistic: "_Logistic | None", labels: Tensor) -> _Chosen:
+    """Return the posterior whose out-of-fold logits have the lowest log-loss.
+
+    The logistic regression has to be better by more than one standard error.
+    """
+    losses = {"mixture": _log_losses(mixture, labels), "second-stage": _log_losses(second, labels)}
+    posterior: Posterior = "mixture"
+    logits = mixture
+    if losses["second-stage"].mean() < losses["mixture"].mean():
+        posterior, logits = "second-stage", second
+    if logistic is not None:
+        losses["logistic"] = _log_losses(logistic.logits, labels)
+        gain = losses[posterior] - losses["logistic"]
+        if gain.mean() > gain.std() / math.sqrt(len(gain)):
+            posterior, logits = "logistic", logistic.logits
+    return _Chosen(posterior, logits, {name: float(each.mean()) for name, each in losses.items()})
+
+
+def _check_counts(dimensions: int, labels: Tensor, folds: Tensor, classes: int) -> None:
     """Raise an error unless each class has two photos, and some class has two without any two folds."""
+    if classes > dimensions:
+        raise CandidError(
+            f"{classes} classes need an eye with at least {classes} statistics, and this one has "
+            f"{dimensions}: choose another eye or fewer classes."
+        )
     counts = torch.bincount(folds * classes + labels, minlength=FOLDS * classes).view(FOLDS, classes)
     each = counts.sum(0)
     left = [each - counts[one] - counts[other] for one, other in combinations(range(FOLDS), 2)]
@@ -238,10 +251,9 @@ def _out_of_fold(
         own = folds == f
         if not own.any():
             continue
-        known, x = _rotated(Standardised.of(everything - part, groups), features)
-        x = x[own]
+        known, x = _rotated(Standardised.of(everything - part, groups), features, own)
         for g in SHRINKAGES:
-            z, means = _whitened(known, g, x)
+            z, means = _whitened(known, x, g)
             scores[g][own] = class_scores(z, means)
             rest[g][own] = rest_norm(z, means)
     return _Folds(scores, rest)
@@ -270,20 +282,20 @@ def out_of_fold_z(head: ClosedForm, features: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-def _rotated(known: Standardised, features: Tensor) -> tuple[Standardised, Tensor]:
-    """Return standardised features and their moments; of few photos, in coordinates of the span of these.
+def _rotated(known: Standardised, features: Tensor, rows: Tensor) -> tuple[Standardised, Tensor]:
+    """Return moments and the standardised features of some rows; of few photos, in coordinates of their span.
 
     Scores and norms stay the same, and matrices have as many rows as there are photos.
     """
+    if 2 * len(features) > features.shape[1]:
+        return known, known(features[rows])
     x = known(features)
-    if 2 * len(x) > x.shape[1]:
-        return known, x
     basis = torch.linalg.qr(x.T).Q  # (D, N)
     covariance = basis.T @ known.covariance @ basis
-    return replace(known, means=known.means @ basis, covariance=covariance), x @ basis
+    return replace(known, means=known.means @ basis, covariance=covariance), (x @ basis)[rows]
 
 
-def _whitened(known: Standardised, shrinkage: float, x: Tensor) -> tuple[Tensor, Tensor]:
+def _whitened(known: Standardised, x: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
     """Return standardised features and the class means, whitened."""
     factor = torch.linalg.cholesky(shrunk(known, shrinkage))
     both = torch.linalg.solve_triangular(factor, torch.cat((x, known.means)).T, upper=False).T
@@ -306,9 +318,9 @@ def _crossed(
     everything, classes = total(parts), len(parts[0].counts)
     scores = torch.empty(FOLDS, len(features), classes, dtype=torch.float64)
     for one, other in combinations(range(FOLDS), 2):
-        known, x = _rotated(Standardised.of(everything - parts[one] - parts[other], groups), features)
         both = ((folds == one) | (folds == other)).nonzero().flatten()
-        z, means = _whitened(known, shrinkage, x[both])
+        without = Standardised.of(everything - parts[one] - parts[other], groups)
+        z, means = _whitened(*_rotated(without, features, both), shrinkage)
         left_out = torch.where(folds[both] == one, other, one)
         scores[left_out, both] = class_scores(z, means)
     return [SecondStage.of(scores[f, folds != f], labels[folds != f]) for f in range(FOLDS)]
