@@ -34,6 +34,10 @@ COPY = 0.995
 """Cosine of standardised statistics from which on a photo is a copy of another one.
 
 It is stricter than the report on the data, which only shows what it finds: a copy is left out."""
+DISCARDED = (
+    "the held-out scores that 'candid calibrate' stored are for the old classes and are not kept: run "
+    "'candid calibrate' on the new model"
+)
 Photos = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -83,10 +87,15 @@ class Teaching:
     lessons: tuple[Lesson, ...]
     recalls: dict[str, tuple[float, float]]
     """Recall of each fitted class on the held-out photos, before and after; empty if none are remembered."""
+    discarded: bool = False
+    """Whether the model that it was made from has held-out scores of ``candid calibrate``: the new one has
+    those of the photos that were held out in training, and of the new classes."""
 
     def sentences(self) -> list[str]:
         """Return what was learned, and the price of it."""
         found = [sentence for lesson in self.lessons for sentence in lesson.sentences()]
+        if self.discarded:
+            found.append(DISCARDED)
         if not self.recalls:
             return [*found, "the price is unknown: the model remembers no held-out photos; train it again"]
         changes = {name: now - was for name, (was, now) in self.recalls.items()}
@@ -145,7 +154,7 @@ def teach(
     made, recalls = _assembled(_untaught(loaded), records, features, keys)
     new = recalls[len(recalls) - len(lessons) :]
     lessons = [replace(lesson, recall=recall) for lesson, recall in zip(lessons, new, strict=True)]
-    found = Teaching(made, tuple(lessons), _price(loaded, made))
+    found = Teaching(made, tuple(lessons), _price(loaded, made), _calibrated(loaded))
     for sentence in found.sentences():
         progress.log(sentence)
     if target is not None:
@@ -190,19 +199,35 @@ def forget(
     base = _untaught(loaded)
     made = _assembled(base, records, features, keys)[0] if records else base
     progress.log(f"forgot '{name}': {listed(made.class_names)}")
+    if _calibrated(loaded):
+        progress.log(DISCARDED)
     if target is not None:
         checkpoint.save(made, target)
     return made
 
 
 def _photo_model(model: Any, purpose: str) -> PhotoModel:
+    """Return a copy of the model that computes on the CPU, wherever the given one is."""
     loaded = checkpoint.resolve(model)
     if not isinstance(loaded, PhotoModel):
         raise CandidError(
             f"Only a photo model can {purpose}, and this is a model of the kind '{loaded.kind}': train one "
             "with 'candid train PHOTOS'."
         )
-    return loaded
+    made = PhotoModel(loaded.config, loaded.class_names, loaded._eye).eval()  # on the CPU
+    made.load_state_dict(loaded.state_dict())
+    made.held_out, made.metadata, made.thumbnails = loaded.held_out, loaded.metadata, loaded.thumbnails
+    return made
+
+
+def _calibrated(model: PhotoModel) -> bool:
+    """Return whether ``model`` has held-out scores that those of remembered photos can't replace."""
+    held_out, remembered = HeldOut.of(model), Remembered.of(model)
+    if held_out is None:
+        return False
+    if remembered is None or held_out.column_scores:
+        return True
+    return not bool(torch.isin(remembered.keys, held_out.statistics["keys"]).all())
 
 
 def _target(out: str | os.PathLike[str] | None) -> Path | None:

@@ -19,9 +19,10 @@ from candid.data.images import decode_as
 from candid.models import checkpoint
 from candid.models.heads.photo import PhotoModel
 from candid.training.remembered import Remembered
-from candid.training.teach import Teaching
+from candid.training.teach import DISCARDED, Teaching
 from candid.trust.judge import HeldOut
-from tests.photo_models import PhotoRun, photo, write_photos
+from tests.helpers import RecordedProgress
+from tests.photo_models import CLASSES, PhotoRun, photo, write_photos
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,33 @@ def test_a_recalibrated_model_can_still_forget(
     scores.attach(model)
     candid.forget(model, "checks", out=tmp_path / "old")
     assert record(tmp_path / "old") == record(photo_run.model)
+
+
+def test_scores_of_other_images_are_not_discarded_silently(
+    photo_run: PhotoRun, taught: tuple[Teaching, Path], photos: Path, tmp_path: Path
+) -> None:
+    others = str(write_photos(tmp_path, CLASSES, 8, start=400))
+    model, more = candid.load(photo_run.model), candid.load(taught[1])
+    for each in (model, more):
+        candid.calibrate(each, others)
+    calibrated = model.held_out["statistic.keys"]
+    progress = RecordedProgress()
+    found = candid.teach(model, {"checks": photos / "checks"}, progress=progress)
+    assert found.discarded and not taught[0].discarded
+    assert DISCARDED in progress.messages
+    assert torch.equal(candid.forget(found.model, "checks").held_out["statistic.keys"], calibrated)
+    candid.forget(more, "checks", progress=(said := RecordedProgress()))
+    assert DISCARDED in said.messages
+
+
+def test_the_given_model_may_be_anywhere(
+    photo_run: PhotoRun, taught: tuple[Teaching, Path], photos: Path
+) -> None:
+    """As one that was moved to another device, one in double precision is used by way of a copy."""
+    model = candid.load(photo_run.model).double()
+    found = candid.teach(model, {"checks": photos / "checks"}).model
+    assert found.fingerprint() == taught[0].model.fingerprint()
+    assert model.dtype == model.centre.dtype == torch.float64
 
 
 def test_a_model_without_held_out_photos_can_be_taught(photo_run: PhotoRun, photos: Path) -> None:

@@ -354,14 +354,14 @@ class PhotoModel(EyeModel):
         coordinates = inside @ span.matrix.to(inside).T + span.shift.to(inside)
         evidence = class_scores(coordinates, span.means.to(inside)) + span.log_priors.to(inside)
         of_span = evidence.logsumexp(1) - 0.5 * coordinates.square().sum(1) - (k - 1) * half_log
-        r = self.rest_scale.double()
+        r = self.rest_scale.to(rest)
         of_rest = -0.5 * rest / r.square() - (d - k + 1) * half_log
         factor, _ = self._parts()
         log_det = (
-            factor.diagonal().double().log().sum()
-            - self.scale.double().log().sum()
+            factor.diagonal().to(rest).log().sum()
+            - self.scale.to(rest).log().sum()
             - (d - k + 1) * r.log()
-            + torch.linalg.slogdet(span.matrix.double())[1]
+            + torch.linalg.slogdet(span.matrix.to(rest))[1]
         )
         return torch.stack((of_span, of_rest, log_det.expand_as(of_rest)), 1)
 

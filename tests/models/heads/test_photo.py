@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import candid
 from candid._support.errors import CandidError
@@ -83,6 +84,15 @@ def test_gradients_after_a_pass_without_them() -> None:
     model.logits_of(x)[:, 0].sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, model.linear_logits()[0][:1].expand_as(x))
+
+
+@pytest.mark.parametrize("posterior", ["mixture", "second-stage", "logistic"])
+def test_statistics_may_be_on_another_device(posterior: str) -> None:
+    model, features, _ = model_of(posterior)
+    model.outputs_of(features.double())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = model.outputs_of(torch.empty(2, sum(GROUPS), dtype=torch.float64, device="cuda"))
+    assert {each.device.type for each in found if each is not None} == {"cuda"}
 
 
 def test_new_photos_have_unit_variance_where_classes_do_not_differ() -> None:
