@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from candid._support.config import Option
+from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid.cli.options import ModelName, command
 from candid.trust.options import ErrorLevel, ScoreName
@@ -47,9 +48,14 @@ def group(
     from candid.reports.groups import write_groups
     from candid.trust.examine import image_paths
     from candid.trust.group import group as group_images
+    from candid.trust.group import is_sorted_copy
     from candid.trust.sort import sort_into as copy_images
 
-    paths = [path for path in image_paths(images) if not _inside(path, sort_into)]
+    paths = image_paths(images)
+    if sort_into is not None:
+        paths = [path for path in paths if not is_sorted_copy(path, sort_into)]
+    if not paths:
+        raise CandidError(f"All of these images are copies that an earlier run made in '{sort_into}'.")
     levels = {"score": score, "novelty": novelty, "error": error}
     progress = TerminalProgress()
     found = group_images(model, paths, groups=groups, progress=progress, skip_bad=True, **levels)
@@ -69,8 +75,3 @@ def group(
         counts = copy_images(found.places(), sort_into)
         progress.log(f"copied into {sort_into}: {', '.join(f'{n} {name}' for name, n in counts.items())}")
     return 2 if found.unusable else None
-
-
-def _inside(path: Path, folder: Path | None) -> bool:
-    """Return whether ``path`` is a copy that an earlier run made."""
-    return folder is not None and path.resolve().is_relative_to(folder.resolve())

@@ -144,7 +144,7 @@ def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
             raise CandidError(
                 f"'{entry}' is no class of the training images: {did_you_mean(entry.name, class_names)}"
             )
-        found = sorted(p for p in entry.rglob("*") if is_image(p, entry))
+        found = images_in(entry)
         if not found:
             raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
         paths += found
@@ -160,7 +160,7 @@ def _any_files(spec: str, preprocessing: Preprocessing) -> FileSplit:
     parts = part_folders(folder)
     if "train" in parts:
         folder = parts.get("test", parts.get("val", folder))
-    paths = tuple(sorted(path for path in folder.rglob("*") if is_image(path, folder)))
+    paths = tuple(images_in(folder))
     if not paths:
         choices = ", ".join(SYNTHETIC)
         raise CandidError(f"'{spec}' has no images: name a folder with some, or one of {choices}.")
@@ -170,6 +170,11 @@ def _any_files(spec: str, preprocessing: Preprocessing) -> FileSplit:
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders in ``folder``, without hidden ones."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return all image files in ``folder`` and its subfolders, sorted."""
+    return sorted(path for path in folder.rglob("*") if is_image(path, folder))
 
 
 def is_image(path: Path, folder: Path) -> bool:

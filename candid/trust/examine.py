@@ -18,7 +18,7 @@ from torch import Tensor
 from candid._support.config import build
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.threads import use_threads
-from candid.data.formats import is_image
+from candid.data.formats import images_in
 from candid.data.images import BadImageError, Preprocessing, decode_as, path_of, preprocess_image
 from candid.inference.predictions import NO_MEASURES, Predictions, batch_size, to_float
 from candid.models import checkpoint
@@ -106,7 +106,7 @@ def sources(images: Any) -> Iterator[tuple[str, Source]]:
     """Yield the name and the file or pixels of each image in what :func:`examine` takes."""
     numbers = count()
     for each in [images] if isinstance(images, str | os.PathLike) or not _is_several(images) else images:
-        if isinstance(each, Path) and not each.is_dir() and (each.exists() or not glob.has_magic(str(each))):
+        if isinstance(each, Path) and not each.is_dir():  # patterns are text
             yield str(each), each
         elif isinstance(each, str | os.PathLike):
             yield from ((str(path), path) for path in image_paths([os.fspath(each)]))
@@ -134,17 +134,13 @@ def image_paths(sources: Sequence[str]) -> list[Path]:
             found = [path]
         else:
             found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
-        files = [file for each in found for file in (_images_in(each) if each.is_dir() else [each])]
+        files = [file for each in found for file in (images_in(each) if each.is_dir() else [each])]
         if not found:
             raise CandidError(f"There is no image, folder or match for '{source}': check the name.")
         if not files:
             raise CandidError(f"'{source}' has no images: name a folder with some.")
         paths |= dict.fromkeys(files)
     return list(paths)
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if is_image(path, folder))
 
 
 class Examiner:
@@ -156,6 +152,7 @@ class Examiner:
         options: score and levels.
         evidence: whether examinations carry what explanations start from.
         watched: the score that a watch for drift needs: examinations then carry it.
+        held_out: the held-out scores of the model, if they were read already.
     """
 
     def __init__(
@@ -165,11 +162,12 @@ class Examiner:
         options: ExamineOptions | None = None,
         evidence: bool = False,
         watched: WatchedScore | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         options = options or ExamineOptions()
         levels = options.score, options.novelty, options.error
         asked = any(level is not None for level in (*levels, options.risk))
-        held_out = needed(model, name) if asked else HeldOut.of(model)
+        held_out = held_out or (needed(model, name) if asked else HeldOut.of(model))
         more = options.risk, options.delta, options.novelty_promise
         self.judge = None if held_out is None else Judge.of(model, *levels, held_out, *more)
         self.measures = dict(NO_MEASURES if self.judge is None else self.judge.measures)

@@ -1,6 +1,8 @@
 """Group images that a model does not know: one group for each kind, as far as features show it."""
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from candid.models import checkpoint
 from candid.models.protocol import Model
 from candid.trust.examine import Examiner, Unusable, sources
 from candid.trust.feature_scores import Mahalanobis
-from candid.trust.judge import needed
+from candid.trust.judge import HeldOut, needed
 from candid.trust.options import ExamineOptions
 from candid.trust.verdict import Examination
 
@@ -25,6 +27,8 @@ COMPONENTS = 20
 SMALLEST = 5
 """Images in a group at least."""
 NEIGHBOURS = 3
+ACCEPTED, AMBIGUOUS, SINGLE, UNKNOWN = "accepted", "ambiguous", "unknown-single", "unknown-"
+"""The folders that images are copied into: how their names start."""
 NOVELTY = 0.05
 """The level of novelty by default: a false alarm costs little here, it is one more single image."""
 
@@ -65,10 +69,10 @@ class Grouping:
     def places(self) -> dict[str, str]:
         """Return the folder that each image belongs to, by its path."""
         found = {
-            each.path: f"accepted/{each.label}" if each.verdict == "accept" else "ambiguous"
+            each.path: f"{ACCEPTED}/{each.label}" if each.verdict == "accept" else AMBIGUOUS
             for each in self.examinations
         }
-        found |= {each.path: "unknown-single" for each in self.singles}
+        found |= {each.path: SINGLE for each in self.singles}
         return found | {each.path: group.folder for group in self.groups for each in group.members}
 
     def csv(self) -> str:
@@ -80,6 +84,15 @@ class Grouping:
             posterior, p = f"{each.confidence:.6f}", "" if each.p_value is None else f"{each.p_value:.6f}"
             rows.append((each.path, str(each.verdict), each.label, posterior, p, group, nearest))
         return as_csv(rows)
+
+
+def is_sorted_copy(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` is in one of the folders that :meth:`Grouping.places` names in ``folder``."""
+    place, own = path.resolve(), folder.resolve()
+    if not place.is_relative_to(own):
+        return False
+    parts = place.relative_to(own).parts
+    return len(parts) > 1 and (parts[0] in (ACCEPTED, AMBIGUOUS) or parts[0].startswith(UNKNOWN))
 
 
 def clusters(features: Tensor, groups: int | None = None) -> list[list[int]]:
@@ -140,12 +153,13 @@ class Whitener:
 
     Args:
         model: a photo model, an adopted model, or one with a Mahalanobis score from its training images.
+        held_out: its held-out scores.
         name: what users call it.
     """
 
-    def __init__(self, model: Model, name: object = "this model") -> None:
+    def __init__(self, model: Model, held_out: HeldOut, name: object = "this model") -> None:
         self._own = getattr(model, "whitened", None)
-        found = needed(model, name).column_scores.get("mahalanobis")
+        found = held_out.column_scores.get("mahalanobis")
         if self._own is None and not isinstance(found, Mahalanobis):
             raise CandidError(
                 f"'{name}' knows no covariance of features, which images are grouped by: calibrate it with "
@@ -192,12 +206,12 @@ def group(
     """
     chosen = build(ExamineOptions, options)
     loaded = checkpoint.resolve(model)
-    name = model if isinstance(model, str) else "this model"
-    whiten = Whitener(loaded, name)
+    name = model if isinstance(model, str | os.PathLike) else "this model"
+    held_out = needed(loaded, name)
+    whiten = Whitener(loaded, held_out, name)
     if chosen.novelty is None:
-        held_out = needed(loaded, name)
         chosen = build(ExamineOptions, options | {"novelty": max(NOVELTY, 2 / (len(held_out) + 1))})
-    examiner = Examiner(loaded, name, chosen, evidence=True)
+    examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
     known, unusable, novel = [], [], []
     given = list(sources(images))
     judged = examiner.examine([source for _, source in given])

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 
 from candid._support.errors import CandidError
@@ -32,8 +31,9 @@ def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
         for target in targets.values():
             target.mkdir(parents=True, exist_ok=True)
             remove_unfinished(target)
+        known: dict[Path, list[bytes]] = {}
         for path, place in places.items():
-            _copy(Path(path), targets[place])
+            _copy(Path(path), targets[place], known)
     except OSError as error:
         raise CandidError(
             f"Can't copy images into '{folder}' ({error}): free some space, or name another folder."
@@ -41,18 +41,26 @@ def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
     return Counter(places.values())
 
 
-def _copy(path: Path, folder: Path) -> None:
-    """Copy a file unless its content is there already under its name, or its name with a number."""
-    own = _digest(path)
-    for number in count(1):
-        target = folder / (path.name if number == 1 else f"{path.stem}-{number}{path.suffix}")
-        if not target.exists():
-            with replacing(target) as temporary:
-                shutil.copyfile(path, temporary)
-            shutil.copystat(path, target)
+def _copy(path: Path, folder: Path, known: dict[Path, list[bytes]]) -> None:
+    """Copy a file unless its content is there already under its name, or its name with a number.
+
+    ``known`` has the digests of files that are there, in the order of their numbers, by the name without one.
+    """
+    own, taken = _digest(path), known.setdefault(folder / path.name, [])
+    if own in taken:
+        return
+    while (target := _numbered(folder / path.name, len(taken) + 1)).exists():
+        taken.append(_digest(target) if target.is_file() else b"")
+        if taken[-1] == own:
             return
-        if target.is_file() and _digest(target) == own:
-            return
+    with replacing(target) as temporary:
+        shutil.copyfile(path, temporary)
+    shutil.copystat(path, target)
+    taken.append(own)
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def _digest(path: Path) -> bytes:

@@ -134,6 +134,12 @@ def test_images_stream(model: GenerativeClassifier, folder: Path) -> None:
     assert [type(each) for each in found] == [Examination, Unusable] * 300
 
 
+def test_a_path_is_a_file_even_if_it_looks_like_a_pattern(model: GenerativeClassifier, folder: Path) -> None:
+    gone = folder / "burst[2].png"  # it vanished after someone listed it
+    found = list(Examiner(model).examine([gone, folder / "0.png"]))
+    assert [type(each) for each in found] == [Unusable, Examination]
+
+
 def test_images_that_overflow_the_network_are_named(folder: Path) -> None:
     model = small_classifier().requires_grad_(False)
     norm = next(layer for _, layer in model.flow.leaves() if isinstance(layer, ActNorm))

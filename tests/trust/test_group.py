@@ -159,6 +159,40 @@ def test_sorted_copies_are_not_grouped_again(photo_run: PhotoRun, images: Path, 
         assert (tmp_path / "groups/groups.csv").read_text().count("\n") == 10
 
 
+def test_images_are_sorted_into_their_own_folder(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(images / "noise", mixed)
+    arguments = ["--sort-into", str(mixed), "--out", str(tmp_path / "groups")]
+    for _ in range(2):
+        assert command(["group", photo_run.model, str(mixed), *arguments]) is None
+        assert (tmp_path / "groups/groups.csv").read_text().count("\n") == 10
+        assert len(content(mixed)) == 18
+    (copies,) = {path.parent for path in mixed.rglob("*.png")} - {mixed}
+    with pytest.raises(CandidError, match="copies that an earlier run made"):
+        command(["group", photo_run.model, str(copies), *arguments])
+
+
+def test_each_file_is_read_once_however_many_share_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / "x.png").write_text(str(i))
+    read, digest = [], sort._digest
+    monkeypatch.setattr(sort, "_digest", lambda path: read.append(path) or digest(path))  # type: ignore[func-returns-value]
+    for files_read in (20, 60):  # the second time also those that are there
+        sort.sort_into({str(tmp_path / str(i) / "x.png"): "ambiguous" for i in range(20)}, tmp_path / "out")
+        assert len(read) == files_read and len(content(tmp_path / "out")) == 20
+
+
+def test_errors_name_a_model_by_its_path(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
+    model = candid.load(photo_run.model)
+    model.held_out = {}
+    candid.save(model, tmp_path / "bare")
+    with pytest.raises(CandidError, match=f"candid calibrate {tmp_path / 'bare'} DATA"):
+        candid.group(tmp_path / "bare", images)
+
+
 def test_a_full_disk_is_one_sentence(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -208,7 +242,7 @@ def test_a_resnet_groups_in_its_whitened_features() -> None:
     held_out = HeldOut.of(model)
     assert held_out is not None
     features = torch.randn(5, model.feature_size)
-    white = Whitener(model)(features)
+    white = Whitener(model, held_out)(features)
     score = held_out.column_scores["mahalanobis"]
     distances = torch.cdist(white.double(), score.means.double()).amin(1)  # type: ignore[attr-defined]
     assert torch.allclose(distances, score.of({"features": features}), rtol=1e-4)
