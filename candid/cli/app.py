@@ -7,7 +7,7 @@ import os
 import sys
 from io import TextIOWrapper
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.files import system_error
@@ -15,6 +15,7 @@ from candid._support.pipes import FLAG, allowing_pipes
 from candid._support.progress import is_first_process
 from candid._support.text import printable
 from candid._support.version import __version__
+from candid.cli.arguments import ordered, sentence
 
 COMMANDS = {
     "examine": "candid.cli.examine:examine",
@@ -63,7 +64,7 @@ def main() -> None:
     except OSError as error:
         message = system_error(error)
     except CycloptsError as error:
-        message = _sentence(error)
+        message = sentence(error)
     if is_first_process():
         print(f"candid: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
@@ -80,18 +81,11 @@ def run(arguments: list[str]) -> int | None:
         for each in COMMANDS:  # the list needs their first sentences
             app[each].help  # noqa: B018
     given = [each for each in arguments if each != FLAG]
+    if name in COMMANDS:
+        given[1:] = ordered(app[name], given[1:])
     with allowing_pipes(given if len(given) < len(arguments) else ()):
         result = app(given, exit_on_error=False, print_error=False)
     return result if isinstance(result, int) else None
-
-
-def _sentence(error: CycloptsError) -> str:
-    """Return what is wrong in the words of this package."""
-    if isinstance(error, UnknownOptionError):
-        word = (error.token.keyword or error.token.value).partition("=")[0]
-        known = [name for argument in error.argument_collection or () for name in argument.names]
-        return f"There is no option '{word}': {did_you_mean(word, [n for n in known if n.startswith('--')])}"
-    return str(error)
 
 
 app = App(
