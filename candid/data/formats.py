@@ -18,13 +18,14 @@ from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.randomness import generator
+from candid._support.text import listed
 from candid.data import shards
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
 from candid.data.splits import ArraySplit, FileSplit, Split, unknown
 
 PARTS = ("train", "val", "test")
 FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid"), "test": ("test", "testing")}
-"""Names of the folders of each part."""
+"""Names of the folders of each part, in small letters."""
 IDX_NAMES = {"train": "train", "test": "t10k"}
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -127,12 +128,19 @@ def _read_folder(query: Query) -> Found:
 
 
 def part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of the parts of a data set, by part."""
-    return {
-        part: next(folder / name for name in names if (folder / name).is_dir())
-        for part, names in FOLDERS.items()
-        if any((folder / name).is_dir() for name in names)
-    }
+    """Return the folders of the parts of a data set, by part; their names may have capitals."""
+    found = {}
+    entries = subfolders(folder)
+    for part, names in FOLDERS.items():
+        own = [entry for entry in entries if entry.name.lower() in names]
+        if len(own) > 1:
+            raise CandidError(
+                f"'{folder}' has the folders {listed(entry.name for entry in own)}, which all mean the {part} "
+                "part: keep one of them."
+            )
+        if own:
+            found[part] = own[0]
+    return found
 
 
 def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:

@@ -49,6 +49,17 @@ def test_three_folders_are_three_splits(tmp_path: Path) -> None:
         assert split.labels.tolist() == expected
 
 
+def test_folders_of_parts_may_have_capitals(tmp_path: Path) -> None:
+    for name in ("Train", "VALID", "Test"):
+        write_folder(tmp_path / name, {"cat": 2, "dog": 2})
+    data = open_dataset(str(tmp_path))
+    assert data.class_names == ("cat", "dog") and data.test is not None
+    assert all(Path(path).is_relative_to(tmp_path / "VALID") for path in files(data.val))
+    write_folder(tmp_path / "training", {"cat": 2, "dog": 2})
+    with pytest.raises(CandidError, match="has the folders Train and training, which all mean the train"):
+        open_dataset(str(tmp_path))
+
+
 def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 10, "dog": 20})
     write_folder(tmp_path / "test", {"cat": 2, "dog": 2})
