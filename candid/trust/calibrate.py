@@ -184,16 +184,21 @@ def scored(found: Predictions, scores: Mapping[str, ColumnScore]) -> Predictions
 def held_out_groups(table: GroupTable, model: Model, data: str, held_out: HeldOut) -> list[str]:
     """Return the groups of held-out images, which are looked up in ``data`` by their pixels."""
     training = model.record.config
-    part: Part | None = "val" if trained_on(data, training) else None
-    split = open_part(data, model.class_names, part, training).split
+    parts: tuple[Part | None, ...] = ("val",) if trained_on(data, training) else (None,)
+    advice = f"calibrate it with 'candid calibrate MODEL {data}'"
+    if held_out.out_of_fold:
+        parts = ("train", "val")
+        advice = "name the data that it was trained on, or calibrate it with other labelled images"
     names: dict[int, str] = {}
-    for images, _, paths in named_batches(split, model.preprocessing, 256):
-        names |= zip(image_keys(images).tolist(), paths, strict=True)
+    for part in parts:
+        split = open_part(data, model.class_names, part, training).split
+        for images, _, paths in named_batches(split, model.preprocessing, 256):
+            names |= zip(image_keys(images).tolist(), paths, strict=True)
     keys = held_out.statistics["keys"].tolist()
     if missing := sum(key not in names for key in keys):
         raise CandidError(
             f"{missing:,} of the model's {len(keys):,} held-out images are not in '{data}', so that their "
-            f"groups are unknown: calibrate it with 'candid calibrate MODEL {data}'."
+            f"groups are unknown: {advice}."
         )
     return table.of(names[key] for key in keys)
 
