@@ -203,13 +203,18 @@ def remove_unfinished(folder: Path, older: float = 0) -> None:
                 shutil.rmtree(room, ignore_errors=True)
 
 
+def write_text(text: str, path: Path) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
+
+
 def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
     """Write each text under its file name into the folder ``out``, and return the files."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            with replacing(out / name) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
+            write_text(text, out / name)
     except OSError as error:
         raise CandidError(f"Can't write to '{out}' ({error}): free some space, or change --out.") from error
     return [out / name for name in texts]

@@ -314,7 +314,10 @@ class DriftResponse(BaseModel):
     evidence: float | None = Field(default=None, description="The alarm rings at 1 / level.")
     level: float | None = Field(
         default=None,
-        description="The probability that the alarm ever rings if nothing changes is at most this.",
+        description="The probability that the alarm ever rings if nothing changes: see 'proven'.",
+    )
+    proven: bool | None = Field(
+        default=None, description="Whether this level is proven: not if held-out images trained the model."
     )
     images: int = Field(default=0, description="Images that were watched.")
     held_out: int | None = None

@@ -33,17 +33,26 @@ class Bets(Protocol):
 class PowerBets:
     """Six bets: three that p is small, three that it is large.
 
+    Wealth grows with what each bet pays, so bets on small p alone also keep the level if images look less
+    novel than held-out ones: their p is larger than that of exchangeable images.
+
+    Args:
+        sides: 2, or 1 for bets on small p alone.
+
     >>> PowerBets().factors(np.array(0.01)).round(2)
     array([3.79, 2.37, 1.43, 0.6 , 0.75, 0.9 ])
     """
 
+    def __init__(self, sides: int = 2) -> None:
+        self.sides = sides
+
     def __len__(self) -> int:
-        return 2 * len(POWERS)
+        return self.sides * len(POWERS)
 
     def factors(self, p: Array) -> Array:
         """Return k p^(k - 1) and k (1 - p)^(k - 1)."""
         powers = np.array(POWERS)
-        sides = np.stack((p, 1 - p), -1)[..., None]  # (..., 2, 1)
+        sides = np.stack((p, 1 - p)[: self.sides], -1)[..., None]  # (..., 2, 1)
         return (powers * sides ** (powers - 1)).reshape(*p.shape, len(self))
 
 

@@ -105,6 +105,13 @@ class WatchOptions:
             below=1,
         ),
     ] = 0.01
+    among: Annotated[
+        Literal["held-out", "stream"],
+        Option(
+            "Rank each image among the held-out and all earlier ones, or among the earlier ones alone. The "
+            "level of 'stream' holds for every model, but it can't see a change before the first image."
+        ),
+    ] = "held-out"
     once: Annotated[bool, Option("Watch the images that are there, and stop.")] = False
     state: Annotated[
         Path | None,

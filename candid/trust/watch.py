@@ -7,15 +7,26 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import digest, replacing
+from candid._support.files import digest, write_text
 from candid._support.version import __version__
-from candid.trust.betting import Array, Bets, FrequencyBets, PowerBets, Ranks, Wealth, bins_of, uniform
+from candid.trust.betting import (
+    POWERS,
+    Array,
+    Bets,
+    FrequencyBets,
+    PowerBets,
+    Ranks,
+    Wealth,
+    bins_of,
+    uniform,
+)
 from candid.trust.martingale import Carrier, Martingale, Moments, restored, saved
+from candid.trust.vectors import numbers, same_number
 
 FORMAT, VERSION = "candid-watch", 1
 BINS = 2**16
@@ -27,6 +38,11 @@ STRONG = math.log(10)
 """A watch that did not ring is mentioned from this logarithm of its wealth on."""
 CLEAR = 3.0
 """Standard errors from which a change of the mean confidence is mentioned."""
+UNPROVEN = (
+    "No bound is proven for this level, since the held-out images also trained the model: calibrate it with "
+    "other images, or train it with --holdout 0.2."
+)
+Among = Literal["held-out", "stream"]
 log = logging.getLogger("candid")
 
 
@@ -43,6 +59,12 @@ class Watch:
     Args:
         alarm: the probability that it ever rings on a stream that has not changed.
         seed: the key of the random numbers that break ties.
+        among: the images that each new one is ranked among: the held-out ones and the earlier ones of the
+            stream, or these alone (``"stream"``). Then the level holds however held-out images were scored,
+            but images that are different from the first one on are not noticed.
+        proven: whether new images are scored as the held-out ones were. It is False if these trained the
+            model, each being scored by a model without it, so that new ones look slightly less novel. Then
+            only more novel images count, and the level is said not to be proven.
 
     Example:
         >>> import candid
@@ -64,10 +86,15 @@ class Watch:
         (('more novel',), True)
     """
 
-    def __init__(self, alarm: float = 0.01, seed: int = 0) -> None:
+    def __init__(
+        self, alarm: float = 0.01, seed: int = 0, among: Among = "held-out", proven: bool = True
+    ) -> None:
         if not 0 < alarm < 1:
             raise CandidError(f"The level of the alarm must be above 0 and below 1, not {alarm}.")
-        self.level, self.seed = alarm, seed
+        if among not in get_args(Among):
+            raise CandidError(f"Images are ranked among 'held-out' or 'stream', not '{among}'.")
+        self.level, self.seed, self.among = alarm, seed, among
+        self.proven = proven or among == "stream"
         self.images = 0
         """Images of the stream so far."""
         self._ranks: dict[int, Ranks] = {}
@@ -79,7 +106,7 @@ class Watch:
         self._rang: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
-        return f"Watch(alarm={self.level!r}, seed={self.seed!r})"
+        return f"Watch(alarm={self.level!r}, seed={self.seed!r}, among={self.among!r})"
 
     def fit(
         self,
@@ -103,12 +130,12 @@ class Watch:
         Returns:
             The watch itself.
         """
-        Watch.__init__(self, self.level, self.seed)
-        values = _numbers("scores", scores)
+        Watch.__init__(self, self.level, self.seed, self.among, self.proven)
+        values = numbers("scores", scores)
         if len(values) == 0:
             raise CandidError("A watch needs the scores of held-out images: there are none.")
-        self._start(SCORES, PowerBets(), BINS, bins_of(values))
-        if len(values) > FEW_VALUES > np.count_nonzero(self._ranks[SCORES].counts):
+        self._start(SCORES, PowerBets(2 if self.proven else 1), BINS, bins_of(values))
+        if len(values) > FEW_VALUES > len(np.unique(bins_of(values))):
             log.warning(
                 "The held-out scores have fewer than 20 different values in float16, so that small changes "
                 "can't be seen: standardise the scores with numbers from other images."
@@ -117,20 +144,21 @@ class Watch:
             if frequencies is None:
                 raise CandidError("With 'classes', give 'frequencies': their shares in training.")
             shares = frequencies.values() if isinstance(frequencies, Mapping) else frequencies
-            q = _numbers("frequencies", list(shares))
+            q = numbers("frequencies", list(shares))
             if len(q) < 2 or not (q > 0).all():
                 raise CandidError("The frequencies of at least two classes must be above 0.")
             names = frequencies if isinstance(frequencies, Mapping) else map(str, range(len(q)))
             self._class_names, self._predicted = tuple(names), np.zeros(len(q), dtype=np.int64)
             self._start(CLASSES, FrequencyBets(q), len(q), self._classes(classes, len(values)))
         if confidence is not None:
-            for value in _same_number("confidence", confidence, len(values)).tolist():
+            for value in same_number("confidence", confidence, len(values)).tolist():
                 self._confidence[0].add(value)
         return self
 
     def _start(self, key: int, bets: Bets, bins: int, held_out: Array) -> None:
         self._ranks[key], self._bets[key] = Ranks(bins), bets
-        self._ranks[key].count(held_out)
+        if self.among == "held-out":
+            self._ranks[key].count(held_out)
         self._martingales[key] = Martingale(Wealth(len(bets)))
 
     def update(
@@ -148,7 +176,7 @@ class Watch:
             The watch itself.
         """
         self._needed()
-        values = _numbers("scores", scores)
+        values = numbers("scores", scores)
         if (classes is None) != (CLASSES not in self._ranks):
             raise CandidError("Give classes to both fit and update of a watch, or to neither.")
         if (confidence is None) != (self._confidence[0].n == 0):
@@ -156,7 +184,7 @@ class Watch:
         bins = {SCORES: bins_of(values)}
         if classes is not None:
             bins[CLASSES] = self._classes(classes, len(values))
-        sure = None if confidence is None else _same_number("confidence", confidence, len(values))
+        sure = None if confidence is None else same_number("confidence", confidence, len(values))
         called = [None] * len(values) if names is None else list(names)
         if len(called) != len(values):
             raise CandidError(f"There are {len(called)} names and scores of {len(values)} images.")
@@ -232,6 +260,7 @@ class Watch:
             "after": self.after,
             "evidence": self.evidence,
             "level": self.level,
+            "proven": self.proven,
             "images": self.images,
             "held_out": self._ranks[SCORES].n - self.images,
             "since": self.since,
@@ -242,14 +271,15 @@ class Watch:
     def sentence(self) -> str:
         """Return in words whether it has rung, since when and in which direction."""
         if not self.alarm:
-            return (
+            quiet = (
                 f"No alarm after {self.images:,} images: the evidence reached {self.evidence:.3g}, and it "
                 f"rings at {1 / self.level:g}."
             )
+            return quiet if self.proven else f"{quiet} {UNPROVEN}"
+        bound = f"Without a change it would ever ring with a probability of at most {self.level:g}."
         return (
             f"ALARM after image {self.after:,}: the images have changed since about image {self.since:,} "
-            f"({'; '.join(self.directions)}). Without a change it would ever ring with a probability of at "
-            f"most {self.level:g}."
+            f"({'; '.join(self.directions)}). {bound if self.proven else UNPROVEN}"
         )
 
     @property
@@ -265,9 +295,9 @@ class Watch:
             if key != first and each.peak < STRONG:
                 continue
             if key == SCORES:
-                small, large = each.wealth.shares[1:].reshape(2, -1).sum(1)
-                found.append("more novel" if small > large else "less novel")
-            else:
+                small, *large = each.wealth.shares[1:].reshape(-1, len(POWERS)).sum(1)
+                found.append("more novel" if small > sum(large) else "less novel")
+            elif self._predicted.any():  # none if this very image brought its lowest wealth
                 expected = self._predicted.sum() * np.array(_frequencies(self._bets[CLASSES]))
                 surprise = (self._predicted - expected) / np.sqrt(expected)
                 y = int(abs(surprise).argmax())
@@ -279,7 +309,7 @@ class Watch:
         return found
 
     def _classes(self, classes: Any, n: int) -> Array:
-        values = _same_number("classes", classes, n)
+        values = same_number("classes", classes, n)
         if not ((values >= 0) & (values < len(self._class_names)) & (values == np.floor(values))).all():
             raise CandidError(f"Classes are whole numbers from 0 to {len(self._class_names) - 1}.")
         return values.astype(np.int64)
@@ -292,8 +322,7 @@ class Watch:
         """Write the state into one JSON file, whole or not at all."""
         target = Path(path)
         try:
-            with replacing(target) as temporary:
-                temporary.write_text(self.to_json(), encoding="utf-8")
+            write_text(self.to_json(), target)
         except OSError as error:
             raise CandidError(
                 f"Can't write the state of the watch to '{target}' ({error}): free some space, or name "
@@ -318,6 +347,8 @@ class Watch:
             "library_version": __version__,
             "level": self.level,
             "seed": self.seed,
+            "among": self.among,
+            "proven": self.proven,
             "images": self.images,
             "classes": {}
             if CLASSES not in self._bets
@@ -338,11 +369,13 @@ class Watch:
                 raise ValueError("another format or version")
             if record.pop("digest", None) != digest(record).hexdigest():
                 raise ValueError("changed since it was written")
-            watch = cls(record["level"], record["seed"])
+            among, proven = record.get("among", "held-out"), record.get("proven", True)
+            watch = cls(record["level"], record["seed"], among, proven)
             watch.images, watch._rang = record["images"], record["rang"]
             watch._class_names = tuple(record["classes"])
             watch._predicted = np.array(record["predicted"], dtype=np.int64)
-            kinds: list[tuple[Bets, int]] = [(PowerBets(), BINS)]
+            sides = 1 if len(record["watches"][SCORES]["shares"]) == 1 + len(POWERS) else 2
+            kinds: list[tuple[Bets, int]] = [(PowerBets(sides), BINS)]
             if record["classes"]:
                 kinds.append((FrequencyBets(list(record["classes"].values())), len(record["classes"])))
             for key, ((bets, bins), state) in enumerate(zip(kinds, record["watches"], strict=True)):
@@ -362,24 +395,4 @@ class Watch:
 def _frequencies(bets: Bets) -> list[float]:
     assert isinstance(bets, FrequencyBets)
     found: list[float] = bets.frequencies.tolist()
-    return found
-
-
-def _numbers(what: str, values: Any) -> Array:
-    """Return one number or (N,) as an array (N,)."""
-    try:
-        found = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise CandidError(f"The {what} must be numbers, not {type(values).__name__}.") from error
-    if found.ndim != 1:
-        raise CandidError(f"The {what} must be one number an image, (N,), not of the shape {found.shape}.")
-    if np.isnan(found).any():
-        raise CandidError(f"{int(np.isnan(found).sum())} of {len(found)} {what} are NaN: find out why.")
-    return found
-
-
-def _same_number(what: str, values: Any, n: int) -> Array:
-    found = _numbers(what, values)
-    if len(found) != n:
-        raise CandidError(f"There are {len(found)} {what} and scores of {n} images.")
     return found

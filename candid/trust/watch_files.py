@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from candid._support.errors import CandidError
 from candid._support.files import ANY_NAME, digest
-from candid.data.formats import is_image
+from candid.data.formats import images_in
 from candid.data.images import EXTENSIONS
 from candid.models.protocol import Model
 from candid.trust.examine import Examiner, Unusable
@@ -58,7 +58,8 @@ class FileWatch:
         if path is None and not self.once:
             assert self.folder is not None
             path = self.folder / STATE
-        self.state = WatchState(path, score.identity(model), score.watch(model.class_names, options.alarm))
+        watch = score.watch(model.class_names, options.alarm, options.among)
+        self.state = WatchState(path, score.identity(model), watch)
 
     @property
     def watch(self) -> Watch:
@@ -108,7 +109,10 @@ class FileWatch:
     def _files(self) -> list[Path]:
         """Return all image files, in the order in which they are watched."""
         if self.folder is not None:
-            return in_order(_images_in(self.folder), self.folder)
+            try:
+                return in_order(images_in(self.folder), self.folder)
+            except FileNotFoundError:  # a folder went away while we looked: look again later
+                return []
         if Path(self.source).suffix.lower() in EXTENSIONS:
             return [Path(self.source)]
         lines = Path(self.source).read_text(encoding="utf-8", errors=ANY_NAME).splitlines()
@@ -124,13 +128,6 @@ def in_order(files: list[Path], folder: Path) -> list[Path]:
     if len({path.parent for path in files}) <= 1:
         return sorted(files)
     return sorted(files, key=lambda path: digest(os.fsencode(path.relative_to(folder))).digest())
-
-
-def _images_in(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.rglob("*") if is_image(path, folder)]
-    except FileNotFoundError:  # it went away while we looked: look again later
-        return []
 
 
 def _size(path: Path) -> tuple[int, int] | None:

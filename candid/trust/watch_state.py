@@ -74,6 +74,12 @@ class WatchState:
                 f"'{self.path}' was started with --alarm {found.level:g}, and a level can't be changed: "
                 "use the same, or name another file with --state to start again."
             )
+        if found.among != self.watch.among:
+            raise CandidError(
+                f"'{self.path}' was started with --among {found.among}: use the same, or name another file "
+                "with --state to start again."
+            )
+        found.proven = self.watch.proven  # states of earlier versions don't say it
         self.watch = found
 
     def count(self, names: Sequence[str]) -> None:

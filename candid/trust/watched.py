@@ -13,7 +13,7 @@ from candid.trust.detectors import KernelDensity
 from candid.trust.judge import HeldOut, needed
 from candid.trust.scores import OWN_PARTS, SCORES, Statistics, measures_for
 from candid.trust.verdict import Sighting
-from candid.trust.watch import Watch
+from candid.trust.watch import Among, Watch
 
 FIXING = 4
 """One of this number of held-out images fixes the score and the bets; the others are ranked."""
@@ -93,13 +93,13 @@ class WatchedScore:
         columns = scores, statistics["predicted"], statistics["max_posterior"].double()
         return [Sighting(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def watch(self, class_names: tuple[str, ...], alarm: float = 0.01) -> Watch:
+    def watch(self, class_names: tuple[str, ...], alarm: float = 0.01, among: Among = "held-out") -> Watch:
         """Return a watch of scores and predicted classes that has seen the held-out images only."""
         fixing = _rows(self.held_out, 0)["predicted"]
         counts = 1 + torch.bincount(fixing, minlength=len(class_names)).double()
         seen = self.sightings(_rows(self.held_out, 1))
         scores, classes, confidence = zip(*seen, strict=True)
-        return Watch(alarm).fit(
+        return Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
             scores, classes, dict(zip(class_names, (counts / counts.sum()).tolist(), strict=True)), confidence
         )
 

@@ -89,11 +89,12 @@ def test_a_state_goes_on_and_counts_each_image_once(noise: Path, tmp_path: Path)
     assert second == third == whole
     moved = some.rename(tmp_path / "moved")
     assert json.loads(candid_command("watch", MODEL, moved, *arguments[3:]).stdout)["images"] == 40
-    for wrong, message in (
-        (("cifar10-beta1", "0.01"), "another model"),
-        ((MODEL, "0.05"), "was started with --alarm 0.01"),
+    for wrong, option, message in (
+        ("cifar10-beta1", ("--alarm", "0.01"), "another model"),
+        (MODEL, ("--alarm", "0.05"), "was started with --alarm 0.01"),
+        (MODEL, ("--among", "stream"), "was started with --among held-out"),
     ):
-        done = candid_command("watch", wrong[0], moved, *arguments[3:], "--alarm", wrong[1])
+        done = candid_command("watch", wrong, moved, *arguments[3:], *option)
         assert done.exit_code == 2 and message in str(done.exception)
 
 

@@ -16,6 +16,7 @@ from scipy.stats import binom, kstest
 
 import candid
 from candid import CandidError, Watch
+from candid._support.files import digest
 from candid._support.randomness import generator
 from candid.trust.betting import Bets, FrequencyBets, PowerBets, bins_of, uniform
 from candid.trust.judge import needed
@@ -35,7 +36,9 @@ def fitted(alarm: float = 0.01, n: int = 500) -> Watch:
     return Watch(alarm).fit(random.normal(size=n), classes, FREQUENCIES, random.uniform(0.6, 1, n))
 
 
-@pytest.mark.parametrize("bets", [PowerBets(), FrequencyBets([3, 1, 1, 5]), FrequencyBets([0.9, 0.1])])
+@pytest.mark.parametrize(
+    "bets", [PowerBets(), PowerBets(1), FrequencyBets([3, 1, 1, 5]), FrequencyBets([0.9, 0.1])]
+)
 def test_bets_pay_one_on_average(bets: Bets) -> None:
     for i in range(len(bets)):
         ends = [0, 0.05, 0.1, 0.2, 0.5, 0.6, 0.7, 0.9, 1]
@@ -178,6 +181,61 @@ def test_an_alarm_says_since_when_and_in_which_direction(change: Any, direction:
     assert "ALARM" in watch.sentence() and direction in watch.sentence()
 
 
+def test_a_class_watch_at_its_lowest_wealth_names_no_class() -> None:
+    watch = fitted()
+    classes = watch._martingales[CLASSES]
+    classes.peak, classes.low = 5.0, math.inf  # strong evidence once; each image is the lowest since
+    watch.update(QUIET[:100] + 3, np.arange(100) % 3, np.full(100, 0.8))
+    assert watch.alarm and watch.directions == ("more novel",)
+
+
+def test_the_level_holds_when_held_out_images_look_more_novel_than_new_ones() -> None:
+    streams, level = 60, 0.05
+    random = np.random.default_rng(7)
+    kinds: dict[str, Any] = {"as is": {}, "one side": {"proven": False}, "stream": {"among": "stream"}}
+    rings = {
+        name: sum(
+            Watch(level, **kind).fit(random.normal(0.5, size=80)).update(random.normal(size=300)).alarm
+            for _ in range(streams)
+        )
+        for name, kind in kinds.items()
+    }
+    most = binom.ppf(0.999, streams, level)
+    assert max(rings["one side"], rings["stream"]) <= most < 3 * most < rings["as is"]
+    early = Watch(level, proven=False).fit(QUIET[:80]).update(QUIET[80:180] + 3)
+    assert early.directions == ("more novel",)
+    late = Watch(level, among="stream").fit(QUIET[:80]).update(QUIET[80:280])
+    assert not late.alarm and late.report()["held_out"] == 0
+    assert late.update(QUIET[280:380] + 3).directions == ("more novel",)
+    for each in (early, late):
+        again = Watch.from_json(each.to_json()).update(QUIET[:20])
+        assert again.to_json() == each.update(QUIET[:20]).to_json()
+
+
+def test_a_level_that_is_not_proven_is_said_not_to_be(photo_run: PhotoRun) -> None:
+    photo_model = candid.load(photo_run.model)
+    score = WatchedScore.of(photo_model)
+    assert score.held_out.out_of_fold
+    watch = Watch.from_json(score.watch(photo_model.class_names).to_json())
+    assert "No bound is proven" in watch.sentence() and watch.report()["proven"] is False
+    watch.update([99.0] * 40, [0] * 40, [0.5] * 40)
+    assert watch.alarm and "No bound is proven" in watch.sentence() and "at most" not in watch.sentence()
+    stream = score.watch(photo_model.class_names, among="stream")
+    other = WatchedScore.fit(replace(score.held_out, out_of_fold=False)).watch(photo_model.class_names)
+    for each in (stream, other):
+        assert "proven" not in each.sentence() and each.report()["proven"] is True
+
+
+def test_states_of_earlier_versions_load() -> None:
+    record = json.loads(fitted().to_json())
+    for name in ("among", "proven", "digest"):
+        del record[name]
+    again = Watch.from_json(json.dumps(record | {"digest": digest(record).hexdigest()}))
+    assert again.to_json() == fitted().to_json()
+    again.proven = False  # as a model whose held-out images trained it says
+    assert Watch.from_json(again.to_json()).to_json() == again.to_json()
+
+
 def test_two_watches_share_the_level() -> None:
     scores, classes = QUIET[:300] + 1.2, np.zeros(300, dtype=int)
     alone = Watch(0.01).fit(QUIET[1000:1500]).update(scores)
@@ -195,6 +253,7 @@ def test_infinite_scores_are_ranks_like_others() -> None:
     ("mistake", "message"),
     [
         (lambda: Watch(1.0), "must be above 0 and below 1"),
+        (lambda: Watch(among="held_out"), "'held-out' or 'stream'"),  # type: ignore[arg-type]
         (lambda: Watch().update(1.0), "call fit first"),
         (lambda: Watch().evidence, "call fit first"),
         (lambda: Watch().fit([]), "there are none"),
