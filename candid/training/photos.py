@@ -26,15 +26,16 @@ from candid.models.heads.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.photo_options import ENOUGH, SHARE, PhotoOptions
 from candid.training.photo_report import DataReport
-from candid.training.remembered import Remembered, held_out_scores
+from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
+from candid.trust.calibrate import held_out_scores
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 FEWEST_HELD_OUT = 20
 HEAD_SECONDS = 2e-3
-"""For each photo that the head is fitted to."""
+"""Seconds that fitting the head takes for each photo."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from candid.inference.metrics import fit_temperature, measured_uncertainty
 from candid.inference.predictions import LARGEST_HALF, Predictions
 from candid.models.heads.photo import PhotoModel
 from candid.models.heads.taught import Seen, TaughtClasses
+from candid.trust.calibrate import held_out_scores
 from candid.trust.judge import HeldOut
-from candid.trust.scores import statistics_of
 
 PREFIX = "remembered."
 MOST = 800
@@ -57,13 +56,6 @@ class Remembered:
             float(right[self.labels == y].double().mean()) if (self.labels == y).any() else None
             for y in range(classes)
         ]
-
-
-def held_out_scores(found: Predictions) -> HeldOut:
-    """Return the scores of held-out photos from what a model says of them."""
-    pairs = measured_uncertainty(found.posterior, found.labels).float()
-    temperature = fit_temperature(found.logits, found.labels)
-    return HeldOut(statistics_of(found), temperature, pair_uncertainty=pairs)
 
 
 @torch.no_grad()

@@ -15,8 +15,9 @@ from candid.models.heads.closed_form import fit_head
 from candid.models.heads.gaussian import class_scores
 from candid.models.heads.photo import PhotoModel
 from candid.models.heads.taught import Seen
-from candid.training.remembered import Remembered, held_out_scores
+from candid.training.remembered import Remembered
 from candid.training.teach import _assembled
+from candid.trust.calibrate import held_out_scores
 from candid.trust.combined import CombinedRanks
 from candid.trust.judge import HeldOut
 from candid.trust.verdict import class_sets
