@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from candid._support.errors import CandidError
-from candid._support.files import replacing
+from candid._support.files import locked, write_text
 from candid.serve.schemas import DriftResponse, EncodedResponse
 from candid.trust.watch import Watch
 
@@ -28,18 +30,28 @@ class Drift:
     def __init__(self, start: str | None, model: str, folder: Path | None) -> None:
         self.watch = None if start is None else Watch.from_json(start)
         self._file = None if folder is None else folder / f"drift-{model[:16]}.json"
-        self._written = 0
-        if folder is None or self.watch is None:
-            return
+        self._written, self._writing, self._held = 0, threading.Lock(), ExitStack()
+        if self._file is not None and self.watch is not None:
+            self.watch = self._opened(self._file, self.watch)
+
+    def _opened(self, file: Path, start: Watch) -> Watch:
+        """Lock the state for as long as the server runs, and return the watch that it holds."""
+        lock = file.with_name(f".{file.stem}.lock")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
         except OSError as error:
-            raise CandidError(f"Can't use '{folder}' as --state ({error}): name another folder.") from error
-        assert self._file is not None
-        if self._file.exists():
-            self.watch = Watch.load(self._file)
-        self._written = self.watch.images
-        self.watch.save(self._file)  # a folder that can't be written is named at the start
+            raise CandidError(
+                f"Can't use '{file.parent}' as --state ({error}): name another folder."
+            ) from error
+        self._held.enter_context(locked(lock, "keeps the state of its watch by", seconds=0))
+        found = start
+        if file.exists():
+            found = Watch.load(file)
+            found.proven = start.proven  # states of earlier versions don't say it
+        self._written = found.images
+        found.save(file)  # a folder that can't be written is named at the start
+        return found
 
     def see(self, found: Sequence[EncodedResponse], names: Sequence[str | None]) -> None:
         """Count judged images; a name is only for those that are stored."""
@@ -85,22 +97,25 @@ class Drift:
                 continue
             text, images = self.watch.to_json(), self.watch.images
             try:
-                await asyncio.to_thread(_write, self._file, text)
-                self._written, trouble = images, False
+                await asyncio.to_thread(self._write, self._file, text, images)
+                trouble = False
             except OSError as error:  # the answers go on
                 if not trouble:
                     log.error(NOT_WRITTEN, self._file, error)
                 trouble = True
 
     def close(self) -> None:
-        """Write the state for the last time."""
-        if self.watch is not None and self._file is not None and self.watch.images != self._written:
+        """Write the state for the last time, and let others use it."""
+        if self.watch is not None and self._file is not None:
             try:
-                _write(self._file, self.watch.to_json())
+                self._write(self._file, self.watch.to_json(), self.watch.images)
             except OSError as error:
                 log.error(NOT_WRITTEN, self._file, error)
+        self._held.close()
 
-
-def _write(file: Path, text: str) -> None:
-    with replacing(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    def _write(self, file: Path, text: str, images: int) -> None:
+        """Write a state unless a newer one is there: a thread may end after the task that waited for it."""
+        with self._writing:
+            if images > self._written:
+                write_text(text, file)
+                self._written = images

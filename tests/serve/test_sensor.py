@@ -18,10 +18,12 @@ from PIL import Image
 from candid._support.errors import CandidError
 from candid.serve.drift import Drift
 from candid.serve.limits import ServeOptions
+from candid.serve.schemas import EncodedResponse
 from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from candid.serve.storage import IMAGES, RECORDS, Storage
 from candid.trust.examine import image_paths
+from candid.trust.verdict import Sighting
 from tests.helpers import candid_command, small_classifier
 from tests.serve.helpers import Running, picture, running
 
@@ -78,11 +80,31 @@ def test_the_state_survives_a_restart(service: Service, tmp_path: Path) -> None:
         assert found.client.get("/v1/drift").json() == first
         found.examine(picture(3))
         assert found.client.get("/v1/drift").json()["images"] == 3
+    assert first["proven"] is True
     other = Drift(service.description.watch, "another model", tmp_path / "state")
-    assert other.images == 0 and len(list((tmp_path / "state").iterdir())) == 2
+    assert other.images == 0 and len(list((tmp_path / "state").glob("*.json"))) == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(CandidError, match="--state"):
         Drift(service.description.watch, "model", tmp_path / "file")
+
+
+def test_a_state_is_never_replaced_by_an_older_one_or_by_another_server(
+    service: Service, tmp_path: Path
+) -> None:
+    drift = Drift(service.description.watch, "model", tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    seen = EncodedResponse("accept", b"", Sighting(0.0, 0, 0.5))
+    assert drift.watch is not None
+    drift.see([seen], [None])
+    older = drift.watch.to_json()
+    drift.see([seen], [None])
+    with pytest.raises(CandidError, match="Another process keeps the state"):
+        Drift(service.description.watch, "model", tmp_path)
+    drift.close()
+    drift._write(file, older, 1)  # of a thread that was slower than the end of the server
+    again = Drift(service.description.watch, "model", tmp_path)
+    assert again.images == 2
+    again.close()
 
 
 def test_stored_images_are_listed_unknown_ones_first(service: Service, tmp_path: Path) -> None:
