@@ -135,8 +135,8 @@ def part_folders(folder: Path) -> dict[str, Path]:
         own = [entry for entry in entries if entry.name.lower() in names]
         if len(own) > 1:
             raise CandidError(
-                f"'{folder}' has the folders {listed(entry.name for entry in own)}, which all mean the {part} "
-                "part: keep one of them."
+                f"'{folder}' has the folders {listed(entry.name for entry in own)}, which all mean the "
+                f"{part} part: keep one of them."
             )
         if own:
             found[part] = own[0]

@@ -19,6 +19,10 @@ from candid.training.photo_options import SMALLEST_SIDE, PhotoOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""
+NETWORKS = {"preset": "--preset", "baseline": "--baseline", "start": "--start", "model": "--set"}
+"""Options that name a network on pixels, with their flags; a recipe does, too."""
+ACCEPTED = {"workers"}
+"""Options of networks that change nothing for photos, which two threads load."""
 
 
 def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions:
@@ -49,28 +53,56 @@ def photo_options(
 ) -> PhotoOptions | None:
     """Return the options of a training on photos; None if a network is to be trained on pixels.
 
-    A folder of images of at least 96 pixels a side gets an eye, unless an option is given that only a
-    network has, such as a preset or a recipe.
+    A folder of images of at least 96 pixels a side gets an eye, unless an option names a network, such as a
+    preset or a recipe.
 
     Args:
         given: the options; those that are None are left out.
         recipe: the recipe.
         run: the folder of the run that is resumed, which has its own options.
+
+    Raises:
+        CandidError: if there is no such option, or if it is for networks and the images are photos.
     """
-    given = {key: value for key, value in given.items() if value is not None}
-    if run is not None and (run / "config.toml").is_file():
-        recorded = read_toml(run / "config.toml")
-        return from_dict(PhotoOptions, {**recorded, **given}) if "eye" in recorded else None
+    given = {key: value for key, value in given.items() if value is not None and value != {}}
     known = {field.name for field in fields(PhotoOptions)}
-    others = [key for key in given if key not in known and given[key] != {}]
-    if "eye" in given and (others or recipe is not None):
-        name = others[0].replace("_", "-") if others else "recipe"
-        raise CandidError(f"--{name} is for networks that are trained on pixels: leave it or --eye out.")
-    if "eye" not in given and (
-        others or recipe is not None or (smallest_side(str(given["data"])) or 0) < SMALLEST_SIDE
-    ):
+    pixel = {field.name for field in fields(TrainOptions)}
+    for key in given:
+        if key not in known | pixel:
+            raise CandidError(f"There is no option '{key}': {did_you_mean(key, known | pixel)}")
+    others = [key for key in given if key not in known | ACCEPTED]
+    own = {key: value for key, value in given.items() if key in known}
+    if run is not None:
+        recorded = read_toml(run / "config.toml") if (run / "config.toml").is_file() else {}
+        if "eye" in recorded and others:
+            raise CandidError(_only_pixels(others[0], "leave it out."))
+        return from_dict(PhotoOptions, {**recorded, **own}) if "eye" in recorded else None
+    if "eye" in given:
+        if others or recipe is not None:
+            raise CandidError(_only_pixels(others[0] if others else "recipe", "leave it or --eye out."))
+    elif network_named_by(given, recipe) is not None or not are_photos(str(given["data"])):
         return None
-    return build(PhotoOptions, {key: value for key, value in given.items() if key in known})
+    elif others:
+        remedy = "leave it out, or add --preset tiny, cifar or imagenet to train one on these photos."
+        raise CandidError(_only_pixels(others[0], remedy))
+    return build(PhotoOptions, own)
+
+
+def network_named_by(given: Mapping[str, Any], recipe: str | Path | None = None) -> str | None:
+    """Return the option that asks for a network on pixels; None if there is none."""
+    if recipe is not None:
+        return "--recipe"
+    return next((flag for key, flag in NETWORKS.items() if given.get(key) not in (None, {}, False)), None)
+
+
+def are_photos(data: str) -> bool:
+    """Return whether the images are large enough for an eye."""
+    return (smallest_side(data) or 0) >= SMALLEST_SIDE
+
+
+def _only_pixels(key: str, remedy: str) -> str:
+    flag = NETWORKS.get(key, f"--{key.replace('_', '-')}")
+    return f"{flag} is for networks that are trained on pixels: {remedy}"
 
 
 def smallest_side(data: str) -> int | None:

@@ -14,7 +14,7 @@ from candid.training.display import TrainingDisplay
 from candid.training.loop import AfterEpoch, Run
 from candid.training.options import TrainOptions, check_call
 from candid.training.photos import train_photos
-from candid.training.recipes import load_options, photo_options
+from candid.training.recipes import are_photos, load_options, network_named_by, photo_options
 from candid.training.run_folder import Row, RunFolder
 from candid.training.setup import Model, Setup, start_actnorm
 
@@ -99,6 +99,11 @@ def train(
     chosen = RunFolder(Path(out or "")).options().resumed(given) if resume else load_options(recipe, **given)
     folder = RunFolder(Path("runs") / chosen.preset if out is None else Path(out))
     display = progress if isinstance(progress, TrainingDisplay) else TrainingDisplay(quiet=progress is None)
+    if not resume and are_photos(chosen.data):
+        display.log(
+            f"{network_named_by(given, recipe)} asks for a network that is trained on pixels; without it, "
+            "these photos get a photo model in seconds to minutes"
+        )
     if not resume and "holdout" not in options:
         share = held_out_share(chosen.data, chosen.holdout)
         if share > chosen.holdout:

@@ -22,6 +22,7 @@ from candid._support.progress import Progress
 from candid.inference.predictions import Predictions
 from candid.models.eyes.eye import PackagedEye
 from candid.training import features
+from candid.training.display import TrainingDisplay
 from candid.training.features import Features
 from candid.training.photo_report import DataReport
 from candid.training.recipes import photo_options, preset_for
@@ -327,3 +328,23 @@ def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun,
 def test_options_of_networks_do_not_mix_with_an_eye(photos: Path) -> None:
     with pytest.raises(CandidError, match="--epochs is for networks that are trained on pixels"):
         candid.train(str(photos), eye="lite0", epochs=3)
+    for options in ({"epochs": 3}, {"batch": 8, "workers": 0}, {"precision": "bf16"}):
+        with pytest.raises(CandidError, match="trained on pixels: leave it out, or add --preset"):
+            photo_options({"data": str(photos), **options})
+
+
+def test_only_what_names_a_network_asks_for_one(photos: Path) -> None:
+    data = {"data": str(photos)}
+    assert photo_options({**data, "workers": 0, "model": {}, "seed": 3}) is not None
+    assert photo_options(data, recipe="cifar") is None
+    for network in ({"preset": "tiny"}, {"baseline": True}, {"start": "everyday"}, {"model": {"rank": 2}}):
+        assert photo_options({**data, **network, "epochs": 3}) is None
+    with pytest.raises(CandidError, match="no option 'nonsense': choose one of .* eye, .* priors, .* thumbn"):
+        candid.train(str(photos), nonsense=3)
+
+
+def test_a_network_on_photos_says_so(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CandidError, match="A batch of 500 is larger"):
+        candid.train(str(photos), preset="tiny", batch=500, progress=TrainingDisplay())
+    heard = " ".join(capsys.readouterr().err.split())
+    assert "--preset asks for a network that is trained on pixels" in heard
