@@ -42,7 +42,7 @@ class Arrays:
         found = _numbers("logits", logits, torch.float64)
         if found.shape[1] < 2:
             raise CandidError(f"The logits must have one column for each of at least 2 classes: {SINGLE}")
-        if len(found) and _are_probabilities(found):
+        if len(found) >= FEWEST_IMAGES and _are_probabilities(found):  # logits of a few may look like it
             raise CandidError(
                 "These are probabilities, not logits (each row lies between 0 and 1 and adds up to 1): give "
                 "the numbers before the softmax, or np.log(probabilities + 1e-12)."

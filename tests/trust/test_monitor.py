@@ -306,6 +306,12 @@ def test_bad_input_gives_one_sentence(wrong: dict[str, Any], match: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_logits_of_one_image_may_add_up_to_one() -> None:
+    known = images(100)
+    monitor = Monitor(novelty=0.2, error=0.2).fit(known.logits, known.labels)
+    assert len(monitor.examine([[1.0, 0.0, 0.0]])) == 1
+
+
 def test_probabilities_can_be_used_as_the_error_says() -> None:
     posterior = torch.from_numpy(KNOWN.logits).softmax(1).numpy()
     with pytest.raises(CandidError, match="probabilities, not logits") as error:
