@@ -238,16 +238,8 @@ class _Study:
         detection = Detection(
             self.held_out, inside, {name: each for name, each in statistics.items() if name != self.part}
         )
-        judged, in_class = {}, {}
-        for name, each in predictions.items():
-            p_value, class_p_value = self.judge.p_values(statistics[name])
-            kinds = [verdict.kind for verdict in self.judge.verdicts(each, p_value)]
-            judged[name] = JudgedSet(each, self.judge.examine, p_value, kinds)
-            in_class[name] = share(class_p_value <= LEVEL)
-        groups: dict[str, Any] = {}
-        too_small: tuple[str, ...] = ()
-        if self.options.by is not None:
-            judged, groups["groups"], too_small = self._in_groups(predictions)
+        ranked = {name: self.judge.p_values(each) for name, each in statistics.items()}
+        judged, groups, too_small = self._judged(predictions, {name: p for name, (p, _) in ranked.items()})
         scaled = None
         if self.options.temperature:
             temperature = self.held_out.temperature
@@ -259,13 +251,27 @@ class _Study:
             "held_out_overlap": overlap,
             "false_positives": detection.false_positives(),
             "ood": detection.metrics(),
-            "detected_in_class": in_class,
+            "detected_in_class": {name: share(p <= LEVEL) for name, (_, p) in ranked.items()},
             "verdicts": verdict_metrics(self.judge.promises, judged, too_small),
             "selective": selective(judged, kept),
-            **groups,
+            **({} if groups is None else {"groups": groups}),
         }
         names = self.model.class_names
         return Evaluation(self.model, names, metrics, own, scaled, detection, judged, tuple(notes))
+
+    def _judged(
+        self, predictions: Mapping[str, Predictions], p_values: Mapping[str, Tensor]
+    ) -> tuple[dict[str, JudgedSet], dict[str, Any] | None, tuple[str, ...]]:
+        """Return images with verdicts; metrics by group, and small groups, if groups were asked for."""
+        judge = self.judge
+        assert judge is not None
+        if self.options.by is not None:
+            return self._in_groups(predictions)
+        judged = {}
+        for name, each in predictions.items():
+            kinds = [verdict.kind for verdict in judge.verdicts(each, p_values[name])]
+            judged[name] = JudgedSet(each, judge.examine, p_values[name], kinds)
+        return judged, None, ()
 
     def _in_groups(
         self, predictions: Mapping[str, Predictions]

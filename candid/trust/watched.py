@@ -20,6 +20,11 @@ FIXING = 4
 DISTANCES = ("mahalanobis++", "mahalanobis", "pca-residual")
 """The first of these that a model without a density has is watched."""
 
+OWN_TWO = slice(-2, None)
+"""The columns of a model's own scores that are watched, a novelty and the energy: of a photo model (relative
+distance, energy, rest) the last two; of an adopted model (a distance of each group of features, energy) the
+distance of the last group and the energy."""
+
 
 @dataclass(frozen=True)
 class Standard:
@@ -115,7 +120,7 @@ def _rows(held_out: HeldOut, part: int) -> dict[str, Tensor]:
 def _parts(statistics: Statistics, name: str | None, density: KernelDensity | None) -> Tensor:
     """Return what is added up, once it is standardised, (N, J)."""
     if name == "combined":
-        return statistics[OWN_PARTS][:, -2:].double()  # energy and rest; distance and energy if adopted
+        return statistics[OWN_PARTS][:, OWN_TWO].double()
     energy = -statistics["log_evidence"].double()
     if name is None:
         return energy[:, None]

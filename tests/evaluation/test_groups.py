@@ -11,10 +11,12 @@ from candid import CandidError
 from candid.data.datasets import open_part
 from candid.data.loader import named_batches
 from candid.evaluation.evaluate import evaluate
+from candid.inference.predictions import Predictions
 from candid.models.protocol import Model
 from candid.trust.calibrate import calibrate
 from candid.trust.grouped import GroupedJudge
 from candid.trust.judge import HeldOut, Judge
+from candid.trust.verdict import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +59,20 @@ def test_levels_hold_within_groups_of_a_table(model: Model, table: Path) -> None
     assert groups["n"]["n_reference"] == judge.promises.n_reference
 
 
-def test_levels_hold_within_predicted_classes(model: Model) -> None:
+def test_levels_hold_within_predicted_classes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+    verdicts = Judge.verdicts
+
+    def counted(judge: Judge, predictions: Predictions, p_value: torch.Tensor) -> list[Verdict]:
+        judged.extend(predictions.paths)
+        return verdicts(judge, predictions, p_value)
+
+    monkeypatch.setattr(Judge, "verdicts", counted)
     found = evaluate(model, "digits", workers=0, by="class", novelty=0.1)
     assert found is not None
     rows = found.metrics["groups"]["groups"]
     assert sum(each["images"] for each in rows.values()) == 359 and set(rows) <= set(model.class_names)
+    assert sorted(judged) == sorted(found.predictions.paths)  # each image once
 
 
 def test_each_image_keeps_its_place(model: Model) -> None:
