@@ -13,10 +13,10 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.models.heads.gaussian import (
     Moments,
+    SecondStage,
     Standardised,
     Whitened,
     class_scores,
-    contrasts,
     rest_norm,
     shrunk,
     stratified_folds,
@@ -25,59 +25,12 @@ from candid.models.heads.gaussian import (
 
 SHRINKAGES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 FOLDS = 5
-RIDGE = 0.02
-"""Share of the mean variance that is added to the covariance of the second stage."""
 LOG_TEMPERATURES = (-7.0, 3.0)
 LEAST_LOG_TEMPERATURE = -50.0
 """Of classes that are perfectly separated."""
 PENALTIES = (0.01, 0.1, 1.0)
 """Inverse strengths of the logistic regression's regularisation."""
 Posterior = Literal["mixture", "second-stage", "logistic"]
-
-
-class SecondStage(NamedTuple):
-    """Gaussians of the scores: their K - 1 contrasts, whitened by the covariance that new photos have."""
-
-    factor: Tensor
-    """Whitens contrasts of scores, (K - 1, K - 1)."""
-    means: Tensor
-    """Class means of whitened contrasts, (K, K - 1)."""
-    centre: Tensor
-    """Mean of all whitened contrasts, (K - 1,)."""
-    spread: Tensor
-    """Whitens them as one Gaussian over all classes, (K - 1, K - 1)."""
-
-    @classmethod
-    def of(cls, scores: Tensor, labels: Tensor) -> "SecondStage":
-        """Fit it to out-of-fold scores, (N, K): scores of photos that a head has seen lie too far apart."""
-        e = scores @ contrasts(scores.shape[1]).T
-        classes, counts = scores.shape[1], torch.bincount(labels, minlength=scores.shape[1])
-        means = torch.zeros(classes, classes - 1, dtype=torch.float64).index_add_(0, labels, e)
-        means = means / counts.clamp(min=1)[:, None]
-        away = e - means[labels]
-        factor = _whitening(away.T @ away / max(1, len(e) - int((counts > 0).sum())))
-        u = e @ factor.T
-        centred = u - u.mean(0)
-        spread = _whitening(centred.T @ centred / max(1, len(u) - 1))
-        return cls(factor, means @ factor.T, u.mean(0), spread)
-
-    def whitened(self, scores: Tensor) -> Tensor:
-        """Return the whitened contrasts of scores, (N, K - 1)."""
-        return scores @ contrasts(scores.shape[1]).to(scores).T @ self.factor.to(scores).T
-
-    def relative_distance(self, scores: Tensor) -> Tensor:
-        """Return the squared distance to the nearest class minus that to all photos as one Gaussian, (N,)."""
-        u = self.whitened(scores)
-        to_all = ((u - self.centre.to(u)) @ self.spread.to(u).T).square().sum(1)
-        nearest = u.square().sum(1) - 2 * class_scores(u, self.means.to(u)).amax(1)  # squared
-        return nearest - to_all
-
-
-def _whitening(covariance: Tensor) -> Tensor:
-    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
-    ridged = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)
-    identity = torch.eye(len(covariance), dtype=covariance.dtype)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(ridged), identity, upper=False)
 
 
 @dataclass(frozen=True)
@@ -181,7 +134,6 @@ def fit_head(
     standardised = Standardised.of(everything, groups)
     regression = _logistic(features, labels, folds, standardised) if logistic else None
     chosen = _chosen(mixture, second_temperature * second, regression, labels)
-    rest = len(standardised.centre) - classes + 1
     return ClosedForm(
         standardised,
         Whitened.of(standardised, shrinkage),
@@ -192,7 +144,7 @@ def fit_head(
         second_temperature,
         chosen.posterior,
         regression.weights(labels) if regression and chosen.posterior == "logistic" else None,
-        math.sqrt(max(1e-12, float(found.rest[shrinkage].mean()) / max(1, rest))),
+        math.sqrt(max(1e-12, float(found.rest[shrinkage].mean()) / (features.shape[1] - classes + 1))),
         OutOfFold(chosen.logits, novelty, scores, folds),
         tuple(groups),
         chosen.log_losses,

@@ -13,6 +13,8 @@ from candid._support.randomness import generator
 
 ROWS = 4096
 """Images whose moments are added up at a time."""
+RIDGE = 0.02
+"""Share of the mean variance that is added to the covariance of the second stage."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,93 @@ class Span(NamedTuple):
     """The class means in these coordinates, (K, K - 1)."""
     log_priors: Tensor
     """Log p(y), (K,)."""
+
+    @classmethod
+    def of(cls, means: Tensor, log_priors: Tensor, temperature: Tensor) -> "Span":
+        """Return the mixture whose posterior is that of the scores, times the temperature.
+
+        Args:
+            means: class means of z, (K, D) in float64.
+            log_priors: (K,).
+            temperature: what scores are multiplied by.
+        """
+        (basis, _), scale = _basis(means), temperature.sqrt()
+        identity = torch.eye(len(basis), dtype=torch.float64, device=means.device)
+        own = scale * means @ basis.T
+        log_priors = (temperature * log_priors).log_softmax(0)
+        return cls(basis, scale * identity, torch.zeros_like(own[0]), own, log_priors)
+
+
+def _basis(means: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an orthonormal basis of the span of the class means, (K - 1, D), and what it is multiplied by.
+
+    With C the contrasts, C @ means = root @ basis; root is symmetric, (K - 1, K - 1).
+    """
+    directions = contrasts(len(means)).to(means) @ means  # (K - 1, D)
+    values, vectors = torch.linalg.eigh(directions @ directions.T)
+    values = values.clamp(min=1e-12 * float(values.max()))
+    root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+    return inverse @ directions, root
+
+
+class SecondStage(NamedTuple):
+    """Gaussians of the scores: their K - 1 contrasts, whitened by the covariance that new photos have."""
+
+    factor: Tensor
+    """Whitens contrasts of scores, (K - 1, K - 1)."""
+    means: Tensor
+    """Class means of whitened contrasts, (K, K - 1)."""
+    centre: Tensor
+    """Mean of all whitened contrasts, (K - 1,)."""
+    spread: Tensor
+    """Whitens them as one Gaussian over all classes, (K - 1, K - 1)."""
+
+    @classmethod
+    def of(cls, scores: Tensor, labels: Tensor) -> "SecondStage":
+        """Fit it to out-of-fold scores, (N, K): scores of photos that a head has seen lie too far apart."""
+        e = scores @ contrasts(scores.shape[1]).T
+        classes, counts = scores.shape[1], torch.bincount(labels, minlength=scores.shape[1])
+        means = torch.zeros(classes, classes - 1, dtype=torch.float64).index_add_(0, labels, e)
+        means = means / counts.clamp(min=1)[:, None]
+        away = e - means[labels]
+        factor = _whitening(away.T @ away / max(1, len(e) - int((counts > 0).sum())))
+        u = e @ factor.T
+        centred = u - u.mean(0)
+        spread = _whitening(centred.T @ centred / max(1, len(u) - 1))
+        return cls(factor, means @ factor.T, u.mean(0), spread)
+
+    def whitened(self, scores: Tensor) -> Tensor:
+        """Return the whitened contrasts of scores, (N, K - 1)."""
+        return scores @ contrasts(scores.shape[1]).to(scores).T @ self.factor.to(scores).T
+
+    def relative_distance(self, scores: Tensor) -> Tensor:
+        """Return the squared distance to the nearest class minus that to all photos as one Gaussian, (N,)."""
+        u = self.whitened(scores)
+        to_all = ((u - self.centre.to(u)) @ self.spread.to(u).T).square().sum(1)
+        nearest = u.square().sum(1) - 2 * class_scores(u, self.means.to(u)).amax(1)  # squared
+        return nearest - to_all
+
+    def span(self, means: Tensor, log_priors: Tensor, temperature: Tensor) -> Span:
+        """Return the mixture whose posterior is that of the second stage.
+
+        Args:
+            means: class means of z, (K, D) in float64.
+            log_priors: (K,).
+            temperature: what scores of the second stage are multiplied by.
+        """
+        basis, root = _basis(means)
+        # contrasts of scores are root @ (z along the basis) - rows @ |mu|^2 / 2
+        factor, rows = temperature.sqrt() * self.factor.double(), contrasts(len(means)).to(means)
+        shift = -factor @ (rows @ (0.5 * means.square().sum(1)))
+        own = temperature.sqrt() * self.means.double()
+        return Span(basis, factor @ root, shift, own, (temperature * log_priors).log_softmax(0))
+
+
+def _whitening(covariance: Tensor) -> Tensor:
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
+    ridged = covariance + ridge * torch.eye(len(covariance), dtype=covariance.dtype)
+    identity = torch.eye(len(covariance), dtype=covariance.dtype)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(ridged), identity, upper=False)
 
 
 def shrunk(known: Standardised, shrinkage: float) -> Tensor:

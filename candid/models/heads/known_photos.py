@@ -40,7 +40,7 @@ class KnownPhotos:
             classes: K.
 
         Returns:
-            None if there is no room for one photo of each class.
+            None if there are no photos, or no room for one of each class.
         """
         rows = [(labels == y).nonzero()[:, 0] for y in range(classes)]
         rows = [own[torch.linspace(0, len(own) - 1, min(EACH, len(own))).round().long()] for own in rows]

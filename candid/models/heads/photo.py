@@ -15,8 +15,8 @@ from candid.models.eyes import open_eye
 from candid.models.eyes.eye import Eye
 from candid.models.flow.config import checked_names
 from candid.models.flow.mixture import LatentMixture
-from candid.models.heads.closed_form import ClosedForm, Posterior, SecondStage
-from candid.models.heads.gaussian import Span, class_scores, contrasts
+from candid.models.heads.closed_form import ClosedForm, Posterior
+from candid.models.heads.gaussian import SecondStage, Span, class_scores, contrasts
 from candid.models.heads.known_photos import KnownPhotos
 from candid.models.heads.taught import Known, Seen, TaughtClasses
 from candid.models.protocol import DensityOf, ImageClassifier, Outputs, check_batch
@@ -62,19 +62,92 @@ class PhotoConfig:
         return self.classes - self.taught
 
 
-class EyeModel(ImageClassifier):
-    """What models that look through an eye share."""
+class PhotoModel(ImageClassifier):
+    """A generative classifier of photos: an eye, an invertible linear map and a Gaussian mixture.
 
-    config: "PhotoConfig"
+    Its density is one of features, the statistics of the eye, not of pixels. The mixture has one component
+    of unit covariance for each class in the coordinates of :meth:`latent`.
 
-    def __init__(self, config: "PhotoConfig", class_names: Sequence[str] | None, eye: Eye | None) -> None:
+    Args:
+        config: the eye and the classes.
+        class_names: one name per class.
+        eye: the eye, if it is open already or can't be found by its name.
+    """
+
+    kind: ClassVar = "photo"
+    density_of: ClassVar[DensityOf] = "features"
+    config: PhotoConfig
+    centre: Tensor
+    scale: Tensor
+    whitening: Tensor
+    means: Tensor
+    priors: Tensor
+    temperatures: Tensor
+    rest_scale: Tensor
+    logistic_weight: Tensor
+    logistic_bias: Tensor
+
+    def __init__(
+        self, config: PhotoConfig, class_names: Sequence[str] | None = None, eye: Eye | None = None
+    ) -> None:
         super().__init__(checked_names(class_names, config.classes))
-        self.config = config
-        self.image_shape = (3, config.size, config.size)
+        self.config, self.image_shape, self._eye = config, (3, config.size, config.size), eye
         self.thumbnails: dict[str, Tensor] = {}
         """Photos that are kept for people, as :class:`~candid.models.heads.known_photos.KnownPhotos`."""
-        self._eye = eye
         self.register_buffer("image_mean", torch.zeros(1, device="cpu"), persistent=False)
+        d, k = config.dimensions, config.fitted
+        shapes = {
+            "centre": (d,),
+            "scale": (d,),
+            "means": (k, d),
+            "priors": (k,),
+            "temperatures": (2,),
+            "rest_scale": (),
+            "second_factor": (k - 1, k - 1),
+            "second_means": (k, k - 1),
+            "second_centre": (k - 1,),
+            "second_spread": (k - 1, k - 1),
+        }
+        if config.posterior == "logistic":
+            shapes |= {"logistic_weight": (k, d), "logistic_bias": (k,)}
+        if config.taught:
+            t = config.taught
+            shapes |= {"taught_weights": (t, d), "taught_constants": (t,), "taught_places": (t, d)}
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape))
+        # the bits of half-precision numbers, so that nothing widens them in memory or on disk
+        self.register_buffer("whitening", torch.zeros(d * (d + 1) // 2, dtype=torch.int16))
+        self._derived: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Span]] = {}
+        self.register_load_state_dict_post_hook(_forget_derived)
+
+    @classmethod
+    def of(cls, head: ClosedForm, eye: Eye, class_names: Sequence[str]) -> "PhotoModel":
+        """Return the model of a fitted head. Its whitening is rounded to half precision.
+
+        Raises:
+            CandidError: if the photos of each class differ so little that it can't be.
+        """
+        config = PhotoConfig(eye.name, eye.sha256, eye.size, eye.groups, len(class_names), head.posterior)
+        model = cls(config, class_names, eye)
+        factor = head.whitened.factor.half()
+        if not factor.isfinite().all():
+            raise CandidError("All photos of a class look almost the same to the eye: give different ones.")
+        rows, columns = torch.tril_indices(*factor.shape)
+        model.whitening = factor[rows, columns].view(torch.int16)
+        values = {
+            "centre": head.standardised.centre,
+            "scale": head.standardised.scale,
+            "means": head.standardised.means @ factor.double().T,
+            "priors": head.log_priors,
+            "temperatures": torch.tensor([head.temperature, head.second_temperature]),
+            "rest_scale": torch.tensor(head.rest_scale),
+            **{f"second_{name}": value for name, value in head.second._asdict().items()},
+        }
+        if head.logistic is not None:
+            values |= {"logistic_weight": head.logistic[0], "logistic_bias": head.logistic[1]}
+        for name, value in values.items():
+            setattr(model, name, value.float())
+        return model.eval()
 
     @property
     def eye(self) -> Eye:
@@ -112,83 +185,6 @@ class EyeModel(ImageClassifier):
     def frozen(self) -> Self:
         """Return the model itself: nothing is folded."""
         return self
-
-
-class PhotoModel(EyeModel):
-    """A generative classifier of photos: an eye, an invertible linear map and a Gaussian mixture.
-
-    Its density is one of features, the statistics of the eye, not of pixels. The mixture has one component
-    of unit covariance for each class in the coordinates of :meth:`latent`.
-
-    Args:
-        config: the eye and the classes.
-        class_names: one name per class.
-        eye: the eye, if it is open already or can't be found by its name.
-    """
-
-    kind: ClassVar = "photo"
-    density_of: ClassVar[DensityOf] = "features"
-    centre: Tensor
-    scale: Tensor
-    whitening: Tensor
-    means: Tensor
-    priors: Tensor
-    temperatures: Tensor
-    rest_scale: Tensor
-    logistic_weight: Tensor
-    logistic_bias: Tensor
-
-    def __init__(
-        self, config: PhotoConfig, class_names: Sequence[str] | None = None, eye: Eye | None = None
-    ) -> None:
-        super().__init__(config, class_names, eye)
-        d, k = config.dimensions, config.fitted
-        shapes = {
-            "centre": (d,),
-            "scale": (d,),
-            "means": (k, d),
-            "priors": (k,),
-            "temperatures": (2,),
-            "rest_scale": (),
-            "second_factor": (k - 1, k - 1),
-            "second_means": (k, k - 1),
-            "second_centre": (k - 1,),
-            "second_spread": (k - 1, k - 1),
-        }
-        if config.posterior == "logistic":
-            shapes |= {"logistic_weight": (k, d), "logistic_bias": (k,)}
-        if config.taught:
-            t = config.taught
-            shapes |= {"taught_weights": (t, d), "taught_constants": (t,), "taught_places": (t, d)}
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape))
-        # the bits of half-precision numbers, so that nothing widens them in memory or on disk
-        self.register_buffer("whitening", torch.zeros(d * (d + 1) // 2, dtype=torch.int16))
-        self._derived: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Span]] = {}
-        self.register_load_state_dict_post_hook(_forget_derived)
-
-    @classmethod
-    def of(cls, head: ClosedForm, eye: Eye, class_names: Sequence[str]) -> "PhotoModel":
-        """Return the model of a fitted head. Its whitening is rounded to half precision."""
-        config = PhotoConfig(eye.name, eye.sha256, eye.size, eye.groups, len(class_names), head.posterior)
-        model = cls(config, class_names, eye)
-        factor = head.whitened.factor.half()
-        rows, columns = torch.tril_indices(*factor.shape)
-        model.whitening = factor[rows, columns].view(torch.int16)
-        values = {
-            "centre": head.standardised.centre,
-            "scale": head.standardised.scale,
-            "means": head.standardised.means @ factor.double().T,
-            "priors": head.log_priors,
-            "temperatures": torch.tensor([head.temperature, head.second_temperature]),
-            "rest_scale": torch.tensor(head.rest_scale),
-            **{f"second_{name}": value for name, value in head.second._asdict().items()},
-        }
-        if head.logistic is not None:
-            values |= {"logistic_weight": head.logistic[0], "logistic_bias": head.logistic[1]}
-        for name, value in values.items():
-            setattr(model, name, value.float())
-        return model.eval()
 
     @property
     def second(self) -> SecondStage:
@@ -258,7 +254,10 @@ class PhotoModel(EyeModel):
         return self.logits_of(self.features(x))
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """Return the logits of statistics, (B, M): they are linear in them."""
+        """Return the logits of statistics, (B, M).
+
+        They are linear in the statistics, except those of a class that was taught to a logistic posterior.
+        """
         x, z = self._whitened(features)
         scores = class_scores(z, self.means.to(z))
         first = self.temperatures[0].to(z) * (scores + self.priors.to(z))
@@ -276,7 +275,7 @@ class PhotoModel(EyeModel):
         return self._latent(z, z @ span.basis.to(z).T, span)
 
     def places(self, latent: Tensor) -> Tensor:
-        """Return the coordinates of latents (B, D) along the span of the class means, (B, M - 1)."""
+        """Return coordinates of latents (B, D) along the span of the means of fitted classes, (B, K - 1)."""
         return latent @ self._parts()[1].basis.to(latent).T
 
     @property
@@ -385,31 +384,10 @@ class PhotoModel(EyeModel):
 
         With the logistic posterior, the mixture is the one of the first stage.
         """
-        means, rows = self.means.double(), contrasts(self.config.fitted).to(self.device)
-        directions = rows @ means  # (K - 1, D)
-        values, vectors = torch.linalg.eigh(directions @ directions.T)
-        values = values.clamp(min=1e-12 * float(values.max()))
-        root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
-        basis = inverse @ directions
-        priors, temperatures = self.priors.double(), self.temperatures.double()
+        means, priors, temperatures = self.means.double(), self.priors.double(), self.temperatures.double()
         if self.config.posterior == "second-stage":
-            # contrasts of scores are root @ (z along the basis) - rows @ |mu|^2 / 2
-            scale = temperatures[1].sqrt()
-            matrix = scale * self.second.factor.double() @ root
-            shift = -scale * self.second.factor.double() @ (rows @ (0.5 * means.square().sum(1)))
-            return Span(
-                basis,
-                matrix,
-                shift,
-                scale * self.second.means.double(),
-                (temperatures[1] * priors).log_softmax(0),
-            )
-        scale = temperatures[0].sqrt()
-        identity = torch.eye(len(basis), dtype=torch.float64, device=self.device)
-        own = scale * means @ basis.T
-        return Span(
-            basis, scale * identity, torch.zeros_like(own[0]), own, (temperatures[0] * priors).log_softmax(0)
-        )
+            return self.second.span(means, priors, temperatures[1])
+        return Span.of(means, priors, temperatures[0])
 
 
 def _forget_derived(model: torch.nn.Module, _: Any) -> None:

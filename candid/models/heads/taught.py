@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from candid.models.heads.closed_form import Posterior, SecondStage
-from candid.models.heads.gaussian import Span, class_scores
+from candid.models.heads.closed_form import Posterior
+from candid.models.heads.gaussian import SecondStage, Span, class_scores
 
 FEWEST = 5
 """Photos that a class can be taught from."""
@@ -100,8 +100,15 @@ class Known(NamedTuple):
     def extended(self, seen: Seen, taught: TaughtClasses) -> Seen:
         """Return what the head says with taught classes, from what its fitted part says of photos.
 
-        Novelty: the distance to the nearest class and the distance outside of the span become those to the
-        nearest of all classes; the evidence becomes that of all classes.
+        Of a taught class with the place p, let z_o and p_o be the parts outside of the span of the fitted
+        classes, r the scale of the rest, and u and v the whitened scores of z and of p. With
+        n = |z_o - p_o|^2 - |z_o|^2, the three novelty scores become::
+
+            relative + min(0, min_p (|u - v|^2 + n / r^2) - min_y |u - m_y|^2)
+            -logsumexp of the tempered logits of all classes
+            max(0, |z_o|^2 + min(0, min_p n))
+
+        The first and the last are distances to the nearest of all classes.
         """
         z = seen.z
         first = self.temperature.to(z) * (seen.scores + self.priors.to(z))
@@ -133,8 +140,9 @@ class Known(NamedTuple):
     def _difference(self, logits: Tensor, first: Tensor) -> Tensor:
         """Return what brings the logits of a taught class to the scale of the posterior, (B, 1).
 
-        It is exactly 0 for the posterior of the mixture. The mean of the second stage keeps logits linear in
-        the statistics; for a logistic regression the odds against all fitted classes are kept.
+        With l the logits of the posterior and f those of the mixture, it is mean_y l - mean_y f, which is
+        exactly 0 for the posterior of the mixture and keeps logits linear in the statistics. For a logistic
+        regression it is logsumexp_y l - logsumexp_y f: the odds against all fitted classes are kept.
         """
         if self.posterior == "logistic":
             return logits.logsumexp(1, keepdim=True) - first.logsumexp(1, keepdim=True)

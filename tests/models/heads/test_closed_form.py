@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.models.heads.closed_form import FOLDS, SHRINKAGES, ClosedForm, SecondStage, fit_head
+from candid.models.heads.closed_form import FOLDS, SHRINKAGES, ClosedForm, fit_head
 from candid.models.heads.gaussian import (
     Moments,
+    SecondStage,
     Standardised,
     Whitened,
     class_scores,

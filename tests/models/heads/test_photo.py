@@ -43,6 +43,20 @@ def test_logits_are_linear_in_the_statistics(posterior: str) -> None:
     torch.testing.assert_close(model.logits_of(features.double()), expected)
 
 
+def test_photos_that_hardly_differ_are_refused() -> None:
+    """Their whitening is beyond the range of half precision."""
+    features, labels = clouds(12)
+    means = torch.stack([features[labels == y].mean(0) for y in range(CLASSES)]).double()
+
+    def model(spread: float) -> PhotoModel:
+        head = fit_head(means[labels] + spread * features, labels, CLASSES, GROUPS, logistic=False)
+        return PhotoModel.of(head, NoEye(), ("a", "b", "c"))
+
+    assert model(1e-4).logits_of(features).isfinite().all()
+    with pytest.raises(CandidError, match="look almost the same to the eye"):
+        model(1e-6)
+
+
 @pytest.mark.parametrize("posterior", ["mixture", "second-stage", "logistic"])
 def test_the_latent_is_invertible(posterior: str) -> None:
     model, features, _ = model_of(posterior)
