@@ -1,12 +1,14 @@
 """The threads in which the network runs, and what waits for them."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
+
+from candid.serve.threads import Threads
 
 Network = TypeVar("Network")
 Item = TypeVar("Item")
@@ -46,7 +48,7 @@ class _Waiting(Generic[Network, Item, Answer]):
     since: float = field(default_factory=time.monotonic)
 
 
-class Queue(Generic[Network, Item, Answer]):
+class Queue(Threads, Generic[Network, Item, Answer]):
     """Answers items in batches, with a thread for each network: what waits together is answered together.
 
     If a network ends (:class:`LostError`), each item of its batch is asked again alone. An item that then
@@ -71,16 +73,11 @@ class Queue(Generic[Network, Item, Answer]):
         batch: int,
         prepare: Callable[[Network], object] = lambda network: None,
     ) -> None:
+        super().__init__()
         self._answer, self._batch, self._prepare = answer, batch, prepare
         self._waiting: deque[_Waiting[Network, Item, Answer]] = deque()
-        self._changed = threading.Condition()
-        self._closed, self._passing = False, 0
-        self._threads = [
-            threading.Thread(target=self._work, args=(network,), name="network", daemon=True)
-            for network in networks
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._passing = 0
+        self._start("network", [partial(self._work, network) for network in networks])
 
     def together(self, item: Item, size: int = 1) -> "Future[Answer]":
         """The answer to ``item``, which fills ``size`` places; while it waits, it can be cancelled."""
@@ -89,14 +86,6 @@ class Queue(Generic[Network, Item, Answer]):
     def alone(self, answer: Callable[[Network], Answer]) -> "Future[Answer]":
         """``answer(network)``, when it is its turn."""
         return self._put(_Waiting(answer))
-
-    def close(self) -> None:
-        """Answer what waits, then end the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
 
     def abandon(self) -> None:
         """Let everything that waits fail with :class:`LostError`."""

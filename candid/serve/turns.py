@@ -2,15 +2,16 @@
 
 import heapq
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from candid.serve.threads import Threads
 
-class Turns:
+
+class Turns(Threads):
     """Threads that take turns between clients and their requests (start-time fair queueing).
 
     Every job has a cost. A request's jobs count one after the other, those of different requests next to each
@@ -25,16 +26,12 @@ class Turns:
     """
 
     def __init__(self, threads: int) -> None:
+        super().__init__()
         self._waiting: list[tuple[float, int, float, Callable[[], Any], Future[Any]]] = []
-        self._changed = threading.Condition()
         self._clients: Counter[str] = Counter()
         self._number = itertools.count()
-        self._now, self._closed = 0.0, False
-        self._threads = [
-            threading.Thread(target=self._work, name="decoder", daemon=True) for _ in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._now = 0.0
+        self._start("decoder", [self._work] * threads)
 
     @contextmanager
     def request(self, client: str) -> Iterator[Callable[[float, Callable[[], Any]], "Future[Any]"]]:
@@ -58,14 +55,6 @@ class Turns:
             self._clients[client] -= 1
             if not self._clients[client]:
                 del self._clients[client]
-
-    def close(self) -> None:
-        """Do what waits, then end the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
 
     def _work(self) -> None:
         while True:
