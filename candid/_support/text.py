@@ -94,6 +94,15 @@ def listed(items: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Return a count with its noun: ``many``, or ``one`` with an s, unless the count is 1.
+
+    >>> plural(1, "photo"), plural(1200, "photo"), plural(2, "class", "classes")
+    ('1 photo', '1,200 photos', '2 classes')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def short_name(model: Path) -> str:
     """Return ``cifar10`` for runs/cifar10/model/best, ``cifar10-last`` for runs/cifar10/model/last."""
     parts = [part for part in model.resolve().parts[1:][-3:] if part not in ("model", "best")]

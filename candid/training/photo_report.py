@@ -1,6 +1,7 @@
-"""A report on the photos of a training: labels that are probably wrong, near-duplicates, odd photos."""
+"""A report on the photos of a training: wrong labels, photos in two classes, near-duplicates, odd photos."""
 
 import html
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from candid._support.tables import as_csv
+from candid._support.text import plural
 from candid.data.thumbnails import inline_thumbnail
 from candid.inference.predictions import Predictions
 from candid.training.features import Features
@@ -25,19 +27,26 @@ MOST = 60
 """Photos of each kind on the page; the CSV has all of them."""
 THUMBNAIL = 128
 ROWS = 1024
+KINDS = ("label", "conflict", "duplicate", "leak", "odd")
+PAIRS = ("conflict", "duplicate", "leak")
+"""Kinds of findings that are two photos."""
+MOST_PAIRS = 3
+"""Pairs of classes that a warning names."""
 
 
 class Finding(NamedTuple):
     """One thing to look at."""
 
     kind: str
-    """"label", "leak", "duplicate" or "odd"."""
+    """"label", "conflict", "leak", "duplicate" or "odd"."""
     path: str
     label: str
     other: str
     """The class that is more probable, or the photo that it resembles."""
     value: float
     """Posterior of the label, cosine, or deviations above the median."""
+    other_label: str = ""
+    """The label of the photo that it resembles."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +90,31 @@ class DataReport:
 
     def counts(self) -> dict[str, int]:
         """Return the number of findings of each kind."""
-        return {kind: len(self.of_kind(kind)) for kind in ("label", "duplicate", "leak", "odd")}
+        return {kind: len(self.of_kind(kind)) for kind in KINDS}
 
     def sentences(self) -> list[str]:
         """Return what a user should know at once."""
         counts, found = self.counts(), []
+        if counts["conflict"]:
+            found.append(_conflict_warning(self.of_kind("conflict")))
         if counts["leak"]:
             found.append(
-                f"warning: {counts['leak']} photos nearly equal a photo of another part (training, held-out, "
-                "test), so that results on them are too good: see photos.html"
+                f"warning: {plural(counts['leak'], 'photo nearly equals', 'photos nearly equal')} a photo of "
+                "another part (training, held-out, test), so that results are too good: see photos.html"
             )
-        shown = {
-            "labels that are probably wrong": counts["label"],
-            "near-duplicates": counts["duplicate"],
-            "odd photos": counts["odd"],
-        }
-        if any(shown.values()):
-            listed = ", ".join(f"{count} {name}" for name, count in shown.items() if count)
+        shown = (
+            (counts["label"], "label that is probably wrong", "labels that are probably wrong"),
+            (counts["duplicate"], "near-duplicate", "near-duplicates"),
+            (counts["odd"], "odd photo", "odd photos"),
+        )
+        if any(count for count, _, _ in shown):
+            listed = ", ".join(plural(*each) for each in shown if each[0])
             found.append(f"worth a look, in photos.html and photos.csv: {listed}")
         return found
 
     def csv(self) -> str:
         """Return all findings as CSV."""
-        rows = ((*each[:4], f"{each.value:.4f}") for each in self.findings)
+        rows = ((*each[:4], f"{each.value:.4f}", each.other_label) for each in self.findings)
         return as_csv([Finding._fields, *rows])
 
     def html(self) -> str:
@@ -115,6 +126,11 @@ class DataReport:
                 "To a head that has not seen the photo, another class is far more probable.",
             ),
             (
+                "conflict",
+                "Photos in two classes",
+                "Each nearly equals a photo with another label: one of the two labels is wrong.",
+            ),
+            (
                 "leak",
                 "Photos that nearly equal one of another part",
                 "Results on such test or held-out photos are too good: remove one of the two.",
@@ -124,6 +140,18 @@ class DataReport:
         )
         parts = [_section(title, text, self.of_kind(kind)) for kind, title, text in sections]
         return PAGE.format(body="\n".join(parts))
+
+
+def _conflict_warning(found: list[Finding]) -> str:
+    pairs = Counter(" and ".join(sorted((each.label, each.other_label))) for each in found)
+    named = [pair for pair, _ in pairs.most_common(MOST_PAIRS)]
+    if len(pairs) > MOST_PAIRS:
+        named.append(f"{len(pairs) - MOST_PAIRS} more")
+    are, each = ("is", "it") if len(found) == 1 else ("are", "each")
+    return (
+        f"warning: {plural(len(found), 'photo')} {are} in two classes ({', '.join(named)}): one label of "
+        f"{each} is wrong; see photos.html"
+    )
 
 
 PAGE = """<!doctype html>
@@ -148,13 +176,14 @@ def _section(title: str, text: str, found: list[Finding]) -> str:
 
 
 def _figure(each: Finding) -> str:
-    pictures = _picture(each.path) + (_picture(each.other) if each.kind in ("duplicate", "leak") else "")
+    pictures = _picture(each.path) + (_picture(each.other) if each.kind in PAIRS else "")
     if each.kind == "label":
         text = f"labelled {each.label} ({100 * each.value:.1f} %), looks like {each.other}"
     elif each.kind == "odd":
         text = f"labelled {each.label}; {each.value:.1f} deviations from the median"
     else:
-        text = f"{each.label}; nearly equals {Path(each.other).parent.name}/{Path(each.other).name}"
+        other = f"{Path(each.other).parent.name}/{Path(each.other).name}"
+        text = f"{each.label}; nearly equals {other}, labelled {each.other_label}"
     place = Path(each.path)
     return (
         f"<figure>{pictures}<figcaption>{html.escape(f'{place.parent.name}/{place.name}')}<br>"
@@ -184,7 +213,10 @@ def _labels(found: Predictions, class_names: tuple[str, ...]) -> list[Finding]:
 
 
 def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> list[Finding]:
-    """Return each photo that nearly equals an earlier one; a leak if that one is in another part."""
+    """Return each photo that nearly equals an earlier one.
+
+    It is a conflict if that one has another label, else a leak if that one is in another part.
+    """
     train = parts["train"].values
     values = torch.cat([each.values for each in parts.values()])
     names = [name for each in parts.values() for name in each.names]
@@ -195,9 +227,12 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
     for start in range(0, len(x), ROWS):
         rows = x[start : start + ROWS]
         near = (rows @ x[: start + len(rows)].T).tril(start - 1)  # each with those before it
-        value, other = near.max(1)
-        for i in (value >= SAME).nonzero().flatten().tolist():
-            j, row = int(other[i]), start + i
-            kind = "duplicate" if place[row] == place[j] else "leak"
-            found.append(Finding(kind, names[row], class_names[int(labels[row])], names[j], float(value[i])))
+        for i in (near.amax(1) >= SAME).nonzero().flatten().tolist():
+            row = start + i
+            apart = near[i].where(labels[: near.shape[1]] != labels[row], 0)
+            conflict = float(apart.max()) >= SAME
+            j = int((apart if conflict else near[i]).argmax())
+            kind = "conflict" if conflict else "duplicate" if place[row] == place[j] else "leak"
+            own, other = (class_names[int(labels[k])] for k in (row, j))
+            found.append(Finding(kind, names[row], own, names[j], float(near[i, j]), other))
     return found

@@ -292,22 +292,37 @@ def test_the_report_finds_wrong_labels_copies_and_odd_photos() -> None:
     (train, by_fold), (test, by_model) = made_part("train", 60), made_part("test", 20)
     by_fold.logits[7] = torch.tensor([9.0, 0.0])  # of a photo of the second class
     by_model.logits[4] = torch.tensor([0.0, 9.0])
-    train.values[31] = 1.001 * train.values[30]
-    test.values[5] = train.values[12]
+    train.values[32] = 1.001 * train.values[30]
+    test.values[5] = train.values[13]
     by_fold.columns["novelty"][22, 2] = 40.0
     report = DataReport.of({"train": train, "test": test}, {"train": by_fold, "test": by_model}, ("a", "b"))
     seen = {(each.kind, each.path, each.label, each.other) for each in report.findings}
     assert seen == {
         ("label", "train/007.png", "b", "a"),
         ("label", "test/004.png", "a", "b"),
-        ("duplicate", "train/031.png", "b", "train/030.png"),
-        ("leak", "test/005.png", "b", "train/012.png"),
+        ("duplicate", "train/032.png", "a", "train/030.png"),
+        ("leak", "test/005.png", "b", "train/013.png"),
         ("odd", "train/022.png", "a", ""),
     }
-    assert report.counts() == {"label": 2, "duplicate": 1, "leak": 1, "odd": 1}
-    assert report.sentences()[0].startswith("warning: 1 photos nearly equal a photo of another part")
+    assert report.counts() == {"label": 2, "conflict": 0, "duplicate": 1, "leak": 1, "odd": 1}
+    assert report.sentences()[0].startswith("warning: 1 photo nearly equals a photo of another part")
+    assert report.sentences()[1].endswith("2 labels that are probably wrong, 1 near-duplicate, 1 odd photo")
     assert len(report.csv().splitlines()) == 6
     assert "Near-duplicates within a part: 1" in report.html()
+
+
+def test_the_same_photo_in_two_classes_is_a_warning() -> None:
+    (train, by_fold), (test, by_model) = made_part("train", 60), made_part("test", 20)
+    train.values[30] = train.values[20] = train.values[41]  # of the classes a, a and b
+    test.values[5] = train.values[12]
+    report = DataReport.of({"train": train, "test": test}, {"train": by_fold, "test": by_model}, ("a", "b"))
+    found = {(each.path, each.label, each.other, each.other_label) for each in report.of_kind("conflict")}
+    expected = {("train/041.png", "b", "train/020.png", "a"), ("test/005.png", "b", "train/012.png", "a")}
+    assert found == expected
+    assert report.counts() == {"label": 0, "conflict": 2, "duplicate": 1, "leak": 0, "odd": 0}
+    warning = "warning: 2 photos are in two classes (a and b): one label of each is wrong"
+    assert report.sentences()[0].startswith(warning)
+    assert "Photos in two classes: 2" in report.html()
 
 
 def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun, tmp_path: Path) -> None:
