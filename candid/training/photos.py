@@ -12,6 +12,7 @@ from candid._support.config import to_dict
 from candid._support.distributed import launch
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
+from candid._support.text import listed
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 FEWEST_HELD_OUT = 20
+PART_WORDS = {"val": "held-out", "test": "test"}
+MOST_NAMED = 5
+"""Classes that a warning names."""
 HEAD_SECONDS = 2e-3
 """Seconds that fitting the head takes for each photo."""
 
@@ -81,9 +85,27 @@ class PhotoData:
             each = f" ({least} each)" if least == most else f" ({least} to {most} each)"
         held_out = "all of them scored out of fold"
         if "val" in self.parts:
-            held_out = f"{len(self.parts['val']):,} held out"
+            count = len(self.parts["val"])
+            held_out = f"{count:,} held out"
+            if count < FEWEST_HELD_OUT:
+                held_out += f", fewer than {FEWEST_HELD_OUT}: p-values are out of fold"
         tested = f", {len(self.parts['test']):,} to test" if "test" in self.parts else ""
         return f"{len(train):,} photos of {len(self.class_names)} classes{each} to fit, {held_out}{tested}"
+
+    def missing(self) -> list[str]:
+        """Return a warning for each part that lacks photos of some classes."""
+        found = []
+        for name, part in self.parts.items():
+            if isinstance(part, FileSplit) and name != "train":
+                counts = torch.bincount(part.labels, minlength=len(self.class_names)).tolist()
+                absent = [each for each, count in zip(self.class_names, counts, strict=True) if not count]
+                if absent:
+                    more = [f"{len(absent) - MOST_NAMED} more"] if len(absent) > MOST_NAMED else []
+                    found.append(
+                        f"warning: no {PART_WORDS[name]} photos of {listed(absent[:MOST_NAMED] + more)}: "
+                        f"{PART_WORDS[name]} results say nothing about {'it' if len(absent) == 1 else 'them'}"
+                    )
+        return found
 
 
 def _has_val(data: str) -> bool:
@@ -135,6 +157,8 @@ def _announce(data: PhotoData, extraction: Extraction) -> None:
     """Say what was understood, what will be done and how long it will take."""
     log, eye = extraction.progress.log, extraction.eye
     log(data.described())
+    for warning in data.missing():
+        log(warning)
     new, seconds = extraction.estimate(list(data.parts.values()))
     known = sum(map(len, data.parts.values())) - new
     through = f"a photo model through the eye '{eye.name}' ({eye.size} pixels, {eye.licence})"
@@ -199,22 +223,26 @@ def _finish(
         },
         "head": {**head.described(), "photos": len(train)},
     }
+    val = parts["val"] if "val" in parts and len(parts["val"]) >= FEWEST_HELD_OUT else None
     if options.thumbnails:
-        _keep_photos(model, parts.get("val", train))
-    held_out, remembered = _held_out(model, head, parts)
+        _keep_photos(model, val or train)
+    held_out, remembered = _held_out(model, head, train, val)
     model.held_out = {"training_keys": train.keys.unique()}
     if len(held_out) >= FEWEST_HELD_OUT:
-        replace(held_out_scores(held_out), out_of_fold="val" not in parts).attach(model)
+        replace(held_out_scores(held_out), out_of_fold=val is None).attach(model)
         model.held_out |= remembered.tensors()
     else:
-        progress.log(f"no p-values: only {len(held_out)} photos were held out, of {FEWEST_HELD_OUT} needed")
+        progress.log(
+            f"no p-values and verdicts: only {len(held_out)} photos could be scored, of {FEWEST_HELD_OUT} "
+            "needed; add photos"
+        )
     checkpoint.save(model, folder.best)
     own = head.out_of_fold
     predictions = {
         "train": _predictions(model, train, own.logits, {"novelty": own.novelty}),
         **{name: _predicted(model, part) for name, part in parts.items() if name != "train"},
     }
-    results = {"val": _metrics(held_out), "head": model.metadata["head"]}
+    results = {"val": _metrics(predictions.get("val", held_out)), "head": model.metadata["head"]}
     if "test" in parts:
         results["test"] = _metrics(predictions["test"])
     skipped = [line for part in parts.values() for line in part.skipped]
@@ -258,20 +286,18 @@ def _predictions(
 
 
 def _held_out(
-    model: PhotoModel, head: ClosedForm, parts: dict[str, Features]
+    model: PhotoModel, head: ClosedForm, train: Features, val: Features | None
 ) -> tuple[Predictions, Remembered]:
-    """Return what is known of held-out photos; of all training photos, out of fold, if none are held out."""
-    if "val" in parts:
-        photos = parts["val"]
+    """Return what is known of held-out photos; of all training photos, out of fold, if there are none."""
+    if val is not None:
         with torch.no_grad():
-            seen = model.fitted_part(photos.values)
-        return _predicted(model, photos), Remembered(seen, photos.labels, photos.keys)
-    photos, fold = parts["train"], head.out_of_fold
-    z = out_of_fold_z(head, photos.values, photos.labels)
-    found = _predictions(model, photos, fold.logits, {"novelty": fold.novelty.float()})
-    return found, Remembered(
-        Seen(z, fold.scores, fold.logits, fold.novelty, None), photos.labels, photos.keys
-    )
+            seen = model.fitted_part(val.values)
+        return _predicted(model, val), Remembered(seen, val.labels, val.keys)
+    fold = head.out_of_fold
+    z = out_of_fold_z(head, train.values, train.labels)
+    found = _predictions(model, train, fold.logits, {"novelty": fold.novelty.float()})
+    seen = Seen(z, fold.scores, fold.logits, fold.novelty, None)
+    return found, Remembered(seen, train.labels, train.keys)
 
 
 def _metrics(found: Predictions) -> dict[str, float]:

@@ -325,6 +325,19 @@ def test_the_same_photo_in_two_classes_is_a_warning() -> None:
     assert "Photos in two classes: 2" in report.html()
 
 
+def test_few_held_out_photos_and_classes_without_any_cost_no_verdicts(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos" / "train", CLASSES, 8)
+    write_photos(tmp_path / "photos" / "val", TWO, 3, start=8)
+    write_photos(tmp_path / "photos" / "test", CLASSES[:1], 3, start=12)
+    heard = Heard()
+    found = candid.train(str(tmp_path / "photos"), out=tmp_path / "run", progress=heard)
+    assert "6 held out, fewer than 20: p-values are out of fold, 3 to test" in heard.lines[0]
+    assert heard.lines[1].startswith("warning: no held-out photos of stripes: held-out results say nothing")
+    assert heard.lines[2].startswith("warning: no test photos of rings and stripes: test results say nothing")
+    judge = Judge.of(candid.load(found.folder))
+    assert len(judge.held_out) == 24 and judge.held_out.out_of_fold
+
+
 def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun, tmp_path: Path) -> None:
     for sentence in Judge.of(candid.load(photo_run.model)).promises.sentences()[-2:]:
         assert "no bound is proven, since the model has learned from held-out images" in sentence
