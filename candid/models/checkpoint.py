@@ -175,7 +175,7 @@ def _load(folder: Path, memory: Memory, held_out: bool) -> Any:
     record = _read_record(folder)
     with torch.device("meta"):
         model = KINDS[record["kind"]].build(record["config"], record["class_names"], memory)
-    model.metadata = record["metadata"]
+    model.metadata, model.folder = record["metadata"], folder
     try:
         model.record  # noqa: B018  checks its types
     except CandidError as error:

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, cast, get_args
 
 import torch
@@ -301,6 +302,8 @@ class ImageClassifier(nn.Module):
         """What else is saved with the model, as JSON: how it was trained."""
         self.held_out: dict[str, Tensor] = {}
         """Scores of held-out images: p-values come from them."""
+        self.folder: Path | None = None
+        """Where it was loaded from."""
 
     @property
     def record(self) -> TrainingRecord:

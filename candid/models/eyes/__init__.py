@@ -47,11 +47,28 @@ def open_eye(name: str) -> "Eye":
         return OnnxEye(path) if path.suffix == ".onnx" else ExportedEye(path)
     for load in LOADERS:
         if model := load(name):
-            return resnet_eye(model, name)
+            return resnet_eye(model, absolute(name))
     raise CandidError(
         f"There is no eye '{name}': {did_you_mean(name, EYES)} Or name an ONNX or .pt2 file, or a folder "
         "with a ResNet."
     )
+
+
+def absolute(name: str) -> str:
+    """Return the whole path if ``name`` is a file or folder, so that it can be found from anywhere."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def moved(name: str, folder: Path | None) -> str:
+    """Return the name of an eye; files that are gone are replaced by those of their name in ``folder``."""
+    if folder is None or Path(name).exists():
+        return name
+    parts = []
+    for part in name.split("+"):
+        near = folder / Path(part).name
+        gone = Path(part).suffix in FILES and not Path(part).exists()
+        parts.append(str(near) if gone and near.is_file() else part)
+    return "+".join(parts)
 
 
 def _timm(name: str) -> "Eye":

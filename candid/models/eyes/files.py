@@ -31,7 +31,7 @@ class FileEye(Eye):
     """What the file says about itself."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = str(path), path
+        self.name, self.path = str(path.resolve()), path
         try:
             self.content = path.read_bytes()
         except OSError as error:

@@ -11,6 +11,7 @@ from torch import Tensor
 from candid._support.config import check_fields, check_range
 from candid._support.errors import CandidError
 from candid.data.images import Preprocessing
+from candid.models.eyes import moved
 from candid.models.flow.config import checked_names
 from candid.models.heads.softmax import SoftmaxEye, open_softmax
 from candid.models.protocol import DensityOf, ImageClassifier, Outputs, check_batch
@@ -118,7 +119,7 @@ class AdoptedModel(ImageClassifier):
                     "model.attach(network) first."
                 )
             with torch.inference_mode(False):  # gradients may be asked for later
-                self.attach(open_softmax(self.config.eye, self.class_names))
+                self.attach(open_softmax(moved(self.config.eye, self.folder), self.class_names))
         assert self._eye is not None
         return self._eye
 

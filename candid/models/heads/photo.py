@@ -11,7 +11,7 @@ from torch import Tensor
 from candid._support.config import check_fields, check_range
 from candid._support.errors import CandidError
 from candid.data.images import Preprocessing
-from candid.models.eyes import open_eye
+from candid.models.eyes import moved, open_eye
 from candid.models.eyes.eye import Eye
 from candid.models.flow.config import checked_names
 from candid.models.flow.mixture import LatentMixture
@@ -153,7 +153,7 @@ class PhotoModel(ImageClassifier):
     def eye(self) -> Eye:
         """The eye; its weights are read when it is first used."""
         if self._eye is None:
-            eye = open_eye(self.config.eye)
+            eye = open_eye(moved(self.config.eye, self.folder))
             if eye.sha256 != self.config.eye_sha256 or eye.groups != self.config.groups:
                 raise CandidError(
                     f"The eye '{self.config.eye}' has other weights than the one that this model was trained "

@@ -14,7 +14,7 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.files import digest
 from candid.data import imagenet
 from candid.data.images import path_of
-from candid.models.eyes import FILES, LOADERS
+from candid.models.eyes import FILES, LOADERS, absolute
 from candid.models.eyes.efficientnet import read_weights
 from candid.models.eyes.eye import Eye, PackagedEye
 from candid.models.eyes.files import ExportedEye, FileEye, OnnxEye, described
@@ -254,4 +254,4 @@ def _resnet(name: str) -> ResNetSoftmax:
         raise CandidError(
             f"'{name}' can't be adopted: a {model.kind} model has a density already. Adopt a ResNet."
         )
-    return ResNetSoftmax(model, name)
+    return ResNetSoftmax(model, absolute(name))
