@@ -59,8 +59,6 @@ class EfficientNetLite(nn.Module):
         for conv, norm in _norms(self.layout):
             for part, tensor in zip(("weight", "bias"), _folded(weights, conv.name, norm), strict=True):
                 self.register_buffer(f"{_key(conv)}_{part}", tensor)
-        self.register_buffer("classifier_weight", weights["_fc.weight"])
-        self.register_buffer("classifier_bias", weights["_fc.bias"])
 
     def parameters_of(self, conv: Conv) -> tuple[Tensor, Tensor]:
         """Return the folded weight and bias of a convolution."""
@@ -68,17 +66,6 @@ class EfficientNetLite(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Return the maps of the stages, before any activation, each (B, C, h, w)."""
-        return self._run(images)[0]
-
-    def pooled(self, maps: list[Tensor]) -> Tensor:
-        """Return the mean-pooled features that the network's own classifier reads, (B, 1280)."""
-        return self.last_maps(maps).mean((2, 3))
-
-    def last_maps(self, maps: list[Tensor]) -> Tensor:
-        """Return the last maps of the network from those of its stages, (B, 1280, h, w)."""
-        return self._conv(maps[-1], self.layout.head)
-
-    def _run(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         x = self._conv((images * 255 - SHIFT) / SCALE, self.layout.stem)
         kept = []
         for number, block in enumerate(self.layout.blocks):
@@ -88,7 +75,15 @@ class EfficientNetLite(nn.Module):
             x = x + start if block.residual else x
             if number in self.info.stages:
                 kept.append(x)
-        return kept, x
+        return kept
+
+    def pooled(self, maps: list[Tensor]) -> Tensor:
+        """Return the mean-pooled features that the network's own classifier reads, (B, 1280)."""
+        return self.last_maps(maps).mean((2, 3))
+
+    def last_maps(self, maps: list[Tensor]) -> Tensor:
+        """Return the last maps of the network from those of its stages, (B, 1280, h, w)."""
+        return self._conv(maps[-1], self.layout.head)
 
     def _conv(self, x: Tensor, conv: Conv) -> Tensor:
         weight, bias = self.parameters_of(conv)

@@ -1,9 +1,10 @@
 """Eyes: pretrained networks that turn images into stage statistics, which heads are fitted to."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,10 @@ from candid.data.images import Preprocessing
 from candid.models.eyes.efficientnet import EfficientNetLite, read_weights, statistics
 from candid.models.eyes.graph import More, session
 from candid.models.eyes.registry import EyeInfo
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+MOST_SESSIONS = 4
+"""Sessions of onnxruntime that an eye keeps."""
 
 
 class Eye(ABC):
@@ -74,7 +79,8 @@ class PackagedEye(Eye):
     def __init__(self, info: EyeInfo) -> None:
         self.info, self.name, self.size, self.sha256 = info, info.name, info.size, info.sha256
         self.licence, self.source, self.border = info.licence, info.source, info.border
-        self._sessions: dict[More, Any] = {}
+        self._sessions: dict[tuple[More, int], Any] = {}
+        """What runs in onnxruntime, by what it puts out and its number of threads."""
 
     @cached_property
     def network(self) -> EfficientNetLite:
@@ -109,17 +115,22 @@ class PackagedEye(Eye):
 
     def last_maps(self, images: Tensor) -> Tensor:
         """Return the maps whose means are the features of the network's own classifier, in torch."""
-        return self.network.last_maps(self.maps(images))
+        maps = self.maps(images)
+        return self.network.to(maps[-1].device, maps[-1].dtype).last_maps(maps)
 
     def _fast(self, images: Tensor) -> bool:
         cpu = images.device.type == "cpu" and images.dtype == torch.float32
         return cpu and not needs_gradient(images) and not torch.compiler.is_exporting()
 
     def _session(self, images: Tensor, more: More = "") -> list[Tensor]:
-        if more not in self._sessions:
-            self._sessions[more] = session(self.info, more)
+        key = more, torch.get_num_threads()
+        found = self._sessions.get(key)
+        if found is None:
+            found = session(self.info, more)
+            latest = list(self._sessions.items())[1 - MOST_SESSIONS :]
+            self._sessions = {**dict(latest), key: found}
         inputs = {"images": images.detach().contiguous().numpy()}
-        return [torch.from_numpy(each) for each in self._sessions[more].run(None, inputs)]
+        return [torch.from_numpy(each) for each in found.run(None, inputs)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sessions": {}}  # sessions can't be copied to other processes
@@ -155,11 +166,20 @@ def at_size(images: Tensor, size: int) -> Tensor:
     return resized.clamp(0, 1)
 
 
+def own_copy(module: Module) -> Module:
+    """Return a copy of a network for inference: the user's own stays in its mode and on its device."""
+    try:
+        return copy.deepcopy(module).eval().requires_grad_(False)
+    except Exception as error:  # modules may hold anything
+        raise CandidError(f"The network can't be copied: {error}") from error
+
+
 class ModuleEye(Eye):
     """Any ``nn.Module``, read at the layers that are named.
 
     Args:
-        module: the network; it gets images in [0, 1], or ``(image - mean) / std`` if these are given.
+        module: the network, which is copied; it gets images in [0, 1], or ``(image - mean) / std`` if these
+            are given.
         layers: names of submodules whose outputs (B, C, h, w) are the stages.
         size: height and width of the images.
         name: what people call it.
@@ -183,7 +203,7 @@ class ModuleEye(Eye):
         from candid._support.files import digest
 
         self.name, self.size, self.layers = name, size, tuple(layers)
-        self.module = module.eval().requires_grad_(False)
+        self.module = own_copy(module)
         known = dict(module.named_modules())
         for layer in layers:
             if layer not in known:

@@ -72,7 +72,7 @@ class OnnxEye(FileEye):
 
     def _open(self) -> None:
         try:
-            self._session: Any = session_of(self.content)
+            self._threads, self._session = torch.get_num_threads(), session_of(self.content)
         except CandidError as error:
             raise CandidError(f"'{self.path}' can't be an eye: {error}") from error
         inputs = self._session.get_inputs()
@@ -88,6 +88,8 @@ class OnnxEye(FileEye):
         self.metadata = self._session.get_modelmeta().custom_metadata_map
 
     def _outputs(self, images: Tensor) -> list[Tensor]:
+        if self._threads != torch.get_num_threads():
+            self._open()
         inputs = {self._session.get_inputs()[0].name: images.detach().cpu().float().contiguous().numpy()}
         return [torch.from_numpy(each).to(images.device) for each in self._session.run(None, inputs)]
 

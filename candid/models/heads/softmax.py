@@ -16,7 +16,7 @@ from candid.data import imagenet
 from candid.data.images import path_of
 from candid.models.eyes import FILES, LOADERS, absolute
 from candid.models.eyes.efficientnet import read_weights
-from candid.models.eyes.eye import Eye, PackagedEye
+from candid.models.eyes.eye import Eye, PackagedEye, own_copy
 from candid.models.eyes.files import ExportedEye, FileEye, OnnxEye, described
 from candid.models.eyes.registry import EYES, EyeInfo
 from candid.models.flow.config import checked_names
@@ -131,6 +131,11 @@ class FileSoftmax(SoftmaxEye):
             )
         names = self.eye.output_names
         self._logits = names.index("logits") if "logits" in names else flat[0]
+        if self._logits not in flat:
+            raise CandidError(
+                f"'{path}' can't be adopted: its output 'logits' has the shape "
+                f"{tuple(outputs[self._logits].shape)} for 2 images instead of (2, classes)."
+            )
         named = self.eye.metadata.get("class_names")
         if class_names is None and named is not None:
             class_names = json.loads(named)
@@ -150,7 +155,8 @@ class ModuleSoftmax(SoftmaxEye):
     Its features are the input of the linear layer whose output the logits are; without one, the logits.
 
     Args:
-        module: the network; it gets images in [0, 1], or ``(image - mean) / std`` if these are given.
+        module: the network, which is copied; it gets images in [0, 1], or ``(image - mean) / std`` if these
+            are given.
         size: height and width of the images.
         class_names: one name per class; the class numbers if None.
         mean: subtracted from each channel.
@@ -173,7 +179,7 @@ class ModuleSoftmax(SoftmaxEye):
         border: int = 0,
         name: str = "module",
     ) -> None:
-        self.module = module.eval().requires_grad_(False)
+        self.module = own_copy(module)
         self.name, self.size, self.border = name, size, border
         self.image_shape = (3, size, size)
         self.metadata = {"training": {"config": {"crop": "none"}}}
@@ -224,7 +230,7 @@ def open_softmax(given: Any, class_names: Sequence[str] | None = None) -> Softma
         1000
     """
     if isinstance(given, ResNet):
-        given = ResNetSoftmax(given, "module")
+        given = ResNetSoftmax(own_copy(given), "module")
     if isinstance(given, SoftmaxEye):
         return given
     if isinstance(given, nn.Module):

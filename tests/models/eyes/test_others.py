@@ -14,6 +14,7 @@ from candid import CandidError, ResNet, ResNetConfig
 from candid.models.eyes import open_eye
 from candid.models.eyes.efficientnet import statistics
 from candid.models.eyes.eye import JoinedEyes, ModuleEye
+from candid.models.eyes.files import OnnxEye
 from tests.helpers import randomise
 
 
@@ -24,7 +25,7 @@ def small_network() -> nn.Sequential:
 
 
 def test_a_module_is_read_at_its_layers() -> None:
-    network = small_network()
+    network = small_network().eval()  # batch norms use their running statistics
     eye = ModuleEye(network, ["3", "0"], 16, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.25))
     images = torch.rand(2, 3, 16, 16)
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.5, 0.25])
@@ -32,16 +33,22 @@ def test_a_module_is_read_at_its_layers() -> None:
     second = network[3](network[2](network[1](first)))
     assert torch.allclose(eye.statistics(images), statistics([second, first]), atol=1e-6)
     assert eye.groups == (6, 6, 4, 4)
-    assert not network.training  # batch norms use their running statistics
-    assert not any(module._forward_hooks for module in network.modules())
+    assert not any(module._forward_hooks for module in eye.module.modules())
+
+
+def test_the_users_module_stays_as_it_is() -> None:
+    network = small_network()
+    eye = ModuleEye(network, ["0"], 16)
+    eye.statistics(torch.rand(1, 3, 16, 16, dtype=torch.float64))
+    assert network.training and not eye.module.training
+    assert all(each.requires_grad and each.dtype == torch.float32 for each in network.parameters())
 
 
 def test_hooks_are_removed_if_the_module_fails() -> None:
-    network = small_network()
-    eye = ModuleEye(network, ["0"], 16)
+    eye = ModuleEye(small_network(), ["0"], 16)
     with pytest.raises(RuntimeError):
         eye.statistics(torch.rand(2, 3, 9, 9))  # the linear layer does not fit
-    assert not any(module._forward_hooks for module in network.modules())
+    assert not any(module._forward_hooks for module in eye.module.modules())
 
 
 def test_gradients_reach_images_through_a_module() -> None:
@@ -115,6 +122,19 @@ def test_maps_and_features_of_an_onnx_file(tmp_path: Path) -> None:
     assert torch.allclose(eye.statistics(images), expected, atol=1e-5)
     with pytest.raises(CandidError, match="no maps, so there are no heatmaps"):
         eye.maps(images)
+
+
+def test_an_onnx_file_follows_the_number_of_threads(tmp_path: Path) -> None:
+    onnx_file(tmp_path / "net.onnx", {"maps": 4})
+    eye, before = open_eye(str(tmp_path / "net.onnx")), torch.get_num_threads()
+    assert isinstance(eye, OnnxEye)
+    try:
+        for threads in (before + 1, before):
+            torch.set_num_threads(threads)
+            eye.statistics(torch.rand(1, 3, eye.size, eye.size))
+            assert eye._session.get_session_options().intra_op_num_threads == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_onnx_file_with_maps_only_has_heatmaps(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from candid import CandidError
 from candid.models.eyes import efficientnet, graph, open_eye, registry
 from candid.models.eyes.efficientnet import EfficientNetLite, read_weights, statistics
-from candid.models.eyes.eye import JoinedEyes, PackagedEye, at_size
+from candid.models.eyes.eye import MOST_SESSIONS, JoinedEyes, PackagedEye, at_size
 from candid.models.eyes.registry import EYES, EyeInfo
 
 LITE0 = EYES["lite0"]
@@ -92,9 +92,28 @@ def test_a_constant_image_has_a_finite_gradient() -> None:
 
 def test_without_gradients_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = PackagedEye(LITE0)
-    monkeypatch.setattr(efficientnet.EfficientNetLite, "_run", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(efficientnet.EfficientNetLite, "maps", Mock(side_effect=AssertionError))
     with torch.no_grad():
         assert eye.statistics(photo_like(1, 224).requires_grad_()).shape == (1, 1408)
+
+
+def test_the_last_maps_after_images_of_another_type() -> None:
+    eye, images = PackagedEye(LITE0), torch.rand(1, 3, 224, 224)
+    expected = eye.last_maps(images)
+    eye.maps(images.double())
+    assert torch.equal(eye.last_maps(images), expected)
+
+
+def test_onnxruntime_follows_the_number_of_threads() -> None:
+    before, eye, images = torch.get_num_threads(), PackagedEye(LITE0), torch.rand(1, 3, 224, 224)
+    try:
+        for threads in range(1, MOST_SESSIONS + 2):
+            torch.set_num_threads(threads)
+            eye.statistics(images)
+            used = eye._sessions["", threads].get_session_options().intra_op_num_threads
+            assert used == threads and len(eye._sessions) <= MOST_SESSIONS
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_eye_can_be_sent_to_another_process() -> None:
@@ -160,7 +179,9 @@ def test_it_has_the_stages_of_the_registry(network: EfficientNetLite) -> None:
     ]
 
 
-def test_it_recognises_imagenet_photos(imagenet_photos: Path, network: EfficientNetLite) -> None:
+def test_it_recognises_imagenet_photos(
+    imagenet_photos: Path, weights: dict[str, Tensor], network: EfficientNetLite
+) -> None:
     """The published network finds most of the classes: weights, channels and scaling are right."""
     import io
     import tarfile
@@ -176,7 +197,7 @@ def test_it_recognises_imagenet_photos(imagenet_photos: Path, network: Efficient
     assert all(io.BytesIO(each).read(2) == b"\xff\xd8" for each in content)
     image = torch.stack([decode_as(each, Preprocessing(3, 224, 224)) for each in content]) / 255
     pooled = network.pooled(network.maps(image))
-    weight, bias = network.get_buffer("classifier_weight"), network.get_buffer("classifier_bias")
+    weight, bias = weights["_fc.weight"], weights["_fc.bias"]
     assert (pooled @ weight.T + bias).softmax(1).amax(1).min() > 0.2
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -200,7 +201,17 @@ def test_features_of_a_module_are_the_input_of_its_last_layer() -> None:
     logits, features = eye.logits_and_features(images)
     assert torch.allclose(logits, network(inputs))
     assert torch.allclose(features, network[:3](inputs))
-    assert not any(module._forward_hooks for module in network.modules())
+    assert not any(module._forward_hooks for module in eye.module.modules())
+
+
+def test_the_users_network_stays_as_it_is() -> None:
+    module, images = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), torch.rand(2, 3, 4, 4).double()
+    own, larger = resnet().train(), torch.rand(2, 3, 16, 16).double()
+    ModuleSoftmax(module, 4).logits_and_features(images)
+    AdoptedModel.of(open_softmax(own)).outputs(larger)
+    for network in (module, own):
+        assert network.training
+        assert all(each.requires_grad and each.dtype == torch.float32 for each in network.parameters())
 
 
 def test_features_of_a_module_without_a_last_layer_are_its_logits() -> None:
@@ -260,6 +271,18 @@ def test_logits_of_an_onnx_file(tmp_path: Path, outputs: list[str], features: in
 def test_an_onnx_file_without_logits(tmp_path: Path) -> None:
     onnx_classifier(tmp_path / "net.onnx", ["maps"])
     with pytest.raises(CandidError, match="no output of the shape"):
+        open_softmax(str(tmp_path / "net.onnx"))
+
+
+def test_an_output_called_logits_that_is_none(tmp_path: Path) -> None:
+    onnx_classifier(tmp_path / "net.onnx", ["maps", "features"])
+    model, names = onnx.load(tmp_path / "net.onnx"), {"maps": "logits", "logits": "others"}
+    for node in model.graph.node:
+        for part in (node.input, node.output):
+            part[:] = [names.get(name, name) for name in part]
+    model.graph.output[0].name = "logits"
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(CandidError, match=r"its output 'logits' has the shape \(2, 4, 12, 12\) for 2 images"):
         open_softmax(str(tmp_path / "net.onnx"))
 
 
