@@ -113,7 +113,8 @@ def _print_results(best: Path, results: dict[str, Any]) -> None:
     has_bits = any("bits_per_dim" in results.get(part, {}) for part in ("val", "test"))
     for column in ("", "accuracy", "cross-entropy (nats)", *(["bits/dim"] if has_bits else [])):
         table.add_column(column, justify="right" if column else "left")
-    for part, name in (("val", "validation"), ("test", "test")):
+    unseen = "out of fold" if results.get("out_of_fold") else "validation"
+    for part, name in (("val", unseen), ("test", "test")):
         if part in results:
             metrics = results[part]
             bits = [f"{metrics['bits_per_dim']:.3f}"] if "bits_per_dim" in metrics else []

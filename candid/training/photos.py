@@ -242,7 +242,8 @@ def _finish(
         "train": _predictions(model, train, own.logits, {"novelty": own.novelty}),
         **{name: _predicted(model, part) for name, part in parts.items() if name != "train"},
     }
-    results = {"val": _metrics(predictions.get("val", held_out)), "head": model.metadata["head"]}
+    results: dict[str, Any] = {"val": _metrics(predictions.get("val", held_out))}
+    results |= {"out_of_fold": "val" not in parts, "head": model.metadata["head"]}
     if "test" in parts:
         results["test"] = _metrics(predictions["test"])
     skipped = [line for part in parts.values() for line in part.skipped]

@@ -149,3 +149,9 @@ def test_the_server_explains_photos(photo_run: PhotoRun) -> None:
     impossible = service.change(ImageRequest("photo.png", image, towards=1))
     assert isinstance(impossible, ImpossibleResponse) and "no inverse to pixels" in impossible.error
     assert "nearest photos" in service.description.info.cannot[0]
+
+
+def test_results_without_held_out_photos_are_called_out_of_fold(photo_run: PhotoRun) -> None:
+    done = candid_command("train", photo_run.data, "--resume", "--out", photo_run.model)
+    assert done.exit_code == 0
+    assert "out of fold" in done.stdout and "validation" not in done.stdout
