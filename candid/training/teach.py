@@ -216,7 +216,8 @@ def _photo_model(model: Any, purpose: str) -> PhotoModel:
         )
     made = PhotoModel(loaded.config, loaded.class_names, loaded._eye).eval()  # on the CPU
     made.load_state_dict(loaded.state_dict())
-    made.held_out, made.metadata, made.thumbnails = loaded.held_out, loaded.metadata, loaded.thumbnails
+    made.held_out, made.metadata = loaded.held_out, loaded.metadata
+    made.thumbnails, made.folder = loaded.thumbnails, loaded.folder
     return made
 
 
@@ -328,7 +329,7 @@ def _untaught(model: PhotoModel) -> PhotoModel:
 def _copy(model: PhotoModel, classes: int, taught: int, names: Sequence[str] = ()) -> PhotoModel:
     config = replace(model.config, classes=classes, taught=taught)
     made = PhotoModel(config, (*model.class_names[: config.fitted], *names), model._eye).eval()
-    made.thumbnails = model.thumbnails
+    made.thumbnails, made.folder = model.thumbnails, model.folder
     made.load_state_dict(
         {name: e for name, e in model.state_dict().items() if not name.startswith("taught_")},
         strict=False,

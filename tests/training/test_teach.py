@@ -154,6 +154,7 @@ def test_the_given_model_may_be_anywhere(
     found = candid.teach(model, {"checks": photos / "checks"}).model
     assert found.fingerprint() == taught[0].model.fingerprint()
     assert model.dtype == model.centre.dtype == torch.float64
+    assert found.folder == model.folder is not None  # an eye from a file may lie there
 
 
 def test_a_model_without_held_out_photos_can_be_taught(photo_run: PhotoRun, photos: Path) -> None:
