@@ -33,6 +33,8 @@ class NearestPhotos:
     """The class that it could be instead."""
     of_instead: tuple[KnownPhoto, ...]
     """Of that class."""
+    missing: tuple[int, ...] = ()
+    """Classes that no photo is kept of, such as those that were taught."""
 
 
 def nearest_photos(model: PhotoModel, latent: Tensor, instead: int) -> NearestPhotos | None:
@@ -54,6 +56,10 @@ def nearest_photos(model: PhotoModel, latent: Tensor, instead: int) -> NearestPh
     def found(rows: list[int]) -> tuple[KnownPhoto, ...]:
         return tuple(KnownPhoto(int(known.labels[row]), known.file(row), known.picture(row)) for row in rows)
 
+    missing = set(range(len(model.class_names))) - set(known.labels.tolist())
     return NearestPhotos(
-        found(known.nearest(place, NEAREST)), instead, found(known.nearest(place, INSTEAD, instead))
+        found(known.nearest(place, NEAREST)),
+        instead,
+        found(known.nearest(place, INSTEAD, instead)),
+        tuple(sorted(missing)),
     )

@@ -3,15 +3,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 import candid
 from candid.data.images import Preprocessing, decode_as
 from candid.data.thumbnails import SIDE, whole_photo
+from candid.explanations.nearest_photos import nearest_photos
 from candid.models.heads import known_photos
 from candid.models.heads.known_photos import KnownPhotos
+from candid.reports.plots.examine import _draw_nearest
+from candid.reports.plots.latent import known_photos as figure_of_known
 from tests.helpers import candid_command
-from tests.photo_models import CLASSES, PhotoRun, train_photo_model
+from tests.photo_models import CLASSES, PhotoRun, train_photo_model, write_photos
 
 
 def test_the_nearest_known_photos_are_mostly_of_the_class(photo_run: PhotoRun) -> None:
@@ -72,6 +77,23 @@ def test_a_page_without_a_counterfactual_shows_photos_instead(photo_run: PhotoRu
     assert "nearest known photos are shown instead" in found["counterfactual"]["error"]
     with Image.open(found["page"]) as page:
         assert page.size[0] > 800
+
+
+def test_the_page_says_which_classes_have_no_photos(photo_run: PhotoRun, tmp_path: Path) -> None:
+    """A taught class has none."""
+    write_photos(tmp_path, ("checks",), 5, start=50)
+    model = candid.teach(photo_run.model, {"checks": tmp_path / "checks"}).model
+    latent = model.latent(decode_as(photo_run.photos[0], model.preprocessing)[None] / 255)
+    found = nearest_photos(model, latent, 3)
+    assert found is not None and (found.of_instead, found.missing) == ((), (3,))
+    page = Figure()
+    _draw_nearest(page, found, model.class_names)
+    said = [each.get_text() for each in page.findobj(Text)]
+    assert "no photos of checks are kept with this model" in said
+    before = nearest_photos(candid.load(photo_run.model), latent, 1)
+    assert before is not None and before.missing == ()
+    row = figure_of_known({3: []}, model.class_names)
+    assert "no photos are kept of checks" in [each.get_text() for each in row.findobj(Text)]
 
 
 def test_thumbnails_can_be_left_out(tmp_path: Path) -> None:

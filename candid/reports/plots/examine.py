@@ -14,6 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Ellipse, Rectangle
 from torch import Tensor
 
+from candid._support.text import listed
 from candid.data.images import centre_box
 from candid.data.thumbnails import whole_photo
 from candid.explanations.decision_space import MASS
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 TOP = 5
 """Classes that are shown."""
+MOST_MISSING = 3
+"""Classes without kept photos that are named."""
 VERDICT_COLOURS = {"accept": GREEN, "ambiguous": ORANGE, "novel": VERMILION}
 FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 
@@ -287,7 +290,12 @@ def _draw_nearest(figure: Figure | SubFigure, nearest: NearestPhotos, names: Seq
         ("nearest known photos", nearest.nearest),
         (f"if it were {label(names[nearest.instead], 20)} instead: nearest photos", nearest.of_instead),
     ]
-    groups = [group for group in groups if group[1]]  # of a taught class there are none
+    groups = [group for group in groups if group[1]]
+    if nearest.missing:
+        of = [label(names[y], 20) for y in nearest.missing[:MOST_MISSING]]
+        if len(nearest.missing) > MOST_MISSING:
+            of.append(f"{len(nearest.missing) - MOST_MISSING} other classes")
+        figure.supxlabel(f"no photos of {listed(of)} are kept with this model", fontsize=SMALL)
     parts: Any = figure.subfigures(
         1, len(groups), width_ratios=[len(each) for _, each in groups], squeeze=False
     )[0]

@@ -112,7 +112,7 @@ def samples(images: Tensor, names: Sequence[str], temperatures: Sequence[float])
 @rc_context(STYLE)
 def known_photos(photos: Mapping[int, Sequence[Tensor]], names: Sequence[str]) -> Figure:
     """Draw photos (3, H, W) of classes: a row for each class, those nearest to its mean first."""
-    columns = max(map(len, photos.values()))
+    columns = max([1, *map(len, photos.values())])
     figure = Figure(figsize=(1.2 * columns + 1.6, 1.2 * len(photos) + 0.5), layout="constrained")
     rows = figure.subplots(len(photos), columns, squeeze=False)
     for axes_row, (y, pictures) in zip(rows, photos.items(), strict=True):
@@ -120,6 +120,8 @@ def known_photos(photos: Mapping[int, Sequence[Tensor]], names: Sequence[str]) -
             axes.set_axis_off()
         for axes, picture in zip(axes_row, pictures, strict=False):
             picture_of(axes, picture, "")
+        if not pictures:
+            axes_row[0].text(0, 0.5, f"no photos are kept of {label(names[y], 16)}", fontsize=SMALL)
         axes_row[0].set_ylabel(label(names[y], 16), rotation=0, ha="right", va="center")
     figure.suptitle("known photos, those nearest to the mean of their class first", fontsize=11)
     return figure
