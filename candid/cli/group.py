@@ -69,6 +69,8 @@ def group(
         table.add_row(own.name, str(len(own.members)), escape(own.nearest), central)
     table.add_row("single images", str(len(found.singles)), "", "")
     Console().print(table)
+    if found.singles and not found.groups:
+        progress.log("no group was found: if you know the number of kinds, add --groups with it")
     files = write_groups(found, out)
     print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
     if sort_into is not None:

@@ -99,7 +99,8 @@ def clusters(features: Tensor, groups: int | None = None) -> list[list[int]]:
     """Return the rows of each group of N images, the largest group first; some rows are in none.
 
     Features of unit length are reduced to 20 principal components, scaled to unit length again, and grouped
-    by HDBSCAN (Campello et al., 2013).
+    by HDBSCAN (Campello et al., 2013). A row that it leaves out joins the group with the nearest mean, if it
+    is no further from it than the furthest row of the group.
 
     Args:
         features: in a space in which known classes have about unit covariance, (N, D).
@@ -141,11 +142,23 @@ def _labels(x: "np.ndarray[Any, Any]", groups: int | None) -> "np.ndarray[Any, A
     from sklearn.cluster import HDBSCAN, KMeans
 
     if groups is None:
-        method = HDBSCAN(min_cluster_size=SMALLEST, min_samples=NEIGHBOURS, copy=True)
-    else:
-        method = KMeans(groups, n_init=5, random_state=0)
-    labels: np.ndarray[Any, Any] = method.fit_predict(x)
+        found = HDBSCAN(min_cluster_size=SMALLEST, min_samples=NEIGHBOURS, copy=True).fit_predict(x)
+        return _joined(x, found)
+    labels: np.ndarray[Any, Any] = KMeans(groups, n_init=5, random_state=0).fit_predict(x)
     return labels
+
+
+def _joined(x: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return labels in which rows without a group (-1) join the nearest one if they lie within its reach."""
+    count = labels.max(initial=-1) + 1
+    if not count:
+        return labels
+    means = np.stack([x[labels == label].mean(0) for label in range(count)])
+    closeness = x @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    reach = np.array([closeness[labels == label, label].min() for label in range(count)])
+    nearest = closeness.argmax(1)
+    within = closeness[np.arange(len(x)), nearest] >= reach[nearest]
+    return np.where((labels < 0) & within, nearest, labels)
 
 
 class Whitener:
@@ -218,7 +231,9 @@ def group(
     for each in progress.track(judged, "examining", len(given)):
         if isinstance(each, Unusable):
             if not chosen.skip_bad:
-                raise CandidError(f"'{each.path}' can't be used: {each.reason}. Leave it out.")
+                raise CandidError(
+                    f"'{each.path}' can't be used: {each.reason}. Leave it out, or set skip_bad=True."
+                )
             unusable.append(each)
             continue
         assert each.evidence is not None

@@ -1,13 +1,14 @@
 """Copy judged images into folders by what was found; originals stay where they are."""
 
 import hashlib
+import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from candid._support.errors import CandidError
-from candid._support.files import remove_unfinished, replacing, safe_name
+from candid._support.files import remove_unfinished, replacing
 
 
 def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
@@ -21,24 +22,44 @@ def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
         folder: where the subfolders are made.
 
     Returns:
-        The number of images of each subfolder.
+        The number of images of each subfolder, by its name on the disk.
 
     Raises:
         CandidError: if the disk is full, or a folder can't be written.
     """
     try:
-        targets = {each: folder.joinpath(*map(safe_name, each.split("/", 1))) for each in places.values()}
-        for target in targets.values():
-            target.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(target)
+        names = _names_on_disk(places.values())
+        for name in names.values():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder / name)
         known: dict[Path, list[bytes]] = {}
         for path, place in places.items():
-            _copy(Path(path), targets[place], known)
+            _copy(Path(path), folder / names[place], known)
     except OSError as error:
         raise CandidError(
             f"Can't copy images into '{folder}' ({error}): free some space, or name another folder."
         ) from error
-    return Counter(places.values())
+    return Counter(names[place] for place in places.values())
+
+
+def _names_on_disk(places: Iterable[str]) -> dict[str, str]:
+    """Return a name for each place that every file system takes; different places never share one.
+
+    >>> _names_on_disk(["accepted/a b", "accepted/a?b", "accepted/a:b"])
+    {'accepted/a b': 'accepted/a b', 'accepted/a:b': 'accepted/a-b', 'accepted/a?b': 'accepted/a-b-2'}
+    """
+    found: dict[str, str] = {}
+    taken = set()
+    for place in sorted(set(places)):
+        parts = [re.sub(r'[\x00-\x1f<>:"/\\|?*]+', "-", part).strip(" .") for part in place.split("/", 1)]
+        name, number = "/".join(part or "unnamed" for part in parts), 1
+        own = name
+        while own.casefold() in taken:
+            number += 1
+            own = f"{name}-{number}"
+        taken.add(own.casefold())
+        found[place] = own
+    return found
 
 
 def _copy(path: Path, folder: Path, known: dict[Path, list[bytes]]) -> None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import adjusted_mutual_info_score
@@ -22,7 +23,7 @@ from candid._support import files
 from candid.cli.app import run as command
 from candid.reports.groups import groups_page
 from candid.trust import sort
-from candid.trust.group import Grouping, Whitener, clusters
+from candid.trust.group import Grouping, Whitener, _joined, clusters
 from candid.trust.judge import HeldOut
 from tests.photo_models import PhotoRun, photo, write_photos
 
@@ -143,11 +144,31 @@ def test_copies_of_the_same_name_get_a_number(tmp_path: Path) -> None:
         (tmp_path / folder / "x.png").write_text(text)
     places = {str(tmp_path / folder / "x.png"): "accepted/cat, or/dog" for folder in "abc"}
     for _ in range(2):
-        assert sort.sort_into(places, tmp_path / "out") == {"accepted/cat, or/dog": 3}
+        assert sort.sort_into(places, tmp_path / "out") == {"accepted/cat, or-dog": 3}
         assert content(tmp_path / "out") == {
-            "accepted/cat-or-dog/x.png": b"one",
-            "accepted/cat-or-dog/x-2.png": b"two",
+            "accepted/cat, or-dog/x.png": b"one",
+            "accepted/cat, or-dog/x-2.png": b"two",
         }
+
+
+def test_classes_with_similar_names_get_folders_of_their_own(tmp_path: Path) -> None:
+    names = ("a b", "a-b", "A-B", "a?b", "日本", "..")
+    for i in range(len(names)):
+        (tmp_path / f"{i}.png").write_text(str(i))
+    places = {str(tmp_path / f"{i}.png"): f"accepted/{name}" for i, name in enumerate(names)}
+    counts = sort.sort_into(places, tmp_path / "out")
+    folders = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").glob("*/*")}
+    assert counts == dict.fromkeys(folders, 1) and len(folders) == len(names)
+    assert len({folder.casefold() for folder in folders}) == len(names)
+
+
+def test_an_image_within_the_reach_of_a_group_joins_it() -> None:
+    """One that HDBSCAN leaves out between two groups stays alone, one that is nearer than a member joins."""
+    angle = np.deg2rad([0, 1, 2, 3, 4, 30, 2.5, 90, 91, 92, 93, 60])
+    x = np.stack((np.cos(angle), np.sin(angle)), 1)
+    labels = np.array([0, 0, 0, 0, 0, 0, -1, 1, 1, 1, 1, -1])
+    assert _joined(x, labels).tolist() == [0] * 7 + [1] * 4 + [-1]
+    assert _joined(x, np.full(12, -1)).tolist() == [-1] * 12
 
 
 def test_sorted_copies_are_not_grouped_again(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
