@@ -1,7 +1,7 @@
 """The options of an audit; no torch, so that help texts load quickly."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,9 @@ from candid.robustness.corruptions.registry import SEVERITIES, check_severities
 from candid.trust.options import Delta, RiskLevel
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
+KAPPAS, WEIGHTS = (0.01, 1.0, math.inf), (0.0, 66.0, 1000.0)
+EYE_IMAGES, EYE_ATTACKS, EYE_KAPPAS, EYE_WEIGHTS, EYE_STEPS = 30, 2, (0.01,), (0.0, 66.0), 40
+"""Of --quick for models that see through an eye: corrupted and attacked images, kappa, d, steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,11 @@ class AuditOptions:
     by: Groups = None
     ood: OtherImages = ()
     quick: Annotated[
-        bool, Option(f"Use a sample: {QUICK_IMAGES} images of each set and {QUICK_ATTACKS} attacked images.")
+        bool,
+        Option(
+            f"Use a sample: {QUICK_IMAGES} images of each set and {QUICK_ATTACKS} attacked images; for photo "
+            f"models {EYE_ATTACKS}, and {EYE_IMAGES} corrupted ones."
+        ),
     ] = False
     images: Images = None
     corruption_images: Annotated[
@@ -47,10 +54,8 @@ class AuditOptions:
     severities: Annotated[tuple[int, ...], Option("Severities, from 1 to 5.")] = SEVERITIES
     kappa: Annotated[
         tuple[MaybeInfinite, ...], Option("Required leads of the wrong class's logit.", hidden=True)
-    ] = (0.01, 1.0, math.inf)
-    d: Annotated[tuple[float, ...], Option("Weights of also fooling the detection.", hidden=True)] = (
-        *(0.0, 66.0, 1000.0),
-    )
+    ] = KAPPAS
+    d: Annotated[tuple[float, ...], Option("Weights of also fooling the detection.", hidden=True)] = WEIGHTS
     steps: Annotated[int | None, Option("Most steps of each attack phase.", least=1, default="300")] = None
     ten_crop: Annotated[bool, Option("Also average posteriors over ten crops.")] = False
     risk: RiskLevel = None
@@ -67,8 +72,26 @@ class AuditOptions:
         check_severities(self.severities)
         if self.images is None and self.quick:
             object.__setattr__(self, "images", QUICK_IMAGES)
-        if self.attack_images is None:
-            object.__setattr__(self, "attack_images", QUICK_ATTACKS if self.quick else ATTACKS)
+
+    def sampled(self, through_eye: bool) -> "AuditOptions":
+        """Return the options with sizes for what was left open.
+
+        Args:
+            through_eye: whether a model sees through an eye, where each step of an attack takes long.
+        """
+        attacks = ATTACKS
+        if self.quick:
+            attacks = EYE_ATTACKS if through_eye else QUICK_ATTACKS
+        found = replace(self, attack_images=attacks if self.attack_images is None else self.attack_images)
+        if not (self.quick and through_eye):
+            return found
+        return replace(
+            found,
+            corruption_images=EYE_IMAGES if self.corruption_images is None else self.corruption_images,
+            kappa=EYE_KAPPAS if self.kappa == KAPPAS else self.kappa,
+            d=EYE_WEIGHTS if self.d == WEIGHTS else self.d,
+            steps=EYE_STEPS if self.steps is None else self.steps,
+        )
 
     @property
     def others(self) -> dict[str, str]:

@@ -294,5 +294,14 @@ def test_quick_samples() -> None:
         ({"quick": True, "images": 5, "attack_images": 2}, 5, 2),
         ({}, None, 200),
     ):
-        options = AuditOptions(**given)
+        options = AuditOptions(**given).sampled(through_eye=False)
         assert (options.images, options.attack_images) == (images, attacks)
+
+
+def test_quick_samples_of_photo_models_are_smaller() -> None:
+    options = AuditOptions(quick=True).sampled(through_eye=True)
+    assert options.images == 1000 and options.corruption_images == 30
+    assert options.attack_images == 2 and len(options.kappa) * len(options.d) == 2 and options.steps == 40
+    chosen = AuditOptions(quick=True, attack_images=5, steps=100).sampled(through_eye=True)
+    assert (chosen.attack_images, chosen.steps) == (5, 100)
+    assert AuditOptions().sampled(through_eye=True).attack_images == 200
