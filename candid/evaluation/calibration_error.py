@@ -71,11 +71,6 @@ def expected_calibration_error(bins: Bins) -> float:
     return _expected(bins).item()
 
 
-def maximum_calibration_error(bins: Bins) -> float:
-    """Return the largest |confidence - accuracy| of a bin."""
-    return _maximum(bins).item()
-
-
 def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CRITICAL) -> float | None:
     """Return the error rate of confident predictions divided by the rate that they allow; None without any.
 

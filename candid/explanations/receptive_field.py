@@ -62,22 +62,12 @@ class ReceptiveField:
         return None if self.standard_error is None else _rows(self.standard_error, self.cell)
 
     @property
-    def vertical_cross_section(self) -> Tensor:
-        """Cross-section along the height: mean over the columns of the cell, (H,)."""
-        return _columns(self.sensitivity, self.cell)
-
-    @property
     def width_at_half_maximum(self) -> float | None:
         """Full width of the cross-section at half its maximum, in pixels.
 
         None if it is still above half at an edge of the image, or nowhere above zero.
         """
         return full_width(self.cross_section)
-
-    @property
-    def height_at_half_maximum(self) -> float | None:
-        """The same for the vertical cross-section."""
-        return full_width(self.vertical_cross_section)
 
 
 @torch.enable_grad()
@@ -212,10 +202,6 @@ def _error_share(projections: int) -> float:
 
 def _rows(values: Tensor, cell: Cell) -> Tensor:
     return values[cell.top : cell.top + cell.height].mean(0)
-
-
-def _columns(values: Tensor, cell: Cell) -> Tensor:
-    return values[:, cell.left : cell.left + cell.width].mean(1)
 
 
 def _check(model: Model, images: Tensor, projections: int | None, batch: int | None) -> None:

@@ -124,10 +124,6 @@ class LatentMixture(nn.Module):
             products = z[:, : self.constant] @ self.mean.T
             return products + self._combine(z[:, self.constant :] @ self.prototypes.T)
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Return ``log N(z; mu_y, 1)`` in nats, (B, M)."""
-        return self.logits(z) - self.log_priors + log_standard_normal(z)[:, None]
-
     def posterior(self, z: Tensor) -> Tensor:
         """Return ``p(y | z)``, (B, M); rows sum to one."""
         return self.logits(z).softmax(dim=1)
