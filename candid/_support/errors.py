@@ -41,7 +41,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     "did you mean 'imagenet'?"
     >>> did_you_mean("zebra", ["imagenet", "cifar"])
     'choose one of cifar, imagenet.'
+    >>> did_you_mean("SHOE", ["Shoe", "hat", "shoe"])
+    "did you mean 'Shoe' or 'shoe'?"
     """
-    choices = sorted(choices)
-    nearest = difflib.get_close_matches(word, choices, n=1)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"choose one of {', '.join(choices)}."
+    by_letters: dict[str, list[str]] = {}
+    for choice in sorted(choices):
+        by_letters.setdefault(choice.casefold(), []).append(choice)
+    nearest = difflib.get_close_matches(word.casefold(), by_letters, n=1)
+    if nearest:
+        quoted = [f"'{each}'" for each in by_letters[nearest[0]]]
+        return f"did you mean {' or '.join(quoted)}?"
+    return f"choose one of {', '.join(each for own in by_letters.values() for each in own)}."

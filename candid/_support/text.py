@@ -145,6 +145,6 @@ def named_pairs(values: Iterable[str], flag: str, form: str = "NAME=PATH") -> di
         if not name or not path:
             raise CandidError(f"{flag} takes {form}, not '{value}'.")
         if name in found:
-            raise CandidError(f"Two {flag} have the name '{name}': give each a name of its own.")
+            raise CandidError(f"{flag} has the name '{name}' twice: give each a name of its own.")
         found[name] = path
     return found

@@ -9,6 +9,7 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
+from candid._support.call import from_command_line
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.files import system_error
 from candid._support.pipes import FLAG, allowing_pipes
@@ -83,7 +84,7 @@ def run(arguments: list[str]) -> int | None:
     given = [each for each in arguments if each != FLAG]
     if name in COMMANDS:
         given[1:] = ordered(app[name], given[1:])
-    with allowing_pipes(given if len(given) < len(arguments) else ()):
+    with from_command_line(), allowing_pipes(given if len(given) < len(arguments) else ()):
         result = app(given, exit_on_error=False, print_error=False)
     return result if isinstance(result, int) else None
 

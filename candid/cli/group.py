@@ -61,7 +61,7 @@ def group(
     found = group_images(model, paths, groups=groups, progress=progress, skip_bad=True, **levels)
     for each in found.unusable:
         progress.log(f"'{each.path}' can't be used: {each.reason}")
-    table = Table(title=f"{found.novel} of {len(found.examinations)} images are novel", title_justify="left")
+    table = Table(title=f"novel images: {found.novel} of {len(found.examinations)}", title_justify="left")
     for column in ("group", "images", "nearest class", "central image"):
         table.add_column(column, justify="right" if column == "images" else "left", overflow="fold")
     for own in found.groups:

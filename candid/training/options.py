@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
+from candid._support.call import named_option
 from candid._support.config import MaybeInfinite, Option, check_fields, to_dict
 from candid._support.errors import CandidError
 from candid.models.flow.config import ClassifierConfig
@@ -158,7 +159,7 @@ class TrainOptions:
             if key not in before or key not in after or before[key] != after[key]:
                 raise CandidError(
                     f"The run was started with {key} = {getattr(self, key)!r}: it can't change in a "
-                    "resumed run; leave the option out, or start a new run with another --out."
+                    "resumed run; leave the option out, or start a new run in another folder."
                 )
         return changed
 
@@ -166,9 +167,9 @@ class TrainOptions:
 def check_call(data: str | None, out: object, recipe: object, resume: bool) -> None:
     """Raise an error if a run can't start because data or an unambiguous folder is missing."""
     if resume and out is None:
-        raise CandidError("Name the run to resume with --out.")
+        raise CandidError(f"Name the run to resume with {named_option('out')}.")
     if resume and recipe is not None:
-        raise CandidError("A resumed run has its own options: leave --recipe out.")
+        raise CandidError(f"A resumed run has its own options: leave {named_option('recipe')} out.")
     if not resume and data is None:
         raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
 

@@ -12,7 +12,7 @@ from candid._support.config import to_dict
 from candid._support.distributed import launch
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.progress import SILENT, Progress
-from candid._support.text import listed
+from candid._support.text import listed, plural
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
@@ -249,7 +249,8 @@ def _finish(
     skipped = [line for part in parts.values() for line in part.skipped]
     if skipped:
         folder.write_text("skipped.txt", "\n".join(skipped) + "\n")
-        progress.log(f"left out {len(skipped)} photos that can't be used: {folder.path / 'skipped.txt'}")
+        left_out, listed_in = plural(len(skipped), "photo"), folder.path / "skipped.txt"
+        progress.log(f"left out {left_out} that can't be used: {listed_in}")
     report = DataReport.of(parts, predictions, class_names)
     folder.write_text("photos.csv", report.csv())
     folder.write_text("photos.html", report.html())

@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 import torch
 
+from candid._support.call import named_option
 from candid._support.config import build, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
 from candid.data import shards
@@ -19,8 +20,8 @@ from candid.training.photo_options import SMALLEST_SIDE, PhotoOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""
-NETWORKS = {"preset": "--preset", "baseline": "--baseline", "start": "--start", "model": "--set"}
-"""Options that name a network on pixels, with their flags; a recipe does, too."""
+NETWORKS = ("preset", "baseline", "start", "model")
+"""Options that name a network on pixels; a recipe does, too."""
 ACCEPTED = {"workers"}
 """Options of networks that change nothing for photos, which two threads load."""
 
@@ -79,11 +80,12 @@ def photo_options(
         return from_dict(PhotoOptions, {**recorded, **own}) if "eye" in recorded else None
     if "eye" in given:
         if others or recipe is not None:
-            raise CandidError(_only_pixels(others[0] if others else "recipe", "leave it or --eye out."))
+            remedy = f"leave it or {_shown('eye')} out."
+            raise CandidError(_only_pixels([*others, "recipe"][0], remedy))
     elif network_named_by(given, recipe) is not None or not are_photos(str(given["data"])):
         return None
     elif others:
-        remedy = "leave it out, or add --preset tiny, cifar or imagenet to train one on these photos."
+        remedy = f"leave it out, or add {_shown('preset')} to train one on these photos."
         raise CandidError(_only_pixels(others[0], remedy))
     return build(PhotoOptions, own)
 
@@ -91,8 +93,8 @@ def photo_options(
 def network_named_by(given: Mapping[str, Any], recipe: str | Path | None = None) -> str | None:
     """Return the option that asks for a network on pixels; None if there is none."""
     if recipe is not None:
-        return "--recipe"
-    return next((flag for key, flag in NETWORKS.items() if given.get(key) not in (None, {}, False)), None)
+        return _shown("recipe")
+    return next((_shown(key) for key in NETWORKS if given.get(key) not in (None, {}, False)), None)
 
 
 def are_photos(data: str) -> bool:
@@ -100,9 +102,13 @@ def are_photos(data: str) -> bool:
     return (smallest_side(data) or 0) >= SMALLEST_SIDE
 
 
+def _shown(key: str) -> str:
+    flag = named_option(key)
+    return "--set" if flag == "--model" else flag
+
+
 def _only_pixels(key: str, remedy: str) -> str:
-    flag = NETWORKS.get(key, f"--{key.replace('_', '-')}")
-    return f"{flag} is for networks that are trained on pixels: {remedy}"
+    return f"{_shown(key)} is for networks that are trained on pixels: {remedy}"
 
 
 def smallest_side(data: str) -> int | None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from candid._support.call import named_option
 from candid._support.config import from_dict
 from candid._support.distributed import first_error
 from candid._support.errors import CandidError, CheckpointError
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 Row = dict[str, float]
 MOST_READ = 20_000
 """Files of a data set whose bytes are compared when a run is resumed."""
-RESTORE = "restore it, or start a new run with another --out."
+RESTORE = "restore it, or start a new run in another folder."
 
 
 @dataclass
@@ -149,7 +150,8 @@ class RunFolder:
         """Raise an error if there is a run already that is not to be resumed."""
         if self.exists and not resume:
             raise CandidError(
-                f"'{self.path}' already has a run: add --resume to continue it, or choose another --out."
+                f"'{self.path}' already has a run: add {named_option('resume', 'True')} to continue it, or "
+                f"choose another folder with {named_option('out')}."
             )
 
     @contextmanager
@@ -181,9 +183,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise CandidError(f"'{self.path}' is not a folder: choose another --out.") from error
+            raise CandidError(f"'{self.path}' is not a folder: choose another one.") from error
         except OSError as error:
-            raise CandidError(f"'{self.path}' can't be made ({error}): choose another --out.") from error
+            raise CandidError(f"'{self.path}' can't be made ({error}): choose another one.") from error
 
     def create(self, options: TrainOptions | PhotoOptions) -> None:
         self.write_text("config.toml", write_toml(options))
@@ -191,7 +193,8 @@ class RunFolder:
     def options(self) -> TrainOptions:
         """Return the options of the run, also of one that an older version wrote."""
         if not self.exists:
-            raise CandidError(f"There is no run to resume in '{self.path}': leave --resume out to start one.")
+            resume = named_option("resume", "True")
+            raise CandidError(f"There is no run to resume in '{self.path}': leave {resume} out to start one.")
         # Runs of versions without the option 'split' were started on shuffled images.
         recorded = {"split": "shuffled", **read_toml(self.path / "config.toml")}
         return from_dict(TrainOptions, renamed(recorded))

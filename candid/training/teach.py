@@ -191,7 +191,8 @@ def forget(
     records = list(loaded.metadata.get(RECORD, []))
     names = [record["name"] for record in records]
     if name not in names:
-        raise CandidError(f"'{name}' was not taught to this model: {did_you_mean(name, names)}")
+        hint = did_you_mean(name, names) if names else "no class was taught to it."
+        raise CandidError(f"'{name}' was not taught to this model: {hint}")
     features, keys = _taught_photos(loaded)
     number = names.index(name)
     for each in (records, features, keys):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from candid._support.distributed import launch, stopping_on_signals
 from candid._support.files import remove_unfinished
 from candid._support.progress import SILENT, Progress
-from candid._support.text import percent
+from candid._support.text import percent, plural
 from candid.data.datasets import held_out_share
 from candid.models import checkpoint
 from candid.training.display import TrainingDisplay
@@ -149,7 +149,8 @@ def _run(
         folder.create(options)
     if first and setup.data.skipped:
         folder.write_text("skipped.txt", "\n".join(setup.data.skipped) + "\n")
-        show.log(f"left out {len(setup.data.skipped)} images that can't be used: {path / 'skipped.txt'}")
+        left_out = plural(len(setup.data.skipped), "image")
+        show.log(f"left out {left_out} that can't be used: {path / 'skipped.txt'}")
     current = Run(setup, folder, show, after_epoch if first else None)
     if state is not None:
         current.restore(state)

@@ -246,7 +246,7 @@ def test_what_can_be_known_before_computing_is_refused_before(finished: Path, tm
         with pytest.raises(CandidError, match=message):
             train(config, tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    with pytest.raises(CandidError, match="already has a run: add --resume"):
+    with pytest.raises(CandidError, match="already has a run: add resume=True"):
         train(small_config(), finished)
     (tmp_path / "file").write_text("")
     with pytest.raises(CandidError, match="is not a folder"):

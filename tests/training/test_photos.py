@@ -27,6 +27,7 @@ from candid.training.features import Features
 from candid.training.photo_report import DataReport
 from candid.training.recipes import photo_options, preset_for
 from candid.trust.judge import Judge
+from tests.helpers import candid_command
 from tests.photo_models import CLASSES, PhotoRun, photo, write_photos
 from tests.training.runs import environment
 
@@ -208,7 +209,7 @@ def test_a_broken_photo_is_named_or_left_out_and_a_panorama_is_used(photos: Path
     candid.train(str(photos), out=tmp_path / "skipped", skip_bad=True, progress=heard)
     lines = (tmp_path / "skipped" / "skipped.txt").read_text().splitlines()
     assert len(lines) == 1 and str(broken) in lines[0]
-    assert any(line.startswith("left out 1 photos that can't be used") for line in heard.lines)
+    assert any(line.startswith("left out 1 photo that can't be used") for line in heard.lines)
 
 
 def test_one_class_or_one_photo_in_a_class(photos: Path, tmp_path: Path) -> None:
@@ -273,7 +274,9 @@ def test_a_damaged_file_of_the_cache_is_computed_again(
 
 
 def test_a_folder_with_a_run_is_not_overwritten(photo_run: PhotoRun) -> None:
-    with pytest.raises(CandidError, match="already has a run: add --resume"):
+    done = candid_command("train", photo_run.data, "--out", photo_run.model)
+    assert "add --resume to continue it, or choose another folder with --out." in str(done.exception)
+    with pytest.raises(CandidError, match="already has a run: add resume=True"):
         candid.train(photo_run.data, out=photo_run.model)
 
 
@@ -354,10 +357,10 @@ def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun,
 
 
 def test_options_of_networks_do_not_mix_with_an_eye(photos: Path) -> None:
-    with pytest.raises(CandidError, match="--epochs is for networks that are trained on pixels"):
+    with pytest.raises(CandidError, match="epochs=... is for networks that are trained on pixels"):
         candid.train(str(photos), eye="lite0", epochs=3)
     for options in ({"epochs": 3}, {"batch": 8, "workers": 0}, {"precision": "bf16"}):
-        with pytest.raises(CandidError, match="trained on pixels: leave it out, or add --preset"):
+        with pytest.raises(CandidError, match="trained on pixels: leave it out, or add preset="):
             photo_options({"data": str(photos), **options})
 
 
@@ -375,4 +378,4 @@ def test_a_network_on_photos_says_so(photos: Path, capsys: pytest.CaptureFixture
     with pytest.raises(CandidError, match="A batch of 500 is larger"):
         candid.train(str(photos), preset="tiny", batch=500, progress=TrainingDisplay())
     heard = " ".join(capsys.readouterr().err.split())
-    assert "--preset asks for a network that is trained on pixels" in heard
+    assert "preset=... asks for a network that is trained on pixels" in heard
