@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from candid.trust.verdict import Examination
 
 
+MODEL_FILES = (".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".safetensors")
+"""Endings of files of networks: a first argument with one is meant as the model."""
+
+
 @dataclass(frozen=True)
 class PageOptions:
     """What is drawn for each image."""
@@ -197,7 +201,7 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     path = Path(first)
     records = (path / zoo.RECORD, path / zoo.RUN / zoo.RECORD)
     known = zoo.folder(first) is not None or path.name == zoo.RECORD
-    is_model = known or any(each.is_file() for each in records)
+    is_model = known or any(each.is_file() for each in records) or path.suffix.lower() in MODEL_FILES
     if not is_model and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:

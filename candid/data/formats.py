@@ -18,7 +18,7 @@ from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.randomness import generator
-from candid._support.text import listed
+from candid._support.text import listed, plural
 from candid.data import shards
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
 from candid.data.splits import ArraySplit, FileSplit, Split, unknown
@@ -113,10 +113,7 @@ def _read_folder(query: Query) -> Found:
         parts = parts or {"train": folder}
         class_names = tuple(entry.name for entry in subfolders(parts["train"]))
         if len(class_names) < 2:
-            raise CandidError(
-                f"'{parts['train']}' has {len(class_names) or 'no'} class "
-                f"folder{'s'[: len(class_names) != 1]}: give at least two, each with the images of one class."
-            )
+            raise CandidError(_too_few_classes(parts["train"]))
     else:
         parts = parts or {"all": folder}
         class_names = tuple(sorted({entry.name for part in parts.values() for entry in subfolders(part)}))
@@ -125,6 +122,14 @@ def _read_folder(query: Query) -> Found:
                 f"'{query.spec}' has no class folders: give a folder with one folder of images per class."
             )
     return Found({name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names)
+
+
+def _too_few_classes(folder: Path) -> str:
+    entries = subfolders(folder)
+    text = f"'{folder}' has {plural(len(entries), 'class folder') if entries else 'no class folders'}: "
+    if entries and len(subfolders(entries[0])) > 1:
+        return f"{text}did you mean '{entries[0]}'?"
+    return f"{text}give at least two, each with the images of one class."
 
 
 def part_folders(folder: Path) -> dict[str, Path]:

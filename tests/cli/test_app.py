@@ -94,7 +94,9 @@ def test_a_reader_that_stops_early_sees_no_error(tmp_path: Path) -> None:
     assert done.stdout.startswith("class") and "roken pipe" not in done.stderr and "Error" not in done.stderr
 
 
-def test_examine_without_a_model_uses_the_bundled_one() -> None:
+def test_examine_without_a_model_uses_the_bundled_one(tmp_path: Path) -> None:
+    network = tmp_path / "network.onnx"
+    network.write_bytes(b"")
     samples = Path(candid.__file__).parent / "cli" / "samples" / "everyday"
     for photos in ([samples / "jeans.jpg"], [f"{samples}/j*.jpg"], ["everyday", samples / "jeans.jpg"]):
         done = candid_command("examine", *photos, "--json")
@@ -105,5 +107,7 @@ def test_examine_without_a_model_uses_the_bundled_one() -> None:
         assert "Name the images" in str(done.exception)
     usage = run("examine", "--help").stdout
     assert "[MODEL] IMAGES" in usage and "[required]" not in usage
+    done = candid_command("examine", network, samples / "jeans.jpg")
+    assert "network.onnx' is a file, but a model is a folder" in str(done.exception)
     done = candid_command("examine", "everday", samples / "jeans.jpg")
     assert "did you mean 'everyday'" in str(done.exception)

@@ -60,6 +60,12 @@ def test_folders_of_parts_may_have_capitals(tmp_path: Path) -> None:
         open_dataset(str(tmp_path))
 
 
+def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path / "wrap" / "photos", {"cat": 1, "dog": 1})
+    with pytest.raises(CandidError, match=r"wrap' has 1 class folder: did you mean '.*wrap/photos'\?"):
+        open_dataset(str(tmp_path / "wrap"))
+
+
 def test_a_test_folder_alone_leaves_validation_to_the_training_images(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 10, "dog": 20})
     write_folder(tmp_path / "test", {"cat": 2, "dog": 2})
