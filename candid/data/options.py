@@ -17,3 +17,5 @@ Workers = Annotated[int, Option("Processes that load images, for each process th
 Devices = Annotated[
     int | None, Option("Processes that compute, on this machine.", least=1, default="all GPUs, or 1 on a CPU")
 ]
+PHOTO_SIDE = 96
+"""Images with at least this many pixels a side are photos: those of one set have all sizes."""

@@ -31,6 +31,7 @@ from candid.data.images import (
     resized,
 )
 from candid.data.loader import Batch, NamedBatch, Plan, Request, load
+from candid.data.options import PHOTO_SIDE
 
 WINDOW = 4096
 """Files that wait to be read at a time: a million would take gigabytes."""
@@ -127,7 +128,8 @@ class Split(ABC):
             name: what these messages call the images.
         """
         size = self.image_size()
-        if size is not None and size != preprocessing.size:
+        photos = size is not None and min(*size, *preprocessing.size) >= PHOTO_SIDE
+        if size is not None and size != preprocessing.size and not photos:
             progress.log(
                 f"{name}: images of {size[0]} x {size[1]} pixels are fitted to "
                 f"{preprocessing.height} x {preprocessing.width}"

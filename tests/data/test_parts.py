@@ -391,6 +391,11 @@ def test_a_different_size_is_told(tmp_path: Path) -> None:
     assert told(files, Preprocessing(3, 12, 10)) == ["test: images of 10 x 12 pixels are fitted to 12 x 10"]
     assert told(numbered(3), Preprocessing(1, 1, 1)) == []
     assert told(numbered(3), Preprocessing(1, 2, 1)) == ["test: images of 1 x 1 pixels are fitted to 2 x 1"]
+    photos = ArraySplit(torch.zeros(1, 3, 120, 100, dtype=torch.uint8), torch.zeros(1, dtype=torch.long))
+    assert told(photos, Preprocessing(3, 224, 224)) == []  # photos of one set have all sizes
+    assert told(photos, Preprocessing(3, 64, 64)) == [
+        "test: images of 120 x 100 pixels are fitted to 64 x 64"
+    ]
     shards = open_images(write_shard(tmp_path / "any.tar", range(4)).as_posix(), PREPROCESSING)
     assert shards.image_size() is None
     paths(files)[0].write_bytes(b"no image")
