@@ -199,7 +199,7 @@ class PhotoModel(ImageClassifier):
     @property
     def known(self) -> Known:
         """What stays as it is when classes are taught."""
-        parts = self.temperatures[0], self.priors, self.second, self._parts()[1], self.means
+        parts = self.temperatures, self.priors, self.second, self._parts()[1], self.means
         return Known(*parts, self.rest_scale, self.config.posterior)
 
     @property
@@ -316,7 +316,9 @@ class PhotoModel(ImageClassifier):
                 "heatmaps of it can't add up. Use the model without that class ('candid forget')."
             )
         taught = self.temperatures[0].double() * self.taught.weights.double() @ factor / scale
-        return torch.cat((weights, taught + weights.mean(0) - first.mean(0))), bias
+        if self.config.posterior == "second-stage":
+            taught = weights.mean(0) + self.known.spread() * (taught - first.mean(0))
+        return torch.cat((weights, taught)), bias
 
     def whitened(self, features: Tensor) -> Tensor:
         """Return statistics in coordinates in which the fitted classes have about unit covariance, (B, D)."""

@@ -87,7 +87,8 @@ class Seen(NamedTuple):
 class Known(NamedTuple):
     """The fitted part of a head, which stays as it is."""
 
-    temperature: Tensor
+    temperatures: Tensor
+    """Of both stages, (2,)."""
     priors: Tensor
     """(K,)."""
     second: SecondStage
@@ -111,8 +112,8 @@ class Known(NamedTuple):
         The first and the last are distances to the nearest of all classes.
         """
         z = seen.z
-        first = self.temperature.to(z) * (seen.scores + self.priors.to(z))
-        own = self.temperature.to(z) * taught.scores(z)
+        first = self.temperatures[0].to(z) * (seen.scores + self.priors.to(z))
+        own = self.temperatures[0].to(z) * taught.scores(z)
         basis = self.span.basis.to(z)
         places = taught.places.to(z)
         outside = places - places @ basis.T @ basis
@@ -134,19 +135,28 @@ class Known(NamedTuple):
 
     def logits(self, logits: Tensor, first: Tensor, z: Tensor, taught: TaughtClasses) -> Tensor:
         """Return the logits of all classes, (B, K + t); those of the fitted classes stay as they are."""
-        own = self.temperature.to(z) * taught.scores(z)
-        return torch.cat((logits, own + self._difference(logits, first)), 1)
+        own = self.temperatures[0].to(z) * taught.scores(z)
+        if self.posterior == "second-stage":
+            mean, second = first.mean(1, keepdim=True), logits.mean(1, keepdim=True)
+            own = second + self.spread().to(z) * (own - mean)
+        elif self.posterior == "logistic":  # the odds against all fitted classes
+            own = own + logits.logsumexp(1, keepdim=True) - first.logsumexp(1, keepdim=True)
+        return torch.cat((logits, own), 1)
 
-    def _difference(self, logits: Tensor, first: Tensor) -> Tensor:
-        """Return what brings the logits of a taught class to the scale of the posterior, (B, 1).
+    def spread(self) -> Tensor:
+        """Return how many times as far apart the logits of the second stage are as those of the first.
 
-        With l the logits of the posterior and f those of the mixture, it is mean_y l - mean_y f, which is
-        exactly 0 for the posterior of the mixture and keeps logits linear in the statistics. For a logistic
-        regression it is logsumexp_y l - logsumexp_y f: the odds against all fitted classes are kept.
+        It is the slope of the one against the other at the class means, at least 1; logits of a taught class
+        are multiplied by it, or it could not compete with the others. They stay linear in the statistics.
         """
-        if self.posterior == "logistic":
-            return logits.logsumexp(1, keepdim=True) - first.logsumexp(1, keepdim=True)
-        return logits.mean(1, keepdim=True) - first.mean(1, keepdim=True)
+        means, priors = self.means.double(), self.priors.double()
+        scores = class_scores(means, means)
+        second = class_scores(self.second.whitened(scores), self.second.means.double())
+        x, y = (
+            temperature * (each + priors - (each + priors).mean(1, keepdim=True))
+            for temperature, each in zip(self.temperatures.double(), (scores, second), strict=True)
+        )
+        return ((x * y).sum() / (x * x).sum()).clamp(min=1)
 
     def _terms(self, terms: Tensor, z: Tensor, places: Tensor, nearer: Tensor) -> Tensor:
         """Return the terms of the density with one more component per taught class."""

@@ -80,6 +80,19 @@ def test_the_new_class_is_found(posterior: Posterior) -> None:
         assert min(recalls) > 0.7
 
 
+def test_a_second_stage_that_is_more_confident_leaves_room_for_the_new_class() -> None:
+    """Its logits may lie several times as far apart as those of the first stage."""
+    model, (x, y) = fitted("second-stage"), points(3, 50)
+    model.temperatures[1] *= 6
+    spread = model.known.spread()
+    assert spread > 3
+    found = taught(model, 8).logits_of(x).argmax(1)
+    recalls = [float((found[y == c] == c).double().mean()) for c in range(CLASSES + 1)]
+    assert min(recalls) > 0.7
+    model.temperatures[1] /= 100
+    assert model.known.spread() == 1
+
+
 def test_the_logit_is_the_documented_formula() -> None:
     model = fitted()
     x, y = points(1, NEW)
