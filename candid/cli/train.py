@@ -60,8 +60,9 @@ def train(
 
     A folder of photos of 96 pixels and more becomes a photo model in seconds to minutes: a pretrained eye and
     a generative head. Photo models have the options --out, --resume, --devices, --eye, --priors,
-    --no-thumbnails, --holdout, --val-data, --split-seed, --only, --skip-bad and --seed. Smaller images train
-    an invertible network on pixels; so do --preset, --recipe, --set, --baseline and --start.
+    --no-thumbnails, --holdout, --val-data, --split-seed, --only, --skip-bad and --seed; --workers
+    changes nothing, since threads load photos. Smaller images train an invertible network on pixels; so do
+    --preset, --recipe, --set, --baseline and --start.
 
     Tar shards can come from a command: DATA or --val-data is then 'pipe:COMMAND'. The option --allow-pipe,
     which every command takes, must be typed on the same command line.
