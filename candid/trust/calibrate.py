@@ -25,7 +25,7 @@ from candid.models import checkpoint
 from candid.models.protocol import Model
 from candid.trust.detectors import shuffled_halves
 from candid.trust.feature_scores import ColumnScore, fit_scores
-from candid.trust.judge import HeldOut
+from candid.trust.judge import OUT_OF_FOLD, HeldOut
 from candid.trust.options import CalibrateOptions
 from candid.trust.scores import FITTED_SCORES, SCORES, measures_for, statistics_of
 
@@ -93,6 +93,11 @@ def calibration_splits(
         raise CandidError(
             f"'{data}' is what the model was trained on, and p-values need images that it has not "
             "seen: leave --part out, or choose val or test."
+        )
+    if kept_out is not None and options.part is None and OUT_OF_FOLD in model.held_out:
+        raise CandidError(
+            f"The model was trained on all training images of '{data}', and carries their scores out of fold: "
+            "there are no others to hold out. Choose --part test, or name other images."
         )
     chosen = open_part(data, model.class_names, options.part or kept_out, training)
 

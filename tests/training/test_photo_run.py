@@ -46,3 +46,8 @@ def test_a_finished_photo_run_is_never_started_over(photo_run: PhotoRun, tmp_pat
     shutil.rmtree(run / "model" / "best")
     with pytest.raises(CandidError, match="model .* is missing: restore it"):
         resume()
+
+
+def test_a_model_that_held_nothing_out_says_which_photos_can_calibrate_it(photo_run: PhotoRun) -> None:
+    with pytest.raises(CandidError, match="scores out of fold: there are no others .* --part test"):
+        candid.calibrate(photo_run.model, photo_run.data)
