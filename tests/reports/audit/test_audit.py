@@ -34,13 +34,13 @@ from tests.training.runs import environment
 
 OPTIONS = [
     *("--data", "digits", "--ood", "noise=uniform-noise", "--images", "60", "--attack-images", "3"),
-    *("--corruptions", "contrast", "--severities", "3", "--steps", "4", "--examples", "2", "--workers", "0"),
+    *("--corruptions", "contrast", "--severities", "3", "--steps", "4", "--examples", "3", "--workers", "0"),
 ]
 CALL: dict[str, Any] = {
     "ood": {"noise": "uniform-noise"},
     "images": 60,
     "attack_images": 3,
-    "examples": 2,
+    "examples": 3,
     "corruptions": ("contrast",),
     "severities": (3,),
     "steps": 4,
@@ -134,7 +134,7 @@ def test_figures_are_those_of_the_studies(made: tuple[Path, str], found: dict[st
     assert len(own["explanation"]["closest_pairs"]) == 10 and resnet["explanation"] is None
     assert list(own["explanation"]["receptive_fields"]) == ["own", "resnet"]
     assert "no likelihood" in resnet["missing"][0] and own["missing"] == []
-    assert [each["set"] for each in found["examples"]] == ["test", "noise"]
+    assert [each["set"] for each in found["examples"]] == ["test", "test", "noise"]
     for example in found["examples"]:
         assert (out / example["image"]).is_file()
         assert example["opinions"][0]["model"] == "own" and 0 < example["opinions"][0]["confidence"] <= 1
