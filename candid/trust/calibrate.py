@@ -96,7 +96,7 @@ def calibration_splits(
         )
     if kept_out is not None and options.part is None and OUT_OF_FOLD in model.held_out:
         raise CandidError(
-            f"The model was trained on all training images of '{data}', and carries their scores out of fold: "
+            f"The model was trained on all training images of '{data}' and carries their scores out of fold: "
             "there are no others to hold out. Choose --part test, or name other images."
         )
     chosen = open_part(data, model.class_names, options.part or kept_out, training)
