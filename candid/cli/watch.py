@@ -25,8 +25,9 @@ def watch(
 
     It looks at the images in a folder and then at new ones as they arrive, until it is stopped. It needs no
     labels. While the images do not change, the probability that the alarm ever rings is at most --alarm (as
-    measured, if the model also learned from its held-out photos; it says so). The order counts: images directly in the folder are taken by name, those of sub-folders in a random order,
-    those of a list as they are listed. Images that can't be used are named on standard error, not counted.
+    measured, if the model also learned from its held-out photos; it says so). The order counts: images
+    directly in the folder are taken by name, those of sub-folders in a random order, those of a list as they
+    are listed. Images that can't be used are named on standard error, not counted.
     """
     from candid.models import checkpoint
     from candid.trust.watch_files import FileWatch
