@@ -34,6 +34,13 @@ def test_the_readme_is_short_and_has_the_promises_that_were_measured() -> None:
     assert filled(TEXT, {"promises": promises()}) == TEXT
 
 
+def near_accepted() -> tuple[str, str]:
+    """The smallest and the largest share of photos of a similar, unknown kind that is accepted."""
+    found = json.loads((ROOT / "docs/results/photo_trust.json").read_text(encoding="utf-8"))["near"]
+    shares = [100 * each["unknown"]["accept"] for each in found.values()]
+    return f"{min(shares):.0f}", f"{max(shares):.0f}"
+
+
 def python_needed() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return str(project["requires-python"]).removeprefix(">=")
@@ -52,7 +59,7 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
     r'says "shoes" with (\d+) %': lambda: ("99",),  # what the picture shows
     r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),
     r"You need Python (\S+) or newer": lambda: (python_needed(),),
-    r"at a level of (\S+) % most of them": lambda: (f"{100 * NOVELTY:g}",),
+    r"at a level of (\S+) %, (\d+) to (\d+) % of them are": lambda: (f"{100 * NOVELTY:g}", *near_accepted()),
     r"\*\*Photos\*\* of (\d+) pixels and more": lambda: (str(SMALLEST_SIDE),),
     r"\((\d+) photos per class are a start, (\d+) are better\)": lambda: ("20", "50"),  # what was measured
     r"Mackowiak, Ardizzone, Köthe, Rother, (\d+)": lambda: ("2021",),
