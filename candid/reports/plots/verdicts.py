@@ -69,5 +69,5 @@ def _lines(examined: Examination) -> list[str]:
         lines.append(f"p = {examined.p_value:.2g}")
     if examined.verdict == "ambiguous" and examined.classes:
         others = f"or {', '.join(examined.classes[1:])}"
-        lines += textwrap.wrap(plain(others), 24, max_lines=2, placeholder=" …")
+        lines += textwrap.wrap(plain(others), 22, max_lines=2, placeholder=" …")
     return lines
