@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int | None:
     given = [each for each in arguments if each != FLAG]
     if name in COMMANDS:
         given[1:] = ordered(app[name], given[1:])
-    with from_command_line(), allowing_pipes(given if len(given) < len(arguments) else ()):
+    with from_command_line(), allowing_pipes(given if FLAG in arguments else ()):
         result = app(given, exit_on_error=False, print_error=False)
     return result if isinstance(result, int) else None
 
