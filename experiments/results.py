@@ -242,13 +242,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
     parser.add_argument("data", metavar="DATA", nargs="?", help="CIFAR-10 as a folder of images")
     parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
-    parser.add_argument("--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet; else earlier results")
+    parser.add_argument(
+        "--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/; else earlier results"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
     parser.add_argument(
         "--corrupted", type=int, default=1000, help="images for each corruption; 0 keeps earlier results"
     )
     parser.add_argument("--attacked", type=int, default=200, help="images to attack; 0 keeps earlier results")
     asked = parser.parse_args(arguments)
+    if asked.tiny is not None and not (Path(asked.tiny) / "test").is_dir():
+        parser.error(f"'{asked.tiny}' has no folder 'test': the model tiny20 was trained on 'train' alone")
     if asked.data is not None:
         PAGE.mkdir(parents=True, exist_ok=True)
         ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
