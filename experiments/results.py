@@ -19,6 +19,7 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.files import replacing
+from candid.cli.demo_photos import SAMPLES
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
 from candid.inference.predictions import Predictions
@@ -148,23 +149,25 @@ def at_64_pixels(data: str, images: int, work: Path) -> Any:
 
 
 def examined(work: Path) -> None:
-    """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel."""
+    """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel.
+
+    The novel one is a photo that may be shown on a page: the bottom of a tin.
+    """
     with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if Path(row["path"]).is_file()]
     usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
     confident = sorted((r for r in usual if float(r["confidence"]) > 0.95), key=lambda r: r["confidence"])
     torn = [row for row in usual if row["classes"].count(";") == 1]
-    others = [row for row in rows if row["set"] != "test"] or rows
     chosen = {
-        "sure": confident[len(confident) // 2],
-        "torn": min(torn, key=lambda row: abs(float(row["confidence"]) - 0.5)),
-        "unsure": min(usual, key=lambda row: float(row["confidence"])),
-        "novel": min(others, key=lambda row: float(row["p_value"])),
+        "sure": confident[len(confident) // 2]["path"],
+        "torn": min(torn, key=lambda row: abs(float(row["confidence"]) - 0.5))["path"],
+        "unsure": min(usual, key=lambda row: float(row["confidence"]))["path"],
+        "novel": SAMPLES / "waste" / "tin.jpg",
     }
-    for kind, row in chosen.items():
+    for kind, path in chosen.items():
         out = work / "pages" / kind
         shutil.rmtree(out, ignore_errors=True)
-        candid("examine", SHOWN, row["path"], "--figures", out)
+        candid("examine", SHOWN, path, "--figures", out)
         (page,) = out.glob("*.png")
         shutil.copy(page, PAGE / f"page-{kind}.png")
 
