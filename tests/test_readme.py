@@ -14,8 +14,9 @@ import pytest
 import candid
 from candid.cli.app import COMMANDS
 from candid.cli.demo_photos import NOVELTY as HATS
+from candid.data.options import PHOTO_SIDE
 from candid.models import zoo
-from candid.training.photo_options import ENOUGH, SMALLEST_SIDE
+from candid.training.photo_options import ENOUGH
 from candid.trust.promises import CONFIDENCE, ERROR, NOVELTY
 from experiments.readme import README, ROOT, promises
 from experiments.tables import filled
@@ -60,7 +61,7 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
     r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),
     r"You need Python (\S+) or newer": lambda: (python_needed(),),
     r"at a level of (\S+) %, (\d+) to (\d+) % of them are": lambda: (f"{100 * NOVELTY:g}", *near_accepted()),
-    r"\*\*Photos\*\* of (\d+) pixels and more": lambda: (str(SMALLEST_SIDE),),
+    r"\*\*Photos\*\* of (\d+) pixels and more": lambda: (str(PHOTO_SIDE),),
     r"\((\d+) photos per class are a start, (\d+) are better\)": lambda: ("20", "50"),  # what was measured
     r"Mackowiak, Ardizzone, Köthe, Rother, (\d+)": lambda: ("2021",),
     r"results on CIFAR-(\d+), next to the paper's": lambda: ("10",),

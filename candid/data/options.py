@@ -18,4 +18,4 @@ Devices = Annotated[
     int | None, Option("Processes that compute, on this machine.", least=1, default="all GPUs, or 1 on a CPU")
 ]
 PHOTO_SIDE = 96
-"""Images with at least this many pixels a side are photos: those of one set have all sizes."""
+"""Images with at least this many pixels a side are photos: they get an eye, and come in all sizes."""

@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from candid._support.config import Option, check_fields
-from candid.data.options import PHOTO_SIDE
 from candid.models.eyes.registry import DEFAULT_EYE, EYES
 
-SMALLEST_SIDE = PHOTO_SIDE
-"""Photos with at least this many pixels a side get an eye; smaller images a network that is trained."""
 ENOUGH = 1000
 """From this many training photos on, some are held out; of fewer, all are used and scored out of fold."""
 SHARE = 0.2

@@ -14,9 +14,10 @@ from candid._support.config import build, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
 from candid.data import shards
 from candid.data.formats import FORMATS, Query, format_of
+from candid.data.options import PHOTO_SIDE
 from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
 from candid.training.options import TrainOptions, renamed
-from candid.training.photo_options import SMALLEST_SIDE, PhotoOptions
+from candid.training.photo_options import PhotoOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""
@@ -99,7 +100,7 @@ def network_named_by(given: Mapping[str, Any], recipe: str | Path | None = None)
 
 def are_photos(data: str) -> bool:
     """Return whether the images are large enough for an eye."""
-    return (smallest_side(data) or 0) >= SMALLEST_SIDE
+    return (smallest_side(data) or 0) >= PHOTO_SIDE
 
 
 def _shown(key: str) -> str:
