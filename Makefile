@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint bench red models results clean
+.PHONY: help demo test check lint bench red models results clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -25,6 +25,9 @@ lint: $(READY) ## Style and types
 
 test: lint ## Style, types, doctests and all tests (6 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+check: $(READY) ## What needs the network: installs without and with the extras, in new environments (about 10 minutes)
+	$(BIN)/python -m experiments.check
 
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks

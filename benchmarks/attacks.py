@@ -25,15 +25,15 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from benchmarks.attacks_peers import PEERS, Run, import_peers, peers
-from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
-from candid import GenerativeClassifier, ResNet, load_any
+from benchmarks.common import Figure, Timing, conclude, console, parsed, parser, show
+from candid import GenerativeClassifier, ResNet, load
 from candid._support.errors import CandidError
 from candid._support.progress import TerminalProgress
 from candid._support.randomness import generator
+from candid.data.batches import named_batches
 from candid.data.datasets import open_part
-from candid.data.loader import named_batches
-from candid.inference.predictions import to_float
-from candid.models.flow.presets import preset
+from candid.data.images import to_float
+from candid.models.flow.config import preset
 from candid.models.resnet import ResNetConfig
 from candid.robustness.attacks.carlini_wagner import KAPPA, STEPS, carlini_wagner
 
@@ -143,19 +143,19 @@ def margins(logits: Tensor, targets: Tensor) -> Tensor:
 
 def opened(model: str, data: str, images: int) -> tuple[Logits, Tensor, Tensor]:
     """A saved model, images of ``data`` and their labels."""
-    loaded = load_any(model)
+    loaded = load(model)
     preprocessing = loaded.preprocessing
     split = open_part(data, loaded.class_names, None, loaded.record.config).split.subsample(images)
     ready = split.preprocess(preprocessing, True, TerminalProgress(), data)
     x, y, _ = next(iter(named_batches(ready, preprocessing, len(ready))))
-    return Logits(loaded), to_float(x, "cpu"), y
+    return Logits(loaded), torch.from_numpy(to_float(x)), torch.from_numpy(y)
 
 
 def digits(images: int, steps: int) -> tuple[Logits, Tensor, Tensor]:
     """A ResNet that has learnt scikit-learn's digits, other ones of them and their labels."""
     found = load_digits()
     x, y = torch.tensor(found.images[:, None]).float() / 16, torch.tensor(found.target)
-    model = ResNet(ResNetConfig.beside(preset("digits")), seed=0)
+    model = ResNet(ResNetConfig.matching(preset("digits")), seed=0)
     weights = list(model.parameters())
     for step in range(steps):
         batch = torch.randint(TRAINING, (BATCH,), generator=generator(step))
@@ -182,7 +182,7 @@ def linear_ratio(images: int) -> float:
     x = 0.3 + 0.4 * torch.rand(images, *model.image_shape, generator=generator(1))
     targets = model.logits(x).argmin(1)
     right = (KAPPA - margins(model.logits(x.double()), targets)) / model.weights.diff().double().norm()
-    return (carlini_wagner(model, x, targets).distance / right).max().item()
+    return float((carlini_wagner(model, x, targets).distance / right.numpy()).max())
 
 
 def main() -> int:
@@ -191,10 +191,9 @@ def main() -> int:
     options.add_argument("--data", help="as for candid evaluate")
     options.add_argument("--images", type=int, default=50, help="so many (default: %(default)s)")
     options.add_argument("--peers", type=Path, metavar="FOLDER", help="has foolbox and torchattacks")
-    chosen = options.parse_args()
+    chosen = parsed(options)
     if (chosen.model is None) != (chosen.data is None):
         options.error("give --model and --data, or none of them for digits.")
-    set_threads(chosen.threads)
     number, training, most = (4, 2, 50) if chosen.quick else (chosen.images, 400, STEPS)
     try:
         if chosen.peers:
@@ -209,7 +208,7 @@ def main() -> int:
     def ours(x: Tensor, wanted: Tensor) -> Tensor:
         found = carlini_wagner(model, x, wanted, steps=most)
         steps.extend(found.steps.tolist())
-        return found.images
+        return torch.from_numpy(found.images)
 
     with console.status("attacking") as status:
         attempts = {OURS: attempted(ours, model, images, targets)}

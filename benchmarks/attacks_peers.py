@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError
-from candid.robustness.attacks.carlini_wagner import KAPPA
-from candid.robustness.attacks.descent import LEARNING_RATE
+from candid.robustness.attacks.carlini_wagner import KAPPA, LEARNING_RATE
 
 PEERS = ("foolbox", "torchattacks")
 PACKAGES = (

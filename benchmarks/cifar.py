@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show, spread
+from benchmarks.common import Figure, Timing, conclude, console, parsed, parser, show, spread
 
 CANDID, RESNET, BEFORE = "Candid", "ResNet beside it", "Candid, before"
 
@@ -58,8 +58,7 @@ def measure(before: Path | None, threads: int, batch: int, steps: int, rounds: i
 def main() -> int:
     options = parser("benchmarks.cifar", __doc__)
     options.add_argument("--before", type=Path, help="another checkout of Candid to compare with")
-    chosen = options.parse_args()
-    set_threads(chosen.threads)
+    chosen = parsed(options)
     batch, steps, rounds = (16, 1, 2) if chosen.quick else (128, 8, 5)
     with console.status("measuring"):
         times = measure(chosen.before, chosen.threads, batch, steps, rounds)

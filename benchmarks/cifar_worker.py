@@ -9,16 +9,26 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from candid._support.randomness import generator
-from candid.inference.predictions import to_float
-from candid.training.losses import losses_of
-from candid.training.optimiser import build_optimiser
 from candid.training.recipes import load_options
 from candid.training.setup import build_model
+
+
+def either(name: str, module: str, earlier: str) -> Any:
+    """Return what has this name in a module, or in the one where earlier versions have it."""
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return getattr(import_module(earlier), name)
+
+
+losses_of = either("losses_of", "candid.training.loop", "candid.training.losses")
+build_optimiser = either("build_optimiser", "candid.training.setup", "candid.training.optimiser")
+keep_freed_memory = either("keep_freed_memory", "candid._support.processes", "candid._support.distributed")
 
 
 def training_step(batch: int, baseline: bool) -> Callable[[], None]:
@@ -30,7 +40,7 @@ def training_step(batch: int, baseline: bool) -> Callable[[], None]:
     labels = torch.arange(batch) % 10
 
     def step() -> None:
-        losses_of(model, to_float(images, "cpu"), labels, config, generator(0)).total.backward()
+        losses_of(model, images / 255, labels, config, generator(0)).total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimiser.step()
         optimiser.zero_grad()
@@ -41,8 +51,7 @@ def training_step(batch: int, baseline: bool) -> Callable[[], None]:
 def main() -> None:
     threads, batch = map(int, sys.argv[1:])
     torch.set_num_threads(threads)
-    if find_spec("candid._support.machine") is not None:
-        import_module("candid._support.machine").keep_freed_memory()
+    keep_freed_memory()
     steps = {"candid": training_step(batch, False), "resnet": training_step(batch, True)}
     for line in sys.stdin:
         name, count = line.split()

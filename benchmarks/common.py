@@ -129,9 +129,16 @@ def parser(module: str, description: str | None) -> argparse.ArgumentParser:
     return options
 
 
-def set_threads(threads: int) -> None:
-    """Fixes torch's thread count and says so if other processes will disturb the timings."""
-    torch.set_num_threads(threads)
+def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was asked; torch then has that number of threads."""
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    warn_if_busy()
+    return chosen
+
+
+def warn_if_busy() -> None:
+    """Says so if other processes will disturb the timings."""
     load = os.getloadavg()[0]
     if load > 0.5:
         console.print(f"[yellow]Other processes are busy (load {load:.1f}): seconds will be too long.[/]")

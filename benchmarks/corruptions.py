@@ -19,14 +19,13 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.datasets import load_sample_images
-from torch import Tensor
 
-from benchmarks.common import Figure, Timing, conclude, console, parser, set_threads, show
-from candid._support.randomness import generator
+from benchmarks.common import Figure, Timing, conclude, console, parsed, parser, show
+from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid.data.images import EXTENSIONS, centre_box, decode
-from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+from candid.robustness.corruptions.benchmark import CORRUPTIONS, SEVERITIES, corrupted
 
 SIZE = (224, 224)
 OURS, PEER = "Candid", "imagecorruptions"
@@ -35,11 +34,12 @@ SECONDS, RATIO = "seconds a photo", "times faster"
 CHANGE, WEATHER = "largest relative difference of mean changes", "the same, of frost, snow and fog"
 
 
-def photos(source: Path | None, number: int) -> Tensor:
+def photos(source: Path | None, number: int) -> Array:
     """8-bit photos (N, 3, 224, 224)."""
     if source is None:
-        both = torch.stack([torch.tensor(image) for image in load_sample_images().images]).permute(0, 3, 1, 2)
-        return both.unfold(2, 224, 50).unfold(3, 224, 50).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)[:number]
+        both = np.stack(load_sample_images().images).transpose(0, 3, 1, 2)
+        places = np.lib.stride_tricks.sliding_window_view(both, SIZE, (2, 3))[:, :, ::50, ::50]
+        return places.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 3, *SIZE)[:number]
     files: list[Path | bytes]
     if source.is_dir():
         files = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in EXTENSIONS]
@@ -48,14 +48,14 @@ def photos(source: Path | None, number: int) -> Tensor:
             members = sorted((each for each in tar if each.isfile()), key=lambda each: each.name)
             files = [file.read() for each in members if (file := tar.extractfile(each)) is not None]
     crops = [decode(each, 3, SIZE, lambda w, h: centre_box(w, h, SIZE, 256 / 224)) for each in files[:number]]
-    return torch.stack(crops)
+    return np.stack(crops)
 
 
 class Peer:
     """The other package, in its own interpreter."""
 
-    def __init__(self, python: str, images: Tensor, folder: Path) -> None:
-        np.save(folder / "photos.npy", images.permute(0, 2, 3, 1).numpy())
+    def __init__(self, python: str, images: Array, folder: Path) -> None:
+        np.save(folder / "photos.npy", images.transpose(0, 2, 3, 1))
         command: list[str | Path] = [
             python,
             Path(__file__).with_name("corruptions_peer.py"),
@@ -77,12 +77,13 @@ class Peer:
         self.process.communicate()
 
 
-def measure(images: Tensor, name: str, severity: int) -> dict[str, float]:
+def measure(images: Array, name: str, severity: int) -> dict[str, float]:
     """Seconds and mean absolute change, here."""
     start = time.perf_counter()
-    found = corrupted(images, name, severity, generator(0, severity))
+    found = corrupted(images, name, severity, draws(0, severity).numpy)
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "change": (found.float() - images.float()).abs().mean().item()}
+    change = abs(found.astype(np.float32) - images.astype(np.float32)).mean()
+    return {"seconds": seconds, "change": float(change)}
 
 
 def main() -> int:
@@ -90,8 +91,7 @@ def main() -> int:
     options.add_argument("--peer", metavar="PYTHON", help="the interpreter that has imagecorruptions-imaug")
     options.add_argument("--photos", type=Path, help="a folder or a tar file of photos")
     options.add_argument("--number", type=int, default=24, help="so many photos (default: %(default)s)")
-    arguments = options.parse_args()
-    set_threads(arguments.threads)
+    arguments = parsed(options)
     images = photos(arguments.photos, 2 if arguments.quick else arguments.number)
     rounds = 1 if arguments.quick else 3
     measure(images[:1], "frost", 1)  # draws the windows

@@ -13,13 +13,13 @@ import sys
 
 import torch
 
-from benchmarks.common import console, parser, set_threads, show, write
+from benchmarks.common import console, parsed, parser, show, write
 from candid import load
 from candid._support.progress import TerminalProgress
+from candid.data.batches import named_batches
 from candid.data.datasets import open_part
-from candid.data.loader import named_batches
+from candid.data.images import to_float
 from candid.explanations.counterfactual import CLOSE, Counterfactual, counterfactual
-from candid.inference.predictions import to_float
 
 TARGETS = (0.5, 0.9)
 
@@ -29,8 +29,7 @@ def main() -> int:
     options.add_argument("model", help="a generative model")
     options.add_argument("data", help="as for candid evaluate")
     options.add_argument("--images", type=int, default=100)
-    chosen = options.parse_args()
-    set_threads(chosen.threads)
+    chosen = parsed(options)
     model = load(chosen.model)
     preprocessing = model.preprocessing
     split = open_part(chosen.data, model.class_names, None, model.record.config).split.subsample(
@@ -41,7 +40,7 @@ def main() -> int:
     with console.status("moving images"):
         for images, _, _ in named_batches(ready, preprocessing, 1):
             image = images[0]
-            posterior = model.posterior(to_float(image[None], "cpu"))[0].detach()
+            posterior = model.posterior(torch.from_numpy(to_float(image[None])))[0].detach()
             ranked = posterior.argsort(descending=True).tolist()
             for y in {ranked[1], ranked[-1]}:
                 found += [

@@ -9,41 +9,43 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from benchmarks.common import Figure, alternate, conclude, console, parser, set_threads, show_times
+from benchmarks.common import Figure, alternate, conclude, console, parsed, parser, show_times
 from candid import GenerativeClassifier
-from candid._support.distributed import keep_freed_memory
-from candid._support.randomness import generator
+from candid._support.processes import keep_freed_memory
+from candid._support.randomness import draws
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 from candid.inference.runner import Runner
-from candid.trust.feature_scores import fit_scores
-from candid.trust.scores import FITTED_SCORES, SCORES, measures_for
+from candid.judging.held_out import measures_for
+from candid.trust.learned import fit_scores
+from candid.trust.scores import SCORES, learning_scores
 
 PASS, BARE = "evaluation", "bare forward passes"
 LIMIT = 1.1
 
 
 def main() -> int:
-    options = parser("benchmarks.evaluation", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.evaluation", __doc__))
     keep_freed_memory()
     count, rounds = (100, 2) if options.quick else (10_000, 5)
-    random = generator(0)
-    pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=random, dtype=torch.uint8)
-    split = ArraySplit(pixels, torch.randint(10, (count,), generator=random))
+    random = draws(0).numpy
+    pixels = random.integers(0, 256, (count, 3, 32, 32), np.uint8)
+    split = ArraySplit(pixels, random.integers(10, size=count))
     model = GenerativeClassifier.from_preset("cifar").eval()
     fast = model.frozen()
     features = model.config.flow.constant_coefficients
     columns = {
-        "features": torch.randn(1000, features, generator=random),
-        "logits": torch.randn(1000, 10, generator=random),
+        "features": random.normal(size=(1000, features)),
+        "logits": random.normal(size=(1000, 10)),
     }
-    measures = measures_for(SCORES.values(), fit_scores(FITTED_SCORES, columns, torch.arange(1000) % 10))
+    names = [score.name for score in learning_scores(columns)]
+    measures = measures_for(SCORES.values(), fit_scores(names, columns, np.arange(1000) % 10))
     with tempfile.TemporaryDirectory() as folder:
         passes = Runner(model, folder=Path(folder))
-        ready = [part / 255 for part in pixels.split(passes.batch)]
+        ready = [part / 255 for part in torch.from_numpy(pixels).split(passes.batch)]
 
         def evaluate() -> None:
             for kept in Path(folder).iterdir():

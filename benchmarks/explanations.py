@@ -16,16 +16,17 @@ from benchmarks.common import (
     alternate,
     conclude,
     console,
+    parsed,
     parser,
-    set_threads,
     show,
     show_times,
 )
 from candid import GenerativeClassifier
-from candid._support.distributed import keep_freed_memory
+from candid._support.processes import keep_freed_memory
 from candid._support.randomness import generator
+from candid.explanations.class_maps import ClassMaps
 from candid.explanations.heatmaps import SpatialMixture, heatmaps
-from candid.inference.predictions import batch_size
+from candid.models.protocol import Outputs, batch_size
 
 WITH, WITHOUT, PEER = "forward pass and heatmaps", "forward pass", "integrated gradients, three classes"
 STEPS, TOP = 50, 3
@@ -33,8 +34,7 @@ LIMIT = 1.2
 
 
 def main() -> int:
-    options = parser("benchmarks.explanations", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.explanations", __doc__))
     keep_freed_memory()
     cases: dict[str, Timings] = {}
     figures: dict[str, Figure] = {}
@@ -69,25 +69,26 @@ def measure(preset: str, batch: int, quick: bool) -> tuple[dict[str, Timings], d
         model.mixture.prototypes.mul_(10)
     fast, spatial = model.frozen(), SpatialMixture(model)
     x = torch.randint(0, 256, (batch, *model.image_shape), generator=generator(0)) / 255
+    images = x.numpy()
 
-    @torch.inference_mode()
-    def forward() -> Any:
-        return fast.outputs(x)
+    def forward() -> Outputs:
+        return fast.outputs(images)
 
-    def explained() -> Any:
+    def explained() -> list[ClassMaps]:
         return heatmaps(fast, forward(), top=TOP, spatial=spatial)
 
     maps = explained()
+    classes = torch.tensor([each.classes for each in maps])
     gradients = IntegratedGradients(fast.logits)
 
-    errors = {WITH: float(maps.largest_error.max())}
+    errors = {WITH: max(each.largest_error for each in maps)}
 
     def integrated() -> None:
         """With the error of completeness, which captum reports."""
         for i in range(TOP):
             _, error = gradients.attribute(
                 x,
-                target=maps.classes[:, i],
+                target=classes[:, i],
                 n_steps=STEPS,
                 internal_batch_size=batch_size(fast),
                 return_convergence_delta=True,

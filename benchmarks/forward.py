@@ -23,12 +23,12 @@ from benchmarks.common import (
     alternate_with_limit,
     conclude,
     console,
+    parsed,
     parser,
-    set_threads,
     show,
     show_times,
 )
-from benchmarks.models import classifier, folded, macs, moved
+from benchmarks.models import classifier, folded, imagenet, macs, moved
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 
@@ -69,19 +69,15 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def main() -> int:
-    options = parser("benchmarks.forward", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.forward", __doc__))
     quick: bool = options.quick
     rounds = {1: 2, 8: 2} if quick else {1: 5, 8: 5}
-    torch.manual_seed(0)
     cases: dict[str, dict[str, Timing]] = {}
     with console.status("measuring"):
-        model = classifier(quick)
-        x = torch.rand(8, *model.image_shape)
-        moved(model, x[:4])
+        model, x = imagenet(quick)
         found = differences(model, x[:4])
         gmacs, _ = macs(model)
-        resnet = folded(ResNet(ResNetConfig.beside(model.config)))
+        resnet = folded(ResNet(ResNetConfig.matching(model.config)))
         models: dict[str, nn.Module] = {
             FROZEN: model.frozen(),
             PLAIN: model,

@@ -10,7 +10,7 @@ import copy
 import torch
 from torch import Tensor
 
-from benchmarks.common import console, parser, set_threads, show, write
+from benchmarks.common import console, parsed, parser, show, write
 from candid import GenerativeClassifier, information_bottleneck_loss
 from candid.models.flow.config import Memory
 
@@ -35,8 +35,7 @@ def distances(found: Gradients, truth: Gradients) -> tuple[float, float]:
 
 
 def main() -> None:
-    options = parser("benchmarks.gradients", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.gradients", __doc__))
     model = GenerativeClassifier.from_preset("tiny" if options.quick else "imagenet")
     x = torch.rand(8, *model.image_shape, generator=torch.Generator().manual_seed(0))
     with console.status("measuring"):

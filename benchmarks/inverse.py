@@ -15,26 +15,22 @@ from benchmarks.common import (
     alternate,
     conclude,
     console,
+    parsed,
     parser,
-    set_threads,
     show,
     spread,
 )
-from benchmarks.models import classifier, moved
+from benchmarks.models import imagenet
 
 FORWARD, INVERSE, SAMPLE = "forward", "inverse", "sample"
 FROZEN, PLAIN = "Candid, frozen", "Candid"
 
 
 def main() -> int:
-    options = parser("benchmarks.inverse", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.inverse", __doc__))
     quick: bool = options.quick
-    torch.manual_seed(0)
     with console.status("measuring"), torch.inference_mode():
-        model = classifier(quick)
-        x = torch.rand(8, *model.image_shape)
-        moved(model, x[:4])
+        model, x = imagenet(quick)
         frozen = model.frozen()
         z = frozen.latent(x)
         peer = freia.peers(model, x)[freia.COMPOSED].network.eval()

@@ -16,18 +16,16 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from benchmarks.common import Timing, parser, set_threads, show, write
-from candid._support.distributed import keep_freed_memory
+from benchmarks.common import Timing, parsed, parser, show, write
+from candid._support.processes import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
 from candid.data.images import Preprocessing
-from candid.data.loader import Plan, training_batches
-from candid.inference.predictions import to_float
-from candid.training.losses import losses_of
-from candid.training.optimiser import build_optimiser
+from candid.training.loader import Plan, training_batches
+from candid.training.loop import losses_of
 from candid.training.options import TrainOptions
 from candid.training.recipes import load_options
-from candid.training.setup import build_model
+from candid.training.setup import build_model, build_optimiser
 
 LIMIT = 1.1
 Step = Callable[[Tensor, Tensor], None]
@@ -65,7 +63,7 @@ def training_step(config: TrainOptions) -> Step:
     optimiser = build_optimiser(model, config)
 
     def step(images: Tensor, labels: Tensor) -> None:
-        losses_of(model, to_float(images, "cpu"), labels, config, generator(0)).total.backward()
+        losses_of(model, images / 255, labels, config, generator(0)).total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimiser.step()
         optimiser.zero_grad()
@@ -100,8 +98,7 @@ def measure(config: TrainOptions, case: Case) -> tuple[Timing, Timing]:
 
 
 def main() -> int:
-    options = parser("benchmarks.loading", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.loading", __doc__))
     keep_freed_memory()
     quick: bool = options.quick
     cases = {

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import Figure, conclude, console, parser, set_threads, show
+from benchmarks.common import Figure, conclude, console, parser, show, warn_if_busy
 from benchmarks.models import classifier
 from benchmarks.straightforward import Straightforward
 from candid import information_bottleneck_loss
@@ -250,7 +250,7 @@ def main() -> int:
     if chosen.cases:
         print(json.dumps({case: asdict(measure(*CASES[case](chosen.quick))) for case in chosen.cases}))
         return 0
-    set_threads(chosen.threads)
+    warn_if_busy()
     peaks: dict[str, Peak] = {}
     with console.status("measuring"):
         for cases in [list(CASES)] if chosen.quick else [[case] for case in CASES]:

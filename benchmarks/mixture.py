@@ -18,8 +18,8 @@ from benchmarks.common import (
     alternate,
     conclude,
     console,
+    parsed,
     parser,
-    set_threads,
     show_times,
 )
 from benchmarks.freia import MaterialisedMixture
@@ -65,8 +65,7 @@ def head(classes: int, quick: bool, repeats: int) -> dict[str, dict[str, Timing]
 
 
 def main() -> int:
-    options = parser("benchmarks.mixture", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.mixture", __doc__))
     quick: bool = options.quick
     few, many, repeats = (100, 2100, 2) if quick else (1000, 21_000, 7)
     torch.manual_seed(0)

@@ -31,6 +31,14 @@ def moved(model: GenerativeClassifier, x: Tensor, strength: float = 0.1) -> Gene
     return model.eval()
 
 
+def imagenet(quick: bool) -> tuple[GenerativeClassifier, Tensor]:
+    """The imagenet preset, or a small one, as if it were trained; and eight images."""
+    torch.manual_seed(0)
+    model = classifier(quick)
+    x = torch.rand(8, *model.image_shape)
+    return moved(model, x[:4]), x
+
+
 def folded(resnet: ResNet) -> ResNet:
     """A copy for inference with batch norm folded into the convolutions."""
     resnet = copy.deepcopy(resnet).eval()

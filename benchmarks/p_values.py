@@ -13,38 +13,40 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from scipy.stats import betabinom, binom
 
-from benchmarks.common import console, parser, set_threads, show, write
-from candid._support.randomness import generator
+from benchmarks.common import console, parsed, parser, show, write
+from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid.inference.predictions import Predictions
-from candid.trust.detectors import DensityDetector, TwoTailed
-from candid.trust.scores import Score, Statistics, available_scores, statistics_of
+from candid.trust.conformal import DensityDetector, TwoTailed
+from candid.trust.ranking import new_detector
+from candid.trust.scores import Columns, Score, available_scores
 
 LEVELS = (0.01, 0.05, 0.1)
 HELD_OUT = 0.9
 
 
-def rates(test: Score, statistics: Statistics, splits: int) -> torch.Tensor:
+def rates(test: Score, columns: Columns, splits: int) -> Array:
     """False-positive rates of each split and level."""
-    values = test.of(statistics)
-    found = []
+    values = test.of(columns)
+    rates = []
     for split in range(splits):
-        order = torch.randperm(len(values), generator=generator(split))
-        known, new = order.tensor_split([round(HELD_OUT * len(values))])
-        p = test.new_detector().fit(values[known]).p_value(values[new])
-        found.append([(p <= level).double().mean().item() for level in LEVELS])
-    return torch.tensor(found)
+        order = draws(split).permutation(len(values))
+        known, new = np.split(order, [round(HELD_OUT * len(values))])
+        p = new_detector(test).fit(values[known]).p_value(values[new])
+        rates.append([float(np.mean(p <= level)) for level in LEVELS])
+    return np.array(rates)
 
 
 def bands(images: int, level: float, test: Score) -> dict[str, tuple[float, float]]:
     """Where 95 % of splits should have their rate; of densities, half of the held-out images rank the new."""
     held_out = round(HELD_OUT * images)
     new = images - held_out
-    if isinstance(test.new_detector(), DensityDetector):
+    if isinstance(new_detector(test), DensityDetector):
         held_out -= held_out // 2
-    tails = 2 if isinstance(test.new_detector(), TwoTailed) else 1
+    tails = 2 if isinstance(new_detector(test), TwoTailed) else 1
     ranks = max(1, tails * int(level / tails * (held_out + 1)))
     exact = betabinom(new, ranks, held_out + 1 - ranks).interval(0.95)
     return {
@@ -57,30 +59,29 @@ def main() -> int:
     options = parser("benchmarks.p_values", __doc__)
     options.add_argument("predictions", type=Path, help="a file that candid evaluate kept")
     options.add_argument("--splits", type=int, default=200)
-    chosen = options.parse_args()
-    set_threads(chosen.threads)
+    chosen = parsed(options)
     found = Predictions.load(chosen.predictions)
     if found is None:
         console.print(f"[red]'{chosen.predictions}' is not a file of predictions.[/]")
         return 2
-    statistics = statistics_of(found)
+    columns = Columns(found.statistics.statistics())
     rows: list[tuple[str, ...]] = []
     results: dict[str, Any] = {}
     missed: list[str] = []
-    for test in available_scores(statistics):
-        measured = rates(test, statistics, chosen.splits)
+    for test in available_scores(columns):
+        measured = rates(test, columns, chosen.splits)
         cells = []
-        for level, column in zip(LEVELS, measured.unbind(1), strict=True):
+        for level, column in zip(LEVELS, measured.T, strict=True):
             inside = {
-                name: ((column >= low) & (column <= high)).double().mean().item()
+                name: float(np.mean((column >= low) & (column <= high)))
                 for name, (low, high) in bands(len(found), level, test).items()
             }
             low, high = bands(len(found), level, test)["binomial"]
-            if not low <= column.mean().item() <= high:
+            if not low <= float(column.mean()) <= high:
                 missed.append(test.name)
-            results.setdefault(test.name, {})[str(level)] = {"mean": column.mean().item(), **inside}
+            results.setdefault(test.name, {})[str(level)] = {"mean": float(column.mean()), **inside}
             shares = " / ".join(f"{100 * share:.0f}" for share in inside.values())
-            cells.append(f"{100 * column.mean().item():.2f} %  ({shares})")
+            cells.append(f"{100 * float(column.mean()):.2f} %  ({shares})")
         rows.append((test.name, *cells))
     title = (
         f"False positives, mean over {chosen.splits} splits (% of splits in the binomial / exact 95 % band)"

@@ -14,15 +14,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
-from benchmarks.common import Figure, Timing, conclude, parser, set_threads, show_times
-from candid._support.distributed import launch
+from benchmarks.common import Figure, Timing, conclude, parsed, parser, show_times
+from candid._support.processes import launch
 from candid._support.progress import SILENT
 from candid.data.formats import image_files, subfolders
-from candid.models.eyes import open_eye
-from candid.models.eyes.eye import Eye
+from candid.models.photo.eye import Eye
+from candid.models.photo.opening import open_eye
 from candid.training.features import BATCH, Extraction, FeatureCache
 
 MADE, QUICK = 180, 24
@@ -43,7 +42,7 @@ def made(folder: Path, photos: int) -> Path:
 
 def bare(eye: Eye, photos: int) -> float:
     """Return the seconds of the network alone on as many images."""
-    images = torch.rand(BATCH, 3, eye.size, eye.size)
+    images = np.random.default_rng(0).random((BATCH, 3, eye.size, eye.size), np.float32)
     start = time.perf_counter()
     for first in range(0, photos, BATCH):
         eye.statistics(images[: min(BATCH, photos - first)])
@@ -78,8 +77,7 @@ def bytes_in(folder: Path) -> int:
 def main() -> int:
     options = parser("benchmarks.photos", __doc__)
     options.add_argument("--photos", type=Path, help="a folder with one folder of photos per class")
-    asked = options.parse_args()
-    set_threads(asked.threads)
+    asked = parsed(options)
     room = Path(tempfile.mkdtemp())
     try:
         folder = asked.photos or made(room / "photos", QUICK if asked.quick else MADE)

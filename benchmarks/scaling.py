@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from benchmarks.common import RESULTS, Timing, console, parser, set_threads, show, write
+from benchmarks.common import RESULTS, Timing, console, parser, show, warn_if_busy, write
 from benchmarks.memory import measure
 from benchmarks.scaling_laws import (
     EPOCHS,
@@ -38,7 +38,7 @@ from benchmarks.scaling_laws import (
     total,
 )
 from candid import GenerativeClassifier, information_bottleneck_loss
-from candid._support.distributed import keep_freed_memory
+from candid._support.processes import keep_freed_memory
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MODES = {"plain": "step, plain", "inverse": "step, inverse", "frozen": "forward, frozen"}
@@ -308,7 +308,7 @@ def main() -> None:
         if chosen.markdown:
             report(points, laws, markdown)
         return
-    set_threads(chosen.threads)
+    warn_if_busy()
     points = {}
     for case in dict.fromkeys(case for cases in grid.values() for case in cases):
         points[case] = in_process(case, chosen.quick, chosen.threads)

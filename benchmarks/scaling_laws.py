@@ -10,8 +10,7 @@ from scipy.optimize import least_squares, nnls
 from torch.utils.flop_counter import FlopCounterMode
 
 from candid import ClassifierConfig, GenerativeClassifier
-from candid.models.flow.config import FlowConfig
-from candid.models.flow.presets import preset
+from candid.models.flow.config import FlowConfig, preset
 
 FLOAT = 4
 """Bytes of a number."""

@@ -21,14 +21,15 @@ from functools import partial
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
 import candid
-from benchmarks.common import Figure, alternate, conclude, parser, set_threads, show_times
+from benchmarks.common import Figure, alternate, conclude, parsed, parser, show_times
 from candid.data.uploads import decode_upload
-from candid.serve.limits import Limits
+from candid.serve import Limits
 
 CLIENTS = 32
 BOUNDARY = b"candid-benchmark"
@@ -106,17 +107,15 @@ def server(model: str, threads: int) -> Iterator[int]:
 def main() -> int:
     options = parser("benchmarks.serving", __doc__)
     options.add_argument("--model", default="cifar10-beta1", help="bundled or a folder (%(default)s)")
-    arguments = options.parse_args()
-    set_threads(arguments.threads)
+    arguments = parsed(options)
     images, rounds = (64, 1) if arguments.quick else (2048, 5)
 
     model = candid.load(arguments.model).frozen()
     _, height, width = model.image_shape
     files = photo_patches(images, height)
     preprocessing, limits = model.preprocessing, Limits()
-    batches = torch.stack([decode_upload(file, preprocessing, limits.max_pixels) for file in files]).split(
-        limits.batch
-    )
+    decoded = np.stack([decode_upload(file, preprocessing, limits.max_pixels) for file in files])
+    batches = torch.from_numpy(decoded).split(limits.batch)
 
     @torch.inference_mode()
     def bare() -> None:

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import alternate, console, parser, set_threads, show, write
+from benchmarks.common import alternate, console, parsed, parser, show, write
 
 CANDID = Path(sys.executable).with_name("candid")
 BARE, TORCH, EVERYTHING, HELP = "python", "import torch", "from candid import *", "candid --help"
@@ -43,8 +43,7 @@ def beyond_torch() -> float:
 
 
 def main() -> int:
-    options = parser("benchmarks.startup", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.startup", __doc__))
     with console.status("measuring"):
         rounds = 3 if options.quick else 11
         times = alternate({name: partial(run, command) for name, command in COMMANDS.items()}, rounds)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid import GenerativeClassifier
-from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -23,6 +22,7 @@ from candid.models.flow.coupling import (
     Permutation,
 )
 from candid.models.flow.pooling import DCTPooling, HaarPooling
+from candid.models.flow.reversible import Chain
 
 
 class Block(nn.Module):

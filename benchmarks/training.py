@@ -27,15 +27,15 @@ from benchmarks.common import (
     alternate_with_limit,
     conclude,
     console,
+    parsed,
     parser,
-    set_threads,
     show,
     show_times,
 )
 from benchmarks.models import classifier, macs
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
-from candid._support.distributed import keep_freed_memory
+from candid._support.processes import keep_freed_memory
 from candid.models.flow.config import Memory
 
 PLAIN, INVERSE, RESNET = "Candid", "Candid, memory='inverse'", "ResNet-50"
@@ -49,7 +49,7 @@ def with_kept_memory(quick: bool) -> dict[str, Step]:
     """Contenders in a process that keeps freed memory."""
     keep_freed_memory()
     model, x, y = _start(quick)
-    resnet = ResNet(ResNetConfig.beside(model.config))
+    resnet = ResNet(ResNetConfig.matching(model.config))
     peer = Straightforward(model)
 
     def ours(memory: Memory, batch: int) -> None:
@@ -136,8 +136,7 @@ def _serve(
 
 
 def main() -> int:
-    options = parser("benchmarks.training", __doc__).parse_args()
-    set_threads(options.threads)
+    options = parsed(parser("benchmarks.training", __doc__))
     quick: bool = options.quick
     rounds = {4: 1, 16: 1} if quick else {4: 3, 16: 2}
     cases: dict[str, dict[str, Timing]] = {}

@@ -1,68 +1,77 @@
-"""Generative image classifiers that can be trusted: exact p(image | class) from invertible networks."""
+"""Image classifiers that say when not to trust them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from candid._support.errors import CandidError, CheckpointError, NonFiniteError
-from candid._support.threads import prepare_threads
-from candid._support.version import __version__
+from candid._support import __version__
+from candid._support.errors import CandidError, CheckpointError, NonFiniteError, missing_extra
+from candid._support.numbers import prepare_threads
 
 if TYPE_CHECKING:
     from candid.evaluation.compare import compare
     from candid.evaluation.evaluate import evaluate
-    from candid.evaluation.result import Evaluation
+    from candid.evaluation.result import EvaluationResult
+    from candid.explanations.counterfactual import counterfactual
+    from candid.explanations.decision_space import decision_spaces
+    from candid.explanations.heatmaps import heatmaps
     from candid.explanations.overview import explain
-    from candid.models.checkpoint import load, load_any, save
+    from candid.inference.predictions import Predictions
+    from candid.judging.calibrate import calibrate
+    from candid.judging.examine import Examiner, UnusableImage, examine, examine_stream
+    from candid.judging.group import GroupResult, group
+    from candid.models.checkpoint import load
     from candid.models.export import export
     from candid.models.flow.classifier import GenerativeClassifier
-    from candid.models.flow.config import ClassifierConfig, FlowConfig
-    from candid.models.flow.loss import information_bottleneck_loss
-    from candid.models.flow.presets import PRESETS
+    from candid.models.flow.config import PRESETS, ClassifierConfig, FlowConfig
+    from candid.models.flow.mixture import information_bottleneck_loss
     from candid.models.importers.released import import_released
     from candid.models.importers.torchvision import import_torchvision
+    from candid.models.photo.torch_eyes import ModuleEye, ModuleSoftmax
     from candid.models.resnet import ResNet, ResNetConfig
-    from candid.reports.audit.run import Audit, audit
-    from candid.robustness.attacks.benchmark import AttackResults, attack
-    from candid.robustness.corruptions.benchmark import CorruptionResults, corrupt
+    from candid.models.saving import save
+    from candid.reports.audit.record import AuditResult
+    from candid.reports.audit.run import audit
+    from candid.robustness.attacks.benchmark import attack
+    from candid.robustness.attacks.metrics import AttackResult
+    from candid.robustness.corruptions.benchmark import corrupt, corrupted
+    from candid.robustness.corruptions.metrics import CorruptionResult
     from candid.training.adopt import adopt
-    from candid.training.refit import Refit, refit
-    from candid.training.teach import Teaching, forget, teach
+    from candid.training.refit import RefitResult, refit
+    from candid.training.teach import TeachResult, forget, teach
     from candid.training.train import TrainResult, train
-    from candid.trust.calibrate import calibrate
-    from candid.trust.examine import Unusable, examine, examine_stream
-    from candid.trust.group import Grouping, group
-    from candid.trust.judge import Judge
+    from candid.trust.drift import Watch
     from candid.trust.monitor import Monitor
     from candid.trust.scores import Score, register_score
-    from candid.trust.verdict import Examination, Verdict
-    from candid.trust.watch import Watch
+    from candid.trust.verdict import Examination
 
 prepare_threads()  # before anything loads torch
 
 __all__ = [
     "PRESETS",
-    "AttackResults",
-    "Audit",
+    "AttackResult",
+    "AuditResult",
     "CandidError",
     "CheckpointError",
     "ClassifierConfig",
-    "CorruptionResults",
-    "Evaluation",
+    "CorruptionResult",
+    "EvaluationResult",
     "Examination",
+    "Examiner",
     "FlowConfig",
     "GenerativeClassifier",
-    "Grouping",
-    "Judge",
+    "GroupResult",
+    "ModuleEye",
+    "ModuleSoftmax",
     "Monitor",
     "NonFiniteError",
-    "Refit",
+    "Predictions",
+    "RefitResult",
     "ResNet",
     "ResNetConfig",
     "Score",
-    "Teaching",
+    "TeachResult",
     "TrainResult",
-    "Unusable",
-    "Verdict",
+    "UnusableImage",
     "Watch",
     "__version__",
     "adopt",
@@ -71,6 +80,9 @@ __all__ = [
     "calibrate",
     "compare",
     "corrupt",
+    "corrupted",
+    "counterfactual",
+    "decision_spaces",
     "evaluate",
     "examine",
     "examine_stream",
@@ -78,11 +90,11 @@ __all__ = [
     "export",
     "forget",
     "group",
+    "heatmaps",
     "import_released",
     "import_torchvision",
     "information_bottleneck_loss",
     "load",
-    "load_any",
     "refit",
     "register_score",
     "save",
@@ -90,45 +102,75 @@ __all__ = [
     "train",
 ]
 
-# These need torch, which takes seconds to import: they are imported when they are first used.
+# What takes time to import is imported when it is first used; what needs an extra says so then.
 _LAZY = {
     "evaluation.compare": ("compare",),
     "evaluation.evaluate": ("evaluate",),
-    "evaluation.result": ("Evaluation",),
+    "evaluation.result": ("EvaluationResult",),
+    "explanations.counterfactual": ("counterfactual",),
+    "explanations.decision_space": ("decision_spaces",),
+    "explanations.heatmaps": ("heatmaps",),
     "explanations.overview": ("explain",),
+    "inference.predictions": ("Predictions",),
+    "judging.examine": ("Examiner", "UnusableImage", "examine", "examine_stream"),
+    "judging.group": ("GroupResult", "group"),
+    "judging.calibrate": ("calibrate",),
+    "models.checkpoint": ("load",),
     "models.export": ("export",),
-    "models.checkpoint": ("load", "load_any", "save"),
     "models.flow.classifier": ("GenerativeClassifier",),
-    "models.flow.loss": ("information_bottleneck_loss",),
-    "models.flow.config": ("ClassifierConfig", "FlowConfig"),
-    "models.flow.presets": ("PRESETS",),
+    "models.flow.config": ("PRESETS", "ClassifierConfig", "FlowConfig"),
+    "models.flow.mixture": ("information_bottleneck_loss",),
     "models.importers.released": ("import_released",),
     "models.importers.torchvision": ("import_torchvision",),
+    "models.photo.torch_eyes": ("ModuleEye", "ModuleSoftmax"),
     "models.resnet": ("ResNet", "ResNetConfig"),
-    "robustness.attacks.benchmark": ("AttackResults", "attack"),
-    "robustness.corruptions.benchmark": ("CorruptionResults", "corrupt"),
-    "reports.audit.run": ("Audit", "audit"),
+    "models.saving": ("save",),
+    "reports.audit.record": ("AuditResult",),
+    "reports.audit.run": ("audit",),
+    "robustness.attacks.benchmark": ("attack",),
+    "robustness.attacks.metrics": ("AttackResult",),
+    "robustness.corruptions.benchmark": ("corrupt", "corrupted"),
+    "robustness.corruptions.metrics": ("CorruptionResult",),
     "training.adopt": ("adopt",),
-    "training.refit": ("Refit", "refit"),
-    "training.teach": ("Teaching", "forget", "teach"),
+    "training.refit": ("RefitResult", "refit"),
+    "training.teach": ("TeachResult", "forget", "teach"),
     "training.train": ("TrainResult", "train"),
-    "trust.calibrate": ("calibrate",),
-    "trust.examine": ("Unusable", "examine", "examine_stream"),
-    "trust.group": ("Grouping", "group"),
-    "trust.judge": ("Judge",),
+    "trust.drift": ("Watch",),
     "trust.monitor": ("Monitor",),
     "trust.scores": ("Score", "register_score"),
-    "trust.verdict": ("Examination", "Verdict"),
-    "trust.watch": ("Watch",),
+    "trust.verdict": ("Examination",),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
+_RENAMED = {
+    "AttackResults": "AttackResult",
+    "Audit": "AuditResult",
+    "CorruptionResults": "CorruptionResult",
+    "Evaluation": "EvaluationResult",
+    "Grouping": "GroupResult",
+    "Refit": "RefitResult",
+    "Teaching": "TeachResult",
+    "Unusable": "UnusableImage",
+    "load_any": "load",
+}
+"""Names of version 0.1 and their new ones; version 0.3 may drop them."""
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would believe in every name
 
     def __getattr__(name: str) -> object:
+        if name in _RENAMED:
+            import warnings
+
+            warnings.warn(f"candid.{name} is now candid.{_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+            return __getattr__(_RENAMED[name])
         if name not in _HOME:
             raise AttributeError(f"module 'candid' has no attribute '{name}'")
-        globals()[name] = value = getattr(import_module(f"candid.{_HOME[name]}"), name)
+        try:
+            globals()[name] = value = getattr(import_module(f"candid.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error, f"candid.{name}")
+            if missing is None:
+                raise
+            raise missing from error
         return value
 
     def __dir__() -> list[str]:

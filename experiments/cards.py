@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.files import replacing
+from candid.judging.held_out import HeldOut
 from candid.models import checkpoint, zoo
 from candid.models.resnet import ResNet
-from candid.models.zoo.cards import as_markdown
-from candid.trust.judge import HeldOut
+from candid.models.zoo import as_markdown
 
 CIFAR10 = (
     "CIFAR-10 (Krizhevsky, 2009): 60 000 colour photos of 32 x 32 pixels in ten classes, from the web.",
@@ -52,12 +52,11 @@ def write_card(name: str, command: Sequence[str], run: Path) -> None:
     Figures are added by :func:`add_figures`.
     """
     folder = zoo.FOLDER / name
-    model = checkpoint.load_any(folder)
+    model = checkpoint.load(folder)
     config = model.record.config
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
         epochs = list(csv.DictReader(file))
     hours = [float(row["seconds"]) / 3600 for row in epochs]
-    parameters = sum(p.numel() for p in model.parameters())
     flow = model.config if isinstance(model, ResNet) else model.config.flow
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     kind = "ResNet with bottleneck blocks" if isinstance(model, ResNet) else "Generative classifier"
@@ -74,7 +73,7 @@ def write_card(name: str, command: Sequence[str], run: Path) -> None:
             "beta": None if beta is None else str(beta),
             "images": " x ".join(map(str, model.image_shape)),
             "classes": list(model.class_names),
-            "parameters": parameters,
+            "parameters": model.size,
             "bytes": weights,
             "data": list(TINY20 if name == "tiny20" else CIFAR10),
             "training": [
@@ -82,7 +81,7 @@ def write_card(name: str, command: Sequence[str], run: Path) -> None:
                 f"{config['epochs']} epochs in batches of {config['batch']}, label smoothing "
                 f"{config['label_smoothing']:g}, {PRECISIONS[config['precision']]}; the best epoch by "
                 f"validation loss was {best}.",
-                f"{parameters / 1e6:.2f} million parameters (blocks {list(flow.blocks)}, widths "
+                f"{model.size / 1e6:.2f} million parameters (blocks {list(flow.blocks)}, widths "
                 f"{list(flow.widths)}).",
                 f"{sum(hours):.1f} hours, with other runs on two cores; "
                 f"{len(hours) * min(hours):.1f} at the pace of the fastest epoch.",

@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
-from torch import Tensor
 
-from candid.data.images import decode
-from candid.explanations.photo_maps import photo_maps
-from candid.inference.predictions import to_float
-from candid.models.heads.adopted import AdoptedModel
-from candid.models.heads.photo import PhotoModel
+from candid._support.numbers import Array
+from candid.data.images import decode, to_float
+from candid.explanations.class_maps import ClassMaps, class_maps
+from candid.models.photo.adopted import AdoptedModel
+from candid.models.photo.model import PhotoModel
 from candid.reports.plots.style import SMALL, STYLE, label
+from candid.trust.gaussians import unit
 
 GROUPS = 18
 KINDS = {"dogs": (151, 269), "cats, big ones included": (281, 294)}
@@ -36,7 +34,7 @@ class ClassMap:
     """How similar the classes of a model are."""
 
     names: tuple[str, ...]
-    similarity: Tensor
+    similarity: Array
     """Cosines of the rows of the last layer, less their mean, (M, M)."""
     order: list[int]
     """Classes in the order of the tree."""
@@ -45,29 +43,27 @@ class ClassMap:
 
     def central(self, group: Sequence[int], count: int) -> list[str]:
         """Return the names of the classes that are most similar to the others of a group."""
-        rows = torch.tensor(group)
-        mean = self.similarity[rows][:, rows].mean(1)
-        return [self.names[group[i]] for i in mean.argsort(descending=True)[:count].tolist()]
+        mean = self.similarity[np.ix_(group, group)].mean(1)
+        return [self.names[group[i]] for i in np.argsort(-mean)[:count].tolist()]
 
 
 def class_map(model: AdoptedModel) -> ClassMap:
     """Return the similarity of all classes: what the last layer, a linear one, looks for in each."""
     layer = model.eye.last_layer()
     assert layer is not None
-    away = layer[0].double() - layer[0].double().mean(0)
-    rows = away / away.norm(dim=1, keepdim=True)
+    weights = layer[0].astype(np.float64)
+    rows = unit(weights - weights.mean(0))
     similarity = rows @ rows.T
-    above = torch.triu_indices(len(rows), len(rows), offset=1)
-    tree = linkage((1 - similarity[above[0], above[1]]).numpy(), "average")
-    order, found = leaves_list(tree).tolist(), fcluster(tree, GROUPS, "maxclust")
-    numbers = dict.fromkeys(found[order].tolist())
-    groups = [[each for each in order if found[each] == number] for number in numbers]
+    tree = linkage(1 - similarity[np.triu_indices(len(rows), 1)], "average")
+    order, numbers = leaves_list(tree).tolist(), fcluster(tree, GROUPS, "maxclust")
+    in_order = dict.fromkeys(numbers[order].tolist())
+    groups = [[y for y in order if numbers[y] == number] for number in in_order]
     return ClassMap(model.class_names, similarity, order, groups)
 
 
 def figures(found: ClassMap) -> dict[str, Any]:
     """Return the groups with their central classes, how pure kinds of animals are, and the closest pairs."""
-    others = found.similarity.clone().fill_diagonal_(-2)
+    others = _with_diagonal(found.similarity, -2)
     nearest, count = others.argmax(1), len(others)
     kinds = {}
     for kind, (start, stop) in KINDS.items():
@@ -79,13 +75,19 @@ def figures(found: ClassMap) -> dict[str, Any]:
             "in_one_group": sum(start <= each < stop for each in home),
             "others_there": sum(not start <= each < stop for each in home),
         }
-    closest = others.triu(1).flatten().topk(8)
+    above = np.triu(others, 1).flatten()
     pairs = [
-        (found.names[i // count], found.names[i % count], value)
-        for value, i in zip(closest.values.tolist(), closest.indices.tolist(), strict=True)
+        (found.names[i // count], found.names[i % count], float(above[i]))
+        for i in np.argsort(-above, kind="stable")[:8].tolist()
     ]
     groups = [{"classes": len(group), "central": found.central(group, 4)} for group in found.groups]
     return {"groups": groups, "kinds": kinds, "closest": pairs}
+
+
+def _with_diagonal(matrix: Array, value: float) -> Array:
+    changed = matrix.copy()
+    np.fill_diagonal(changed, value)
+    return changed
 
 
 @rc_context(STYLE)
@@ -94,8 +96,10 @@ def draw(found: ClassMap) -> Figure:
     figure = Figure(figsize=(13, 5.7), layout="compressed")
     whole, close = figure.subplots(1, 2)
     count = len(found.names)
-    ordered = found.similarity.clone().fill_diagonal_(0)[found.order][:, found.order]
-    cells = F.avg_pool2d(ordered[None], BLOCK)[0]
+    ordered = _with_diagonal(found.similarity, 0)[np.ix_(found.order, found.order)]
+    side = count // BLOCK
+    whole_blocks = ordered[: side * BLOCK, : side * BLOCK]
+    cells = whole_blocks.reshape(side, BLOCK, side, BLOCK).mean((1, 3))
     shown = whole.imshow(cells, cmap=COLOURS, vmin=0, vmax=0.15, extent=(0, count, count, 0))
     start, middles = 0, []
     for size in map(len, found.groups):
@@ -110,7 +114,7 @@ def draw(found: ClassMap) -> Figure:
     means = f"mean similarity of {BLOCK} × {BLOCK} classes"
     figure.colorbar(shown, ax=whole, label=means, shrink=0.6, location="bottom", ticks=(0, 0.05, 0.1, 0.15))
     chosen = [each for each in found.order if each in CLOSE]
-    shown = close.imshow(found.similarity[chosen][:, chosen], cmap=COLOURS, vmin=0, vmax=0.5)
+    shown = close.imshow(found.similarity[np.ix_(chosen, chosen)], cmap=COLOURS, vmin=0, vmax=0.5)
     ticks = [label(found.names[each]) for each in chosen]
     close.set_xticks([])
     close.yaxis.tick_right()
@@ -128,27 +132,36 @@ def draw_heatmaps(model: PhotoModel, photos: Sequence[Path]) -> Figure:
     figure = Figure(figsize=(2.6 * len(photos), 5.9), layout="constrained")
     panels = figure.subplots(2, len(photos), squeeze=False)
     prepared = model.preprocessing
-    found = []
-    for path in photos:
-        image = decode(path, 3, prepared.size, prepared.box)
-        seen = to_float(image[None], "cpu")[0]
-        second = int(model.logits(seen[None])[0].topk(2).indices[1])
-        found.append((path, image, second, photo_maps(model, seen, top=1, against=second).why[-1]))
-    limit = max(float(why.values.abs().max()) for *_, why in found)
+    seen = [decode(path, 3, prepared.size, prepared.box) for path in photos]
+    maps = [_first_not_second(model, to_float(image)) for image in seen]
+    limit = max(float(abs(each.values[-1]).max()) for each in maps)
     shown: Any = None
-    for column, (path, image, second, why) in zip(panels.T, found, strict=True):
+    for column, path, image, why in zip(panels.T, photos, seen, maps, strict=True):
         height, width = image.shape[1:]
         for axes in column:
-            axes.imshow(image.permute(1, 2, 0).numpy(), extent=(0, width, height, 0))
+            axes.imshow(image.transpose(1, 2, 0), extent=(0, width, height, 0))
             axes.set_xticks([])
             axes.set_yticks([])
-        values = np.asarray(why.values)
         extent = (0, width, height, 0)
         shown = column[1].imshow(
-            values, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6, extent=extent, interpolation="bilinear"
+            why.values[-1],
+            cmap="RdBu_r",
+            vmin=-limit,
+            vmax=limit,
+            alpha=0.6,
+            extent=extent,
+            interpolation="bilinear",
         )
-        names = model.class_names
+        total = why.scores[-1] - why.baselines[-1]
+        assert why.against is not None
+        first, second = model.class_names[why.classes[-1]], model.class_names[why.against]
         column[0].set_title(label(path.parent.name))
-        column[1].set_title(f"{names[why.y]}, not {names[second]}:\n{why.total:+.1f} nats")
+        column[1].set_title(f"{first}, not {second}:\n{total:+.1f} nats")
     figure.colorbar(shown, ax=list(panels[1]), shrink=0.8, fraction=0.025, label="against – for (nats)")
     return figure
+
+
+def _first_not_second(model: PhotoModel, image: Array) -> ClassMaps:
+    """Return the map of the most probable class compared with the second one, as the last of its maps."""
+    second = int(np.argsort(-model.logits(image[None])[0])[1])
+    return class_maps(model, image, top=1, against=second)

@@ -23,20 +23,19 @@ from scipy.stats import binom
 
 import candid
 from candid._support.files import write_texts
+from candid._support.numbers import Array
 from candid.data.datasets import open_images, open_part
 from candid.data.splits import Split
 from candid.inference.runner import Runner
+from candid.judging.watched import WatchedScore
 from candid.robustness.corruptions.benchmark import _transform
-from candid.trust.betting import Bets, FrequencyBets, PowerBets, Wealth, bins_of
-from candid.trust.scores import statistics_of
-from candid.trust.watched import WatchedScore
+from candid.trust.bets import Bets, FrequencyBets, PowerBets, Wealth, bins_of
 
 LEVEL = 0.01
 HORIZON = 4000
 """Images after a change within which it has to be found."""
 SEVERITIES = (1, 3, 5)
 CORRUPTION = "gaussian_noise"
-Array = np.ndarray[Any, Any]
 
 
 class Pool(NamedTuple):
@@ -65,9 +64,9 @@ def passes(name: str, data: str, foreign: dict[str, str], work: Path, images: in
         transform = None if severity is None else _transform(CORRUPTION, severity, 0)
         got = runner.predictions(split, model.preprocessing, part, score.measures, transform)
         assert got is not None
-        seen = np.array(score.sightings(statistics_of(got)))
+        seen = np.array(score.sightings(got.statistics))
         found[part] = seen[:, 0], seen[:, 1]
-        return got.labels.numpy()
+        return got.labels
 
     labels = take("test", test)
     for severity in SEVERITIES:
@@ -76,7 +75,7 @@ def passes(name: str, data: str, foreign: dict[str, str], work: Path, images: in
         split = open_images(spec, model.preprocessing)
         split = split.subsample(min(2000, len(split))).preprocess(model.preprocessing)
         take(part, split)
-    held_out = score.held_out.statistics["predicted"].numpy()
+    held_out = score.held_out.statistics["predicted"]
     return pooled(found, labels, np.bincount(held_out, minlength=len(model.class_names)))
 
 

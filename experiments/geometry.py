@@ -14,23 +14,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from candid._support.files import replacing
+from candid._support.numbers import Array, softmax
 from candid._support.progress import SILENT
-from candid.data.loader import named_batches
+from candid.data.batches import named_batches
+from candid.data.images import to_float
 from candid.explanations.decision_space import CONFIDENT, MASS, decision_spaces
 from candid.explanations.overview import open_images
 from candid.explanations.similarity import expected_uncertainty
 from candid.inference.metrics import measured_uncertainty
-from candid.inference.predictions import batch_size, to_float
 from candid.models import checkpoint, zoo
+from candid.models.flow.backbone import SpanScaling
 from candid.models.flow.classifier import FlowOutputs, GenerativeClassifier
-from candid.models.flow.span import restore, span_of
-from candid.models.flow.span_layer import SpanScaling
-from candid.models.protocol import Outputs
+from candid.models.flow.means import restore, span_of
+from candid.models.flow.network import array_of
+from candid.models.protocol import Outputs, batch_size
+from experiments.tables import Cell, shown, table, text
 
 DRAWS = 2000
 """Latents that are drawn from the mixture, for comparison."""
@@ -57,15 +61,15 @@ SHARES = ("inside", "expected", "measured")
 
 
 @torch.no_grad()
-def outputs_of(model: GenerativeClassifier, data: str, images: int | None) -> tuple[FlowOutputs, Tensor]:
+def outputs_of(model: GenerativeClassifier, data: str, images: int | None) -> tuple[FlowOutputs, Array]:
     """Return what the network makes of the test images, and their labels."""
     split, _ = open_images(model, data, None, images, False, SILENT)
-    frozen, found, labels = model.frozen(), [], []
+    frozen, passes, labels = model.frozen(), [], []
     for x, y, _ in named_batches(split, model.preprocessing, batch_size(model)):
-        found.append(frozen(to_float(x, model.device)))
+        passes.append(frozen(torch.from_numpy(to_float(x)).to(model.device)))
         labels.append(y)
-    z, log_det, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return FlowOutputs(z, log_det, logits), torch.cat(labels)
+    z, log_det, logits = (torch.cat(parts) for parts in zip(*passes, strict=True))
+    return FlowOutputs(z, log_det, logits), np.concatenate(labels)
 
 
 @torch.no_grad()
@@ -79,26 +83,26 @@ def as_trained(model: GenerativeClassifier, outputs: FlowOutputs) -> tuple[Gener
 
 
 @torch.no_grad()
-def geometry(model: GenerativeClassifier, outputs: FlowOutputs, labels: Tensor) -> dict[str, float | None]:
+def geometry(model: GenerativeClassifier, outputs: FlowOutputs, labels: Array) -> dict[str, float | None]:
     """Return how well the mixture of ``model`` describes the latents; shares are from 0 to 1."""
     mixture, classes = model.mixture, len(model.class_names)
-    pairs = torch.triu_indices(classes, classes, offset=1).unbind()
-    distances = mixture.pairwise_distances()
+    pairs = np.triu_indices(classes, 1)
+    distances = model.geometry.distances()
     layer = span_of(mixture).layer
-    places = torch.cat([layer.coordinates(part.double()) for part in outputs.z.split(1000)])
-    averages = torch.stack([places[labels == y].mean(0) for y in range(classes)])
+    places = np.concatenate([layer.coordinates(part.double()).numpy() for part in outputs.z.split(1000)])
+    averages = np.stack([places[labels == y].mean(0) for y in range(classes)])
     expected = expected_uncertainty(distances)
-    measured = measured_uncertainty(outputs.logits.double().softmax(1), labels)
+    measured = measured_uncertainty(softmax(array_of(outputs.logits).astype(np.float64)), labels)
     generator = torch.Generator().manual_seed(0)
     y = mixture.log_priors.exp().multinomial(DRAWS, replacement=True, generator=generator)
     drawn = mixture.sample(y, generator=generator)
-    inside, inside_confident = _inside(model, outputs.z, outputs.logits)
-    inside_draws, inside_draws_confident = _inside(model, drawn, mixture.logits(drawn))
+    inside, inside_confident = _inside(model, array_of(outputs.z), array_of(outputs.logits))
+    inside_draws, inside_draws_confident = _inside(model, array_of(drawn), array_of(mixture.logits(drawn)))
     names = model.class_names
     pair = tuple(map(names.index, PAIR)) if set(PAIR) <= set(names) else None
     return {
         "mean_distance": float(distances[pairs].mean()),
-        "class_average_distance": float(torch.cdist(averages, averages)[pairs].mean()),
+        "class_average_distance": float(cdist(averages, averages)[pairs].mean()),
         "inside": inside,
         "inside_confident": inside_confident,
         "inside_draws": inside_draws,
@@ -113,12 +117,12 @@ def geometry(model: GenerativeClassifier, outputs: FlowOutputs, labels: Tensor) 
     }
 
 
-def _inside(model: GenerativeClassifier, z: Tensor, logits: Tensor) -> tuple[float, float | None]:
+def _inside(model: GenerativeClassifier, z: Array, logits: Array) -> tuple[float, float | None]:
     """Return the shares of all and of confident latents in the drawn region of their most probable class."""
     spaces = decision_spaces(model, Outputs(logits, z[:, :0], None, z))
-    found = torch.tensor([space.inside[0] for space in spaces]).double()
-    confident = found[torch.tensor([space.posterior[0] > CONFIDENT for space in spaces])]
-    return float(found.mean()), float(confident.mean()) if len(confident) else None
+    inside = np.array([bool(space.inside[0]) for space in spaces], np.float64)
+    confident = inside[[bool(space.posterior[0] > CONFIDENT) for space in spaces]]
+    return float(inside.mean()), float(confident.mean()) if len(confident) else None
 
 
 def measured_geometry(model: GenerativeClassifier, data: str, images: int | None) -> dict[str, Any]:
@@ -135,20 +139,20 @@ def measured_geometry(model: GenerativeClassifier, data: str, images: int | None
 
 def markdown(models: dict[str, Any]) -> str:
     """Return the table: one row for each model and state."""
-    rows = [["model", *COLUMNS.values()], ["---", *["---:"] * len(COLUMNS)]]
-    for name, found in models.items():
-        for state in ("before", "after"):
-            if state in found:
-                rows.append([f"{name}, {state}", *(_shown(key, found[state][key]) for key in COLUMNS)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    records = [
+        {"name": f"{name}, {state}", **found[state]}
+        for name, found in models.items()
+        for state in ("before", "after")
+        if state in found
+    ]
+    return table(records, (("model", text("name")), *((head, _cell(key)) for key, head in COLUMNS.items())))
 
 
-def _shown(key: str, value: float | None) -> str:
-    if value is None:
-        return "–"
+def _cell(key: str) -> Cell:
     if key.startswith(SHARES):
-        return f"{100 * value:.1f}"
-    return f"{value:.1e}" if key == "largest_change" else f"{value:,.2f}"
+        return shown(1, 100, key)
+    digits = ".1e" if key == "largest_change" else ",.2f"
+    return lambda record: "–" if record[key] is None else f"{record[key]:{digits}}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from candid._support.errors import CandidError
-from candid.models import checkpoint, zoo
-from candid.trust.calibrate import calibrate
+from candid.judging.calibrate import calibrate
+from candid.models import checkpoint, saving, zoo
 from experiments.cards import write_card
 
 MODELS: dict[str, tuple[str, ...]] = {
@@ -72,10 +72,10 @@ def train(arguments: Sequence[str], run: Path, threads: int) -> None:
 def pack(name: str, data: str, runs: Path) -> Path:
     """Put the best model of a run into the zoo, in half precision, calibrated after that, with its card."""
     packed, place = runs / name / "packed", zoo.FOLDER / name
-    model = checkpoint.load_any(runs / name / "model" / "best")
+    model = checkpoint.load(runs / name / "model" / "best")
     config = model.metadata["training"]["config"]
     config["data"] = published(name)
-    checkpoint.save(model, packed, half=True)
+    saving.save(model, packed, half=True)
     if calibrate(packed, data, part="val") is None:
         raise CandidError("The bundled models are packed by one process.")
     if name in zoo.names() and _tensors(packed) == _tensors(place):

@@ -24,11 +24,11 @@ from candid._support.progress import TerminalProgress
 from candid._support.text import percent
 from candid.evaluation.compare import METRICS
 from candid.evaluation.evaluate import evaluate
-from candid.models import checkpoint, zoo
+from candid.judging.examine import examine
+from candid.judging.held_out import HeldOut
+from candid.models import checkpoint, saving, zoo
 from candid.training.adopt import adopt
 from candid.training.train import train
-from candid.trust.examine import examine
-from candid.trust.judge import HeldOut
 from experiments.cards import write
 
 ROOT = Path(__file__).parent.parent
@@ -110,7 +110,7 @@ def _photo_model(name: str, data: Path, work: Path) -> dict[str, Any]:
         trained = train(chosen.folder, out=run, progress=TerminalProgress())
     _bundle(trained.best, name)
     metrics = _measured(name, photos, {"caltech99": data / "caltech99"}, work)
-    head = checkpoint.load_any(name).metadata["head"]
+    head = checkpoint.load(name).metadata["head"]
     made = (
         f"`candid train {chosen.folder}`",
         f"EfficientNet-Lite0 as a fixed eye; a Gaussian head in closed form on {head['photos']:,} photos, "
@@ -197,7 +197,7 @@ def _link(photo: Path, folder: Path) -> None:
 def _bundle(folder: Path, name: str) -> None:
     """Put a model into the zoo; its card is written later."""
     shutil.rmtree(zoo.FOLDER / name, ignore_errors=True)
-    checkpoint.save(checkpoint.load_any(folder), zoo.FOLDER / name)
+    saving.save(checkpoint.load(folder), zoo.FOLDER / name)
     with replacing(zoo.FOLDER / name / zoo.CARD) as file:
         file.write_text("{}\n", encoding="utf-8")
 
@@ -248,7 +248,7 @@ def _card(
     metrics: dict[str, Any],
     measured: str,
 ) -> None:
-    model = checkpoint.load_any(name)
+    model = checkpoint.load(name)
     stored = sum(file.stat().st_size for file in (zoo.FOLDER / name).glob("*.safetensors"))
     write(
         name,
@@ -259,7 +259,7 @@ def _card(
             "beta": None,
             "images": " x ".join(map(str, model.image_shape)),
             "classes": list(model.class_names),
-            "parameters": sum(tensor.numel() for tensor in model.state_dict().values()),
+            "parameters": model.size,
             "bytes": stored,
             "data": list(data),
             "training": list(training),

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.distributed import launch
+from candid._support.numbers import Array
+from candid._support.processes import launch
 from candid._support.progress import SILENT
 from candid.data.formats import image_files, part_folders, subfolders
-from candid.models.eyes.eye import Eye, PackagedEye
-from candid.models.heads.gaussian import stratified_folds
+from candid.models.photo.efficientnet import PackagedEye
+from candid.models.photo.eye import Eye
+from candid.models.photo.gaussian import stratified_folds
 from candid.training.features import Extraction, FeatureCache
 
 UNKNOWN = {"bloodcells8": "ig", "trashnet6": "trash"}
@@ -26,36 +27,41 @@ class EyeAndPooled(Eye):
 
     def __init__(self, eye: PackagedEye) -> None:
         self.eye, self.name, self.size, self.sha256 = eye, f"{eye.name} and pooled", eye.size, eye.sha256
-        with torch.no_grad():
-            _, pooled = eye.statistics_and_pooled(torch.zeros(1, 3, eye.size, eye.size))
+        _, pooled = eye.statistics_and_pooled(np.zeros((1, 3, eye.size, eye.size), np.float32))
         self.groups = (*eye.groups, pooled.shape[1])
 
-    def statistics(self, images: Tensor) -> Tensor:
+    def statistics(self, images: Array) -> Array:
         """Return both, (B, D + P)."""
-        return torch.cat(self.eye.statistics_and_pooled(images), 1)
+        return np.concatenate(self.eye.statistics_and_pooled(images), 1)
 
 
 @dataclass(frozen=True)
 class Photos:
     """Features of N photos."""
 
-    statistics: Tensor
+    statistics: Array
     """(N, D)."""
-    pooled: Tensor
+    pooled: Array
     """(N, P)."""
-    labels: Tensor
+    labels: Array
     """(N,)."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: Tensor) -> "Photos":
+    def __getitem__(self, rows: Array) -> "Photos":
         return Photos(self.statistics[rows], self.pooled[rows], self.labels[rows])
 
     def without(self, left_out: int) -> "Photos":
         """Return the photos of all classes but one; classes after it move up."""
         kept = self[self.labels != left_out]
-        return Photos(kept.statistics, kept.pooled, kept.labels - (kept.labels > left_out).long())
+        return Photos(kept.statistics, kept.pooled, kept.labels - (kept.labels > left_out))
+
+
+def joined(*parts: Photos) -> Photos:
+    """Return the photos of all parts."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Photos(*(np.concatenate(same) for same in columns))
 
 
 class Parts(NamedTuple):
@@ -73,7 +79,7 @@ class PhotoSet:
     class_names: tuple[str, ...]
     photos: Photos
     unknown: Photos
-    own: tuple[Tensor, ...] = ()
+    own: tuple[Array, ...] = ()
     """The rows of its own parts; empty if it has none."""
 
     def parts(self, split: int | None = None, left_out: int | None = None) -> Parts:
@@ -85,9 +91,9 @@ class PhotoSet:
         rows = self.own
         if split is not None or not rows:
             part = (stratified_folds(self.photos.labels, SPLITS) - (split or 0)) % SPLITS
-            rows = tuple(each.nonzero().flatten() for each in (part > 1, part == 1, part == 0))
-        found = [self.photos[part] for part in rows]
-        return Parts(*found if left_out is None else (part.without(left_out) for part in found))
+            rows = tuple(np.flatnonzero(rows) for rows in (part > 1, part == 1, part == 0))
+        parts = [self.photos[part] for part in rows]
+        return Parts(*parts if left_out is None else (part.without(left_out) for part in parts))
 
 
 class Reader:
@@ -101,24 +107,22 @@ class Reader:
     def read(self, folder: Path, class_names: Sequence[str] | None = None) -> tuple[Photos, tuple[str, ...]]:
         """Return the photos of a folder of class folders, and the names of the classes."""
         names = tuple(class_names or (entry.name for entry in subfolders(folder)))
-        found = self._extract(image_files(folder, names))
-        statistics, pooled = found.values.split([self.eye.dimensions, self._both.groups[-1]], 1)
-        return Photos(statistics, pooled, found.labels), names
+        features = self._extract(image_files(folder, names))
+        statistics, pooled = np.split(features.values, [self.eye.dimensions], 1)
+        return Photos(statistics, pooled, features.labels), names
 
     def sets(self, folder: Path) -> dict[str, PhotoSet]:
         """Return the three sets."""
-        found = {}
+        sets = {}
         for name, unknown in UNKNOWN.items():
             photos, names = self.read(folder / name)
             number = names.index(unknown)
-            known = tuple(each for each in names if each != unknown)
-            found[name] = PhotoSet(known, photos.without(number), photos[photos.labels == number])
+            known = tuple(kind for kind in names if kind != unknown)
+            sets[name] = PhotoSet(known, photos.without(number), photos[photos.labels == number])
         folders = part_folders(folder / OWN_SPLIT)
         names = tuple(entry.name for entry in subfolders(folders["train"]))
         parts = [self.read(folders[part], names)[0] for part in ("train", "val", "test")]
-        joined = Photos(
-            *(torch.cat(each) for each in zip(*(vars(part).values() for part in parts), strict=True))
-        )
-        rows = torch.arange(len(joined)).split([len(part) for part in parts])
-        found[OWN_SPLIT] = PhotoSet(names, joined, self.read(folder / OWN_UNKNOWN)[0], rows)
-        return found
+        together = joined(*parts)
+        rows = np.split(np.arange(len(together)), np.cumsum([len(part) for part in parts])[:-1])
+        sets[OWN_SPLIT] = PhotoSet(names, together, self.read(folder / OWN_UNKNOWN)[0], tuple(rows))
+        return sets

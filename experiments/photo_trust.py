@@ -17,24 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from candid._support.files import replacing, write_texts
 from candid._support.progress import TerminalProgress
-from candid._support.randomness import generator
-from candid.data.options import Part
+from candid._support.randomness import draws
+from candid.data import Part
 from candid.evaluation.evaluate import evaluate
+from candid.inference.metrics import area_under_curve
 from candid.inference.predictions import Predictions
-from candid.inference.roc import area_under_curve
-from candid.models.checkpoint import load_any
+from candid.judging.held_out import code_lengths_by_scale
+from candid.models.checkpoint import load
 from candid.reports.plots import style
 from candid.robustness.attacks.benchmark import attack
-from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
-from candid.robustness.corruptions.benchmark import corrupt
-from candid.trust.detectors import DensityOfStates
-from candid.trust.scores import code_lengths_by_scale
+from candid.robustness.corruptions.benchmark import CORRUPTIONS, corrupt, corrupted
+from candid.trust.conformal import DensityOfStates
 from experiments import class_map, photo_models
-from experiments.photo_trust_tables import FIGURES, PAGE, page
+from experiments.photo_tables import FIGURES, PAGE, page
 from experiments.pointing import UNKNOWN, Maps, deletion, part_photos, photo_model, pointing
 
 CORRUPTED, SEVERITIES = 200, (1, 3, 5)
@@ -72,14 +71,14 @@ class Study:
         assert predictions is not None
         return {
             "images": metrics["images"],
-            "confidence": float(predictions.posterior.max(1).values.mean()),
+            "confidence": float(predictions.posterior.max(1).mean()),
             **{key: metrics[key] for key in keys},
             "intervals": {key: metrics["intervals"][key] for key in keys},
         }
 
     def similar(self) -> dict[str, Any]:
         """Compare the 1000 classes of ``everyday``, and draw their map."""
-        found = class_map.class_map(load_any(photo_models.EVERYDAY))
+        found = class_map.class_map(load(photo_models.EVERYDAY))
         style.save(class_map.draw(found), PAGE / "similarity-everyday.png")
         return class_map.figures(found)
 
@@ -114,7 +113,7 @@ class Study:
             found[name] = {"pointing": pointing(maps, photos), "deletion": deletion(maps, photos)}
         chosen = [sorted((self.data / "clothing10" / "test" / each).iterdir())[0] for each in EXAMPLES]
         with replacing(PAGE / "heatmaps-clothing.jpg") as file:
-            class_map.draw_heatmaps(load_any("clothing"), chosen).savefig(file, dpi=110, format="jpeg")
+            class_map.draw_heatmaps(load("clothing"), chosen).savefig(file, dpi=110, format="jpeg")
         return found
 
     def corruptions(self) -> dict[str, Any]:
@@ -130,18 +129,18 @@ class Study:
 
         Its held-out photos are training photos; corruptions have other random numbers than those above.
         """
-        model = load_any("clothing")
+        model = load("clothing")
         photos = {}
         parts: tuple[Part, ...] = ("train", "test")
         for part in parts:
-            seen = (part_photos(model, self.data / "clothing10", part).images * 255).round().to(torch.uint8)
-            photos[part] = seen[torch.linspace(0, len(seen) - 1, CORRUPTED).round().long()]
+            seen = np.rint(part_photos(model, self.data / "clothing10", part).images * 255).astype(np.uint8)
+            photos[part] = seen[np.linspace(0, len(seen) - 1, CORRUPTED).round().astype(int)]
         detector = DensityOfStates().fit(code_lengths_by_scale(photos["train"]))
         inside = detector.score(code_lengths_by_scale(photos["test"]))
         found = {}
         for name, each in CORRUPTIONS.items():
-            changed = [corrupted(photos["test"], name, s, generator(0, each.number, s)) for s in SEVERITIES]
-            scores = torch.cat([detector.score(code_lengths_by_scale(images)) for images in changed])
+            changed = [corrupted(photos["test"], name, s, draws(0, each.number, s).numpy) for s in SEVERITIES]
+            scores = np.concatenate([detector.score(code_lengths_by_scale(images)) for images in changed])
             found[name] = area_under_curve(inside, scores)
         return found
 

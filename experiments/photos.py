@@ -16,20 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from candid._support.files import write_texts
+from candid._support.numbers import Array, logsumexp, softmax
+from candid._support.randomness import Draws
 from candid.evaluation.calibration_error import expected_calibration_error, top_bins
 from candid.evaluation.selective import risk_coverage
-from candid.inference.roc import area_under_curve
-from candid.models.eyes.eye import PackagedEye
-from candid.models.eyes.registry import EYES
-from candid.models.heads.closed_form import ClosedForm, fit_head
-from candid.models.heads.photo import PhotoModel
-from candid.trust.combined import CombinedRanks
-from candid.trust.verdict import class_sets, ratios
-from experiments.photo_sets import FAR, SPLITS, Parts, Photos, PhotoSet, Reader
+from candid.inference.metrics import accuracy, area_under_curve, cross_entropy
+from candid.models.photo.efficientnet import PackagedEye
+from candid.models.photo.eyes import EYES
+from candid.models.photo.head import ClosedForm, fit_head
+from candid.models.photo.model import PhotoModel
+from candid.trust.ranking import CombinedRanks
+from experiments.measures import missed, share, true_ratios
+from experiments.photo_sets import FAR, SPLITS, Parts, Photos, PhotoSet, Reader, joined
 from experiments.photo_tables import tables
 from experiments.tables import filled
 
@@ -53,14 +54,12 @@ class Logistic:
             variance.
     """
 
-    def __init__(self, features: Tensor, labels: Tensor, groups: Sequence[int]) -> None:
+    def __init__(self, features: Array, labels: Array, groups: Sequence[int]) -> None:
         from sklearn.linear_model import LogisticRegressionCV
         from sklearn.model_selection import StratifiedKFold
 
-        self._centre = features.double().mean(0)
-        variances = features.double().var(0).split(list(groups))
-        scale = torch.cat([part.mean().sqrt().expand(len(part)) for part in variances])
-        self._scale = torch.where(scale > 0, scale, 1.0)
+        self._centre, scale = scaling(features, groups)
+        self._scale = np.where(scale > 0, scale, 1.0)
         self._fitted = LogisticRegressionCV(
             Cs=PENALTIES,
             cv=StratifiedKFold(5, shuffle=True, random_state=0),
@@ -68,15 +67,22 @@ class Logistic:
             max_iter=5000,
             l1_ratios=(0.0,),
             use_legacy_attributes=False,
-        ).fit(self._scaled(features), labels.numpy())
+        ).fit(self._scaled(features), labels)
         self.penalty = float(self._fitted.C_)
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Array) -> Array:
         """Return the logits of photos, (N, K)."""
-        return torch.from_numpy(self._fitted.decision_function(self._scaled(features)))
+        return np.asarray(self._fitted.decision_function(self._scaled(features)))
 
-    def _scaled(self, features: Tensor) -> Any:
-        return ((features.double() - self._centre) / self._scale).numpy()
+    def _scaled(self, features: Array) -> Array:
+        return (features.astype(np.float64) - self._centre) / self._scale
+
+
+def scaling(features: Array, groups: Sequence[int]) -> tuple[Array, Array]:
+    """Return the means of features, and for each the root of the mean variance of its group, (D,)."""
+    wide = features.astype(np.float64)
+    variances = np.split(wide.var(0, ddof=1), np.cumsum(groups)[:-1])
+    return wide.mean(0), np.repeat([np.sqrt(part.mean()) for part in variances], groups)
 
 
 class Fitted:
@@ -88,38 +94,35 @@ class Fitted:
         )
         self.model = PhotoModel.of(self.head, eye, [str(number) for number in range(classes)])
 
-    def __call__(self, photos: Photos) -> tuple[Tensor, Tensor]:
+    def __call__(self, photos: Photos) -> tuple[Array, Array]:
         """Return logits (N, K) and the scores that are combined (N, 3)."""
-        with torch.no_grad():
-            found = self.model.outputs_of(photos.statistics)
-        assert found.novelty is not None
-        return found.logits.double(), found.novelty.double()
+        outputs = self.model.outputs_of(photos.statistics)
+        assert outputs.novelty is not None
+        return outputs.logits.astype(np.float64), outputs.novelty.astype(np.float64)
 
 
-def answers(logits: Tensor, labels: Tensor) -> Figures:
+def answers(logits: Array, labels: Array) -> Figures:
     """Return how good the posteriors of test photos are."""
-    posterior = logits.softmax(1)
-    confidence, answer = posterior.max(1)
-    curve = risk_coverage(confidence, answer == labels)
+    posterior = softmax(logits)
+    curve = risk_coverage(posterior.max(1), posterior.argmax(1) == labels)
     return {
-        "accuracy": float((answer == labels).double().mean()),
-        "nll": float(torch.nn.functional.cross_entropy(logits, labels)),
+        "accuracy": accuracy(logits, labels),
+        "nll": cross_entropy(logits, labels),
         "ece": expected_calibration_error(top_bins(posterior, labels)),
         "coverage": float(max(curve.coverage[curve.risk <= RISK], default=0.0)),
     }
 
 
-def alarms(novelty: Tensor, ranks: CombinedRanks) -> Figures:
+def alarms(novelty: Array, ranks: CombinedRanks) -> Figures:
     """Return the share of test photos with a p-value at each level."""
     p = ranks.p_values(novelty)
-    return {f"false_alarms_{level:g}": float((p <= level).double().mean()) for level in LEVELS}
+    return {f"false_alarms_{level:g}": share(p <= level) for level in LEVELS}
 
 
-def missed(logits: Tensor, labels: Tensor, held_out: Tensor, held_out_labels: Tensor) -> Figures:
+def sets_that_miss(logits: Array, labels: Array, held_out: Array, held_out_labels: Array) -> Figures:
     """Return the share of class sets at 5 % without the true class."""
-    true = ratios(held_out.softmax(1)).gather(1, held_out_labels[:, None])[:, 0]
-    sets = class_sets(logits.softmax(1), true, 0.05)
-    return {"missed": float((~sets.gather(1, labels[:, None])).double().mean())}
+    known = true_ratios(softmax(held_out), held_out_labels)
+    return {"missed": missed(softmax(logits), labels, known, 0.05)}
 
 
 def by_candid(parts: Parts, others: Mapping[str, Photos], classes: int, eye: PackagedEye) -> Figures:
@@ -127,7 +130,7 @@ def by_candid(parts: Parts, others: Mapping[str, Photos], classes: int, eye: Pac
     model = Fitted(parts.train, classes, eye)
     logits, novelty = model(parts.test)
     held_out, ranked = model(parts.held_out)
-    ranks = CombinedRanks.fit(ranked)
+    ranks = CombinedRanks(ranked)
     ordinary = ranks.statistic(novelty)
     areas = {
         name: area_under_curve(ordinary, ranks.statistic(model(photos)[1])) for name, photos in others.items()
@@ -136,7 +139,7 @@ def by_candid(parts: Parts, others: Mapping[str, Photos], classes: int, eye: Pac
         **answers(logits, parts.test.labels),
         **areas,
         **alarms(novelty, ranks),
-        **missed(logits, parts.test.labels, held_out, parts.held_out.labels),
+        **sets_that_miss(logits, parts.test.labels, held_out, parts.held_out.labels),
         "logistic_posterior": float(model.head.posterior == "logistic"),
     }
 
@@ -145,7 +148,7 @@ def by_logistic(parts: Parts, others: Mapping[str, Photos], groups: Sequence[int
     """Return the figures of a logistic regression on pooled features, with two scores for unknown photos."""
     model = Logistic(parts.train.pooled, parts.train.labels, groups)
     logits = model.logits(parts.test.pooled)
-    scores = {"msp": lambda each: -each.softmax(1).amax(1), "energy": lambda each: -each.logsumexp(1)}
+    scores = {"msp": lambda each: -softmax(each).max(1), "energy": lambda each: -logsumexp(each)}
     areas = {
         f"{name}_{kind}": area_under_curve(score(logits), score(model.logits(photos.pooled)))
         for kind, score in scores.items()
@@ -189,7 +192,7 @@ def left_out(photos: PhotoSet, far: Photos, eye: PackagedEye) -> Iterator[tuple[
 def without(parts: Parts, classes: int, unknown: Photos, far: Photos, eye: PackagedEye) -> Figures:
     """Return how well the photos of a class that a model does not know, and far ones, are found."""
     model = Fitted(parts.train, classes, eye, logistic=False)
-    ranks = CombinedRanks.fit(model(parts.held_out)[1])
+    ranks = CombinedRanks(model(parts.held_out)[1])
     novelty = model(parts.test)[1]
     ordinary = ranks.statistic(novelty)
     areas = {
@@ -206,8 +209,8 @@ def with_few(photos: PhotoSet, each: int, eye: PackagedEye) -> dict[str, Any]:
     differences are averaged over the subsets.
     """
     train, *rest = photos.parts(0)
-    test = Photos(*(torch.cat(both) for both in zip(*(vars(part).values() for part in rest), strict=True)))
-    right: dict[str, list[Tensor]] = {}
+    test = joined(*rest)
+    right: dict[str, list[Array]] = {}
     figures = []
     for seed in range(SUBSETS):
         few = train[_subset(train.labels, each, seed)]
@@ -216,19 +219,19 @@ def with_few(photos: PhotoSet, each: int, eye: PackagedEye) -> dict[str, Any]:
         own = model.head.out_of_fold
         figures.append(
             {
-                **alarms(novelty, CombinedRanks.fit(own.novelty)),
-                **missed(logits, test.labels, own.logits, few.labels),
+                **alarms(novelty, CombinedRanks(own.novelty)),
+                **sets_that_miss(logits, test.labels, own.logits, few.labels),
             }
         )
         for name, found in {"candid": logits, **_rivals(few, test, eye)}.items():
-            right.setdefault(name, []).append((found.argmax(1) == test.labels).double())
-    mean = {name: torch.stack(values).mean(0) for name, values in right.items()}
+            right.setdefault(name, []).append(found.argmax(1) == test.labels)
+    mean = {name: np.mean(values, axis=0) for name, values in right.items()}
     accuracy = {name: float(values.mean()) for name, values in mean.items()}
     differences = {name: _interval(mean["candid"] - mean[name]) for name in mean if name != "candid"}
     return {"accuracy": accuracy, "differences": differences, "levels": figures, "test_photos": len(test)}
 
 
-def _rivals(few: Photos, test: Photos, eye: PackagedEye) -> dict[str, Tensor]:
+def _rivals(few: Photos, test: Photos, eye: PackagedEye) -> dict[str, Array]:
     """Return the logits of logistic regressions on pooled and on the same features."""
     found = {}
     for kind, groups in (("pooled", (few.pooled.shape[1],)), ("statistics", eye.groups)):
@@ -236,14 +239,14 @@ def _rivals(few: Photos, test: Photos, eye: PackagedEye) -> dict[str, Tensor]:
     return found
 
 
-def _subset(labels: Tensor, each: int, seed: int) -> Tensor:
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([order[labels[order] == number][:each] for number in labels.unique().tolist()])
+def _subset(labels: Array, each: int, seed: int) -> Array:
+    order = Draws(seed).permutation(len(labels))
+    return np.concatenate([order[labels[order] == number][:each] for number in np.unique(labels)])
 
 
-def _interval(values: Tensor) -> tuple[float, float, float]:
+def _interval(values: Array) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval."""
-    mean, error = float(values.mean()), 1.96 * float(values.std()) / len(values) ** 0.5
+    mean, error = float(values.mean()), 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5
     return mean, mean - error, mean + error
 
 

@@ -21,9 +21,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.serving import server
 from candid import examine, train
-from candid.cli.demo_photos import NOVELTY, SAMPLES
+from candid.reports.demo.chapters import NOVELTY, SAMPLES
 from candid.reports.plots import style
-from candid.reports.plots.verdicts import verdicts
+from experiments.verdicts import verdicts
 
 BROWSER = os.environ.get("CANDID_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
 PAGE_MODEL = "everyday"

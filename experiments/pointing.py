@@ -17,7 +17,7 @@ minus the mean of all.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,18 @@ from torch import Tensor, nn
 
 import candid
 from candid._support.files import write_texts
+from candid._support.numbers import Array, log_softmax
 from candid._support.progress import SILENT
+from candid.data import Part
+from candid.data.batches import named_batches
 from candid.data.datasets import open_part
 from candid.data.formats import subfolders
-from candid.data.loader import named_batches
-from candid.data.options import Part
-from candid.explanations.photo_maps import class_maps, smooth
-from candid.models.eyes.efficientnet import statistics
-from candid.models.heads.photo import PhotoModel
-from experiments.cells import markdown
+from candid.data.images import to_float
+from candid.explanations.class_maps import maps_of_all_classes, smooth
+from candid.models.photo.model import PhotoModel
+from candid.models.photo.torch_eyes import EfficientNetLite, statistics
+from candid.models.photo.torch_models import TorchArray, photo_module
+from experiments.photo_tables import deletion_table, pointing_table
 
 UNKNOWN = {"bloodcells8": "ig", "trashnet6": "trash", "clothing10": None}
 """The class that is kept from the model, by set."""
@@ -46,8 +49,6 @@ COLLAGES, PHOTOS = 200, 200
 DELETED = 0.3
 """Share of the cells."""
 BATCH = 8
-Scorer = Callable[[Tensor], Tensor]
-"""From logits (B, K) to a score of each image, (B,)."""
 
 
 class Maps:
@@ -58,59 +59,64 @@ class Maps:
         self.camera = _Camera(model)
         self.grad_cam = LayerGradCam(self.camera, self.camera.last)
 
-    def ours(self, images: Tensor, score: Scorer) -> Tensor:
+    def ours(self, images: Array, contrasts: Array) -> Array:
         """Return the map that adds up to the score, less that of the average photo, (B, h, w)."""
-        maps = class_maps(self.model, images)[0]
-        flat = maps.flatten(2).transpose(1, 2)  # (B, h w, K)
-        rows = [score(flat[:, cell]) for cell in range(flat.shape[1])]
-        return smooth(torch.stack(rows, 1).reshape(len(maps), *maps.shape[2:]))
+        maps, _, _ = maps_of_all_classes(self.model, images)
+        return smooth(np.einsum("bkhw,bk->bhw", maps, contrasts))
 
-    def theirs(self, images: Tensor, score: Scorer, relu: bool) -> Tensor:
+    def theirs(self, images: Array, contrasts: Array, relu: bool) -> Array:
         """Return Grad-CAM of the score at the same positions, (B, h, w)."""
-        self.camera.score = score
-        found = self.grad_cam.attribute(images, relu_attributions=relu).detach()
-        return F.interpolate(found, scale_factor=2, mode="bilinear")[:, 0].double()
+        self.camera.contrasts = torch.from_numpy(contrasts.astype(np.float32))
+        x = torch.from_numpy(images).requires_grad_()
+        found = self.grad_cam.attribute(x, relu_attributions=relu).detach()
+        return F.interpolate(found, scale_factor=2, mode="bilinear")[:, 0].double().numpy()
 
-    def all(self, images: Tensor, score: Scorer) -> dict[str, Tensor]:
-        """Return all maps by name."""
+    def all(self, images: Array, contrasts: Array) -> dict[str, Array]:
+        """Return all maps of a score by name.
+
+        Args:
+            images: (B, 3, H, W) in [0, 1].
+            contrasts: what the logits of each image are multiplied by, and added up to the score, (B, K).
+        """
         return {
-            "ours": self.ours(images, score),
-            "Grad-CAM": self.theirs(images, score, relu=False),
-            "Grad-CAM, ReLU": self.theirs(images, score, relu=True),
+            "ours": self.ours(images, contrasts),
+            "Grad-CAM": self.theirs(images, contrasts, relu=False),
+            "Grad-CAM, ReLU": self.theirs(images, contrasts, relu=True),
         }
 
 
 class _Camera(nn.Module):
-    """The model in torch, with its last stage as a layer."""
+    """The score of a model in torch, with its last stage as a layer."""
 
     def __init__(self, model: PhotoModel) -> None:
         super().__init__()
-        self.last = nn.Identity()
-        self.model = [model]
-        self.score: Scorer = lambda logits: logits[:, 0]
+        self.last, self.model = nn.Identity(), model
+        network = photo_module(model).network
+        assert isinstance(network, EfficientNetLite)
+        self.network, self.contrasts = network, torch.empty(0)
 
     def forward(self, images: Tensor) -> Tensor:
-        model = self.model[0]
-        *maps, last = model.eye.network.maps(images)  # type: ignore[attr-defined]
-        return self.score(model.logits_of(statistics([*maps, self.last(last)])))
+        *maps, last = self.network.maps(images)
+        logits: Any = self.model.logits_of(TorchArray(statistics([*maps, self.last(last)])))  # type: ignore[arg-type]
+        return (logits.tensor * self.contrasts).sum(1)
 
 
-def against(y: Tensor, other: Tensor | None) -> Scorer:
-    """Return the score of y (B,): its logit minus that of the other class, or minus the mean of all."""
+def against(classes: int, y: Array, other: Array | None) -> Array:
+    """Return the contrasts of y, (B, K): its logit minus that of the other class, or minus the mean of all.
 
-    def score(logits: Tensor) -> Tensor:
-        own = logits.gather(1, y[:, None])[:, 0]
-        return own - (logits.mean(1) if other is None else logits.gather(1, other[:, None])[:, 0])
-
-    return score
+    >>> against(2, np.array([0]), np.array([1]))
+    array([[ 1., -1.]])
+    """
+    each = np.eye(classes)
+    return each[y] - (1 / classes if other is None else each[other])
 
 
 @dataclass(frozen=True)
 class Photos:
     """Test photos as the model sees them, (N, 3, H, W) in [0, 1], and labels, (N,)."""
 
-    images: Tensor
-    labels: Tensor
+    images: Array
+    labels: Array
 
 
 def photo_model(data: Path, unknown: str | None, out: Path) -> PhotoModel:
@@ -129,7 +135,8 @@ def part_photos(model: PhotoModel, data: Path, part: Part) -> Photos:
     split = open_part(str(data), model.class_names, part, model.record.config).split
     prepared = split.preprocess(model.preprocessing, False, SILENT, f"{part} photos")
     batches = list(named_batches(prepared, model.preprocessing, 64, workers=0))
-    return Photos(torch.cat([each[0] for each in batches]).float() / 255, torch.cat([b[1] for b in batches]))
+    images, labels = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
+    return Photos(to_float(images), labels)
 
 
 def pointing(maps: Maps, photos: Photos) -> dict[str, float]:
@@ -138,14 +145,15 @@ def pointing(maps: Maps, photos: Photos) -> dict[str, float]:
     for images, left, other in collages(photos):
         for y, z, side in ((left, other, 0), (other, left, 1)):
             for name, second in (("y - other", z), ("y - mean", None)):
-                for method, found in maps.all(images, against(y, second)).items():
-                    half = found.shape[2] // 2
-                    sums = torch.stack((found[..., :half].sum((1, 2)), found[..., -half:].sum((1, 2))), 1)
+                contrasts = against(len(maps.model.class_names), y, second)
+                for method, values in maps.all(images, contrasts).items():
+                    half = values.shape[2] // 2
+                    sums = np.stack((values[..., :half].sum((1, 2)), values[..., -half:].sum((1, 2))), 1)
                     right.setdefault(f"{method}, {name}", []).extend((sums.argmax(1) == side).tolist())
     return {name: float(np.mean(values)) for name, values in right.items()}
 
 
-def collages(photos: Photos) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def collages(photos: Photos) -> Iterator[tuple[Array, Array, Array]]:
     """Yield batches of collages, and the classes on their left and on their right."""
     random = np.random.default_rng(0)
     pairs: list[tuple[int, int]] = []
@@ -154,46 +162,51 @@ def collages(photos: Photos) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         if photos.labels[one] != photos.labels[two]:
             pairs.append((one, two))
     quarter = photos.images.shape[3] // 4
-    for chunk in torch.tensor(pairs).split(BATCH):
+    for start in range(0, COLLAGES, BATCH):
+        chunk = np.array(pairs[start : start + BATCH])
         halves = [photos.images[chunk[:, i], :, :, quarter:-quarter] for i in range(2)]
-        yield torch.cat(halves, 3), photos.labels[chunk[:, 0]], photos.labels[chunk[:, 1]]
+        yield np.concatenate(halves, 3), photos.labels[chunk[:, 0]], photos.labels[chunk[:, 1]]
 
 
 def deletion(maps: Maps, photos: Photos) -> dict[str, float]:
     """Return the mean drop of the answer's log posterior in nats, by method."""
-    chosen = torch.linspace(0, len(photos.labels) - 1, min(PHOTOS, len(photos.labels))).round().long()
+    count = min(PHOTOS, len(photos.labels))
+    chosen = np.linspace(0, len(photos.labels) - 1, count).round().astype(int)
     random = np.random.default_rng(0)
     drops: dict[str, list[float]] = {}
-    for rows in chosen.split(BATCH):
-        images = photos.images[rows]
-        with torch.no_grad():
-            before, y = maps.model.logits(images).log_softmax(1).max(1)
-        found = maps.all(images, against(y, None))
-        found["random"] = torch.from_numpy(random.random(found["ours"].shape))
-        for method, values in found.items():
-            cells = int(DELETED * values[0].numel())
-            gone = torch.zeros_like(values.flatten(1)).scatter(1, values.flatten(1).topk(cells).indices, 1.0)
-            mask = F.interpolate(gone.reshape(values.shape)[:, None].float(), images.shape[2:])
-            changed = images * (1 - mask) + images.mean((2, 3), keepdim=True) * mask
-            with torch.no_grad():
-                after = maps.model.logits(changed).log_softmax(1).gather(1, y[:, None])[:, 0]
-            drops.setdefault(method, []).extend((before - after).tolist())
+    for start in range(0, count, BATCH):
+        images = photos.images[chosen[start : start + BATCH]]
+        before = log_softmax(maps.model.logits(images))
+        y = before.argmax(1)
+        by_method = maps.all(images, against(before.shape[1], y, None))
+        by_method["random"] = random.random(by_method["ours"].shape)
+        for method, values in by_method.items():
+            after = log_softmax(maps.model.logits(without(images, values)))
+            drop = np.take_along_axis(before - after, y[:, None], 1)[:, 0]
+            drops.setdefault(method, []).extend(drop.tolist())
     return {method: float(np.mean(values)) for method, values in drops.items()}
+
+
+def without(images: Array, values: Array) -> Array:
+    """Return images with their mean colour in the cells of the largest values, (B, h, w)."""
+    flat = values.reshape(len(values), -1)
+    gone = np.zeros_like(flat, np.float32)
+    cells = int(DELETED * flat.shape[1])
+    np.put_along_axis(gone, np.argsort(-flat, axis=1)[:, :cells], 1, axis=1)
+    mask = gone.reshape(len(values), 1, *values.shape[1:])
+    for side in (2, 3):
+        mask = mask.repeat(images.shape[side] // mask.shape[side], axis=side)
+    return images * (1 - mask) + images.mean((2, 3), keepdims=True) * mask
 
 
 def tables(found: dict[str, dict[str, Any]]) -> str:
     """Return the results in Markdown."""
-    names = list(found)
-    pointed = {key: [found[name]["pointing"][key] for name in names] for key in found[names[0]]["pointing"]}
-    deleted = {key: [found[name]["deletion"][key] for name in names] for key in found[names[0]]["deletion"]}
-    one = [[key, *(f"{v:.3f}" for v in row), f"{np.mean(row):.3f}"] for key, row in pointed.items()]
-    two = [[key, *(f"{v:.2f}" for v in row)] for key, row in deleted.items()]
     return "\n".join(
         (
             f"Pointing: share of {2 * COLLAGES} maps of {COLLAGES} collages a set",
-            markdown(["", *names, "mean"], one),
+            pointing_table(found),
             f"Deletion: drop of the answer's log posterior in nats, {PHOTOS} photos a set",
-            markdown(["", *names], two),
+            deletion_table(found),
         )
     )
 

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.special import bdtr
 from scipy.stats import betabinom
 
 import candid
 from candid._support.errors import CandidError
 from candid._support.files import write_texts
+from candid._support.numbers import Array
 from candid.data.datasets import open_part
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
-from candid.trust.arrays import Arrays
 from candid.trust.promises import walk
 
 MODELS = ("cifar10-resnet", "cifar10-beta1")
@@ -33,7 +32,6 @@ RISKS = (0.01, 0.02, 0.05, 0.1)
 DELTA = 0.05
 FEW, LEVELS = 180, (0.01, 0.05, 0.1)
 """Images of a small held-out set, and the levels at which its false alarms are counted."""
-Array = np.ndarray[Any, Any]
 Threshold = Callable[[Array, Array, float], float | None]
 """From confidences, flags whether they are wrong, and a risk to the least confidence that is accepted."""
 
@@ -115,18 +113,18 @@ def _risk_coverage(confidence: Array, wrong: Array) -> tuple[Array, Array]:
 
 def whole_rule(predictions: Predictions, risk: float, sets: int, size: int) -> Kept:
     """Return what becomes of the promise of a whole monitor: novelty 1 %, error 5 % and the risk."""
-    arrays, labels = Arrays.of(predictions.logits), predictions.labels
-    wrong = (arrays.logits.argmax(1) != labels).numpy()
+    logits, labels = predictions.logits, predictions.labels
+    wrong = logits.argmax(1) != labels
     random = np.random.default_rng(1)
     coverage, none, broken = 0.0, 0, 0
     for _ in range(sets):
-        rows = torch.from_numpy(random.integers(0, len(labels), size))
+        rows = random.integers(0, len(labels), size)
         try:
-            monitor = candid.Monitor(risk=risk, delta=DELTA).fit(arrays.logits[rows], labels[rows])
+            monitor = candid.Monitor(risk=risk, delta=DELTA).fit(logits[rows], labels[rows])
         except CandidError:
             none += 1
             continue
-        accepted = np.array([each.verdict == "accept" for each in monitor.examine(arrays.logits)])
+        accepted = np.array([each.verdict == "accept" for each in monitor.examine(logits)])
         coverage += float(accepted.mean())
         broken += bool(wrong[accepted].mean() > risk)
     return Kept(coverage / sets, none / sets, broken / sets)
@@ -137,10 +135,11 @@ def false_alarms(predictions: Predictions, sets: int, size: int = FEW, new: int 
 
     By level: the mean share, and the share of sets in the exact 95 % band, a beta-binomial count.
     """
-    logits, features, labels = predictions.logits, predictions.columns["features"].float(), predictions.labels
+    logits, labels = predictions.logits, predictions.labels
+    features = predictions.columns["features"].astype(np.float32)
     rates = []
     for seed in range(sets):
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
+        order = np.random.default_rng(seed).permutation(len(labels))
         known, fresh = order[:size], order[size : size + new]
         monitor = candid.Monitor(novelty=0.1).fit(logits[known], labels[known], features[known])
         p = np.array([each.p_value for each in monitor.examine(logits[fresh], features[fresh])])
@@ -156,8 +155,8 @@ def false_alarms(predictions: Predictions, sets: int, size: int = FEW, new: int 
 
 def measured(predictions: Predictions, sets: int, size: int, rule_sets: int) -> dict[str, Any]:
     """Return the figures of one model by risk."""
-    confidence = predictions.posterior.amax(1).numpy()
-    wrong = (predictions.logits.argmax(1) != predictions.labels).numpy()
+    confidence = predictions.posterior.max(1)
+    wrong = predictions.logits.argmax(1) != predictions.labels
     found = {}
     for risk in RISKS:
         methods = {

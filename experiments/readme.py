@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.files import replacing
-from experiments.cells import markdown
-from experiments.tables import filled
+from experiments.tables import filled, markdown
 
 ROOT = Path(__file__).parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"

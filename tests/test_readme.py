@@ -13,16 +13,16 @@ import pytest
 
 import candid
 from candid.cli.app import COMMANDS
-from candid.cli.demo_photos import NOVELTY as HATS
-from candid.data.options import PHOTO_SIDE
+from candid.data import PHOTO_SIDE
 from candid.models import zoo
-from candid.training.photo_options import ENOUGH
-from candid.trust.promises import CONFIDENCE, ERROR, NOVELTY
+from candid.reports.demo.chapters import NOVELTY as HATS
+from candid.training.options import ENOUGH
+from candid.trust.verdict import CONFIDENCE, ERROR, NOVELTY
 from experiments.readme import README, ROOT, promises
 from experiments.tables import filled
 
 TEXT = README.read_text(encoding="utf-8")
-SAMPLES = ROOT / "candid" / "cli" / "samples"
+SAMPLES = ROOT / "candid" / "reports" / "demo" / "samples"
 
 
 def code(page: Path) -> str:
@@ -95,7 +95,7 @@ RUN = {
     "candid train photos --out mine": "tests/training/test_photos.py",
     "candid examine mine new/*.jpg --figures pages": "tests/explanations/test_nearest_photos.py",
     "candid serve mine": "tests/serve/test_command.py",
-    "candid group mine new --sort-into sorted": "tests/trust/test_group.py",
+    "candid group mine new --sort-into sorted": "tests/judging/test_group.py",
     "candid teach mine hat=sorted/unknown-1 --out mine2": "tests/training/test_teach.py",
     "candid watch mine incoming": "tests/cli/test_watch.py",
 }

@@ -1,7 +1,11 @@
-"""What commands load: help and mistakes no torch, an examination neither training nor figures."""
+"""What commands load, in real processes: help nothing heavy, photos no torch, verdicts on arrays only numpy.
+
+Also what they say if an extra of the installation is missing.
+"""
 
 import inspect
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -11,22 +15,45 @@ import pytest
 from PIL import Image
 
 import candid
+from candid._support.errors import EXTRAS
 from candid.cli.app import COMMANDS
+from tests.data.helpers import write_shard
+from tests.photo_models import CLASSES, write_photos
 
-HEAVY = {"torch", "numpy", "matplotlib", "scipy", "sklearn", "PIL", "lightning_fabric", "safetensors"}
+HEAVY = {"torch", "numpy", "matplotlib", "scipy", "sklearn", "PIL", "lightning_fabric", "safetensors", "onnx"}
+HEAVY |= {"onnxruntime"}
 COMMAND_LINES = """
-import json, sys
+import contextlib, io, json, sys
 from candid.cli.app import main
-codes = []
+codes, errors = [], []
 for line in json.loads(sys.argv[1]):
     sys.argv = ["candid", *line]
-    try:
-        main()
-    except SystemExit as end:
-        codes.append(end.code or 0)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as end:
+            codes.append(end.code or 0)
+    errors.append(said.getvalue())
 print()
-print(json.dumps([codes, list(sys.modules)]))
+print(json.dumps([codes, errors, list(sys.modules)]))
 """
+MISSING = """
+import os, sys
+missing = set(os.environ["CANDID_MISSING"].split(","))
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in missing else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+"""A sitecustomize.py that hides packages from every process, as if they were not installed."""
 EACH_FIRST = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -40,12 +67,29 @@ for name in sys.argv[1:]:
 """
 
 
-def command_lines(lines: list[list[str]]) -> tuple[list[int], set[str]]:
-    """Run commands one after the other in a new process; return exit codes and all loaded modules."""
-    command = [sys.executable, "-c", COMMAND_LINES, json.dumps(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    codes, modules = json.loads(done.stdout.splitlines()[-1])
-    return codes, set(modules)
+class Ran:
+    """Commands that ran one after the other in a process of their own."""
+
+    def __init__(self, lines: list[list[str]], environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-c", COMMAND_LINES, json.dumps(lines)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | (environment or {})
+        )
+        assert done.returncode == 0, done.stderr
+        self.codes, self.errors, modules = json.loads(done.stdout.splitlines()[-1])
+        self.modules = set(modules)
+        self.failed = [
+            (line, error) for line, code, error in zip(lines, self.codes, self.errors, strict=True) if code
+        ]
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes that have no extra of the installation."""
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "sitecustomize.py").write_text(MISSING)
+    path = os.pathsep.join([str(folder), str(Path(candid.__file__).parents[1])])
+    return {"PYTHONPATH": path, "CANDID_MISSING": ",".join(EXTRAS)}
 
 
 def last_line(code: str, *arguments: object) -> list[str]:
@@ -73,18 +117,211 @@ HELP = ([], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS))
 def test_help_and_mistakes_import_nothing_heavy() -> None:
     """All in one process: what one of them had loaded would be there at its end."""
     lines = [*HELP, ["models"], ["models", "cifar10-beta1"], *MISTAKES]
-    codes, modules = command_lines(lines)
-    assert codes == [0] * (len(HELP) + 2) + [2] * len(MISTAKES), list(zip(lines, codes, strict=True))
-    assert "candid.cli.app" in modules and not HEAVY & modules
+    ran = Ran(lines)
+    assert ran.codes == [0] * (len(HELP) + 2) + [2] * len(MISTAKES), list(zip(lines, ran.codes, strict=True))
+    assert "candid.cli.app" in ran.modules and not HEAVY & ran.modules
 
 
 def test_examine_loads_neither_training_nor_compiler_nor_figures(tmp_path: Path) -> None:
     Image.new("RGB", (32, 32)).save(tmp_path / "black.png")
     line = ["examine", "cifar10-beta1", str(tmp_path / "black.png")]
-    codes, modules = command_lines([line, [*line, "--json"]])
-    assert codes == [0, 0] and "torch" in modules
-    assert not {"lightning_fabric", "torch._dynamo", "sympy", "scipy", "matplotlib"} & modules
-    assert not {name for name in modules if name.startswith(("candid.training", "candid.reports"))}
+    ran = Ran([line, [*line, "--json"]])
+    assert ran.codes == [0, 0] and "torch" in ran.modules
+    assert not {"lightning_fabric", "torch._dynamo", "sympy", "scipy", "matplotlib"} & ran.modules
+    assert not {name for name in ran.modules if name.startswith(("candid.training", "candid.reports"))}
+
+
+def test_examine_of_a_photo_loads_what_it_needs(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path, ("dots",), 1)
+    for model in ("everyday", "waste"):
+        ran = Ran([["examine", model, str(folder)]])
+        assert ran.codes == [0] and "onnxruntime" in ran.modules
+        assert not {"torch", "lightning_fabric", "scipy", "sklearn", "matplotlib", "rich"} & ran.modules
+        others = ("candid.training", "candid.models.flow", "candid.models.resnet")
+        assert not {name for name in ran.modules if name.startswith(others)}
+
+
+ARRAYS = """
+import sys
+import numpy as np
+import candid
+random = np.random.default_rng(0)
+logits, labels = random.normal(size=(400, 3)), random.integers(3, size=400)
+monitor = candid.Monitor(risk=None).fit(logits, labels, features=random.normal(size=(400, 5)))
+monitor.examine(logits[:5], features=random.normal(size=(5, 5)))
+monitor.save(sys.argv[1])
+candid.Monitor.load(sys.argv[1])
+candid.Watch().fit(random.normal(size=200)).update(random.normal(size=50))
+print(*sys.modules)
+"""
+
+
+def test_monitor_and_watch_need_numbers_alone(tmp_path: Path, without: dict[str, str]) -> None:
+    for environment in ({}, without):
+        done = subprocess.run(
+            [sys.executable, "-c", ARRAYS, tmp_path / "monitor"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | environment,
+        )
+        modules = set(done.stdout.splitlines()[-1].split())
+        assert not {"torch", "PIL", "onnxruntime", "onnx", "sklearn", "matplotlib"} & modules
+
+
+SERVED = """
+import os, signal, sys, threading, urllib.request
+from candid.cli.app import run
+
+*arguments, photo = sys.argv[1:]
+
+def ask(url):
+    body = b'--x\\r\\nContent-Disposition: form-data; name="file"; filename="a.png"\\r\\n\\r\\n'
+    body += open(photo, "rb").read() + b"\\r\\n--x--\\r\\n"
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    request = urllib.request.Request(url + "/v1/examine?explain=true", body, headers)
+    answer = urllib.request.urlopen(request, timeout=120).read()
+    print(b'"judged"' in answer, *sys.modules, file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+class Out:
+    def write(self, text):
+        if " at http" in text:
+            threading.Thread(target=ask, args=(text.split(" at ")[1].split(";")[0],)).start()
+
+    def flush(self):
+        pass
+
+if __name__ == "__main__":
+    sys.stdout = Out()
+    run(["serve", *arguments])
+"""
+
+
+def photo_commands(folder: Path) -> list[list[str]]:
+    """Every command about photos, each after those whose results it needs."""
+    photos = write_photos(folder / "photos", CLASSES, 14)
+    new = write_photos(folder / "new", ("checks",), 6)
+    strange = write_photos(folder / "strange", ("noise",), 8)
+    run, image = str(folder / "run"), str(photos / "dots" / "000.png")
+    lines: list[list[str | Path]] = [
+        ["examine", "everyday", image],
+        ["examine", "waste", image, "--figures", folder / "pages", "--json"],
+        ["examine", "everyday", image, "--figures", folder / "pages"],
+        ["train", photos, "--out", run],
+        ["examine", run, image, "--figures", folder / "own pages", "--against", "rings"],
+        ["evaluate", run, photos, "--ood", f"noise={strange}", "--out", folder / "evaluation"],
+        ["teach", run, f"checks={new / 'checks'}", "--out", folder / "taught"],
+        ["forget", folder / "taught", "checks", "--out", folder / "forgotten"],
+        ["group", "everyday", strange, "--out", folder / "groups"],
+        ["watch", run, photos, "--once"],
+        ["corrupt", run, photos, "--corruptions", "jpeg_compression", "--images", "3", "--out", folder / "c"],
+        ["adopt", "lite0", photos, "--out", folder / "adopted"],
+        ["export", run, "--out", folder / "model.onnx"],
+        ["adopt", folder / "model.onnx", photos, "--out", folder / "adopted file"],
+        ["explain", run, "--out", folder / "explained"],
+        ["audit", run, "--data", photos, "--out", folder / "audit"],
+        ["info", run],
+    ]
+    return [[str(word) for word in line] for line in lines]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_commands_about_photos_load_no_torch(
+    installed: bool, tmp_path: Path, without: dict[str, str]
+) -> None:
+    """They run where torch is installed without loading it, and where no extra is installed."""
+    ran = Ran(photo_commands(tmp_path), None if installed else without)
+    assert not ran.failed, ran.failed
+    assert not {"torch", "lightning_fabric"} & ran.modules
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_server_of_a_photo_model_loads_no_torch(
+    workers: str, tmp_path: Path, without: dict[str, str]
+) -> None:
+    image = write_photos(tmp_path, ("dots",), 1) / "dots" / "000.png"
+    hidden = without | {"CANDID_MISSING": "torch,lightning_fabric"}
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, "waste", "--port", "0", "--workers", workers, image],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | hidden,
+    )
+    judged, *modules = done.stderr.splitlines()[-1].split()
+    assert judged == "True" and "candid.serve.app" in modules and "torch" not in modules
+
+
+def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
+    """Commands, each with the extra that it needs."""
+    Image.new("RGB", (32, 32)).save(folder / "black.png")
+    write_shard(folder / "shard.tar", range(6))
+    (folder / "weights.pt").write_bytes(b"PK")
+    pixel, data, image, out = "cifar10-beta1", str(folder), str(folder / "black.png"), str(folder / "out")
+    paper = [
+        ["examine", pixel, image],
+        ["train", "digits", "--out", out],
+        ["adopt", "cifar10-resnet", data, "--out", out],
+        ["evaluate", pixel, "digits", "--out", out],
+        ["calibrate", pixel, "digits"],
+        ["refit", pixel, "digits"],
+        ["group", pixel, data, "--out", out],
+        ["corrupt", pixel, "digits", "--out", out],
+        ["attack", pixel, "digits", "--out", out],
+        ["explain", pixel, "--out", out],
+        ["plane", pixel, "digits", "--out", out],
+        ["info", "imagenet"],
+        ["import", str(folder / "weights.pt"), "--out", out],
+        ["watch", pixel, data, "--once"],
+        ["export", pixel, "--out", f"{out}.onnx"],
+        ["audit", pixel, "--data", "digits", "--out", out],
+    ]
+    return [
+        *(("paper", line) for line in paper),
+        ("web", ["serve", "waste"]),
+        ("shards", ["train", str(folder / "shard.tar"), "--out", out]),
+    ]
+
+
+EXEMPT = {"models", "teach", "forget", "compare", "demo"}
+"""Commands that need no extra: they take photo models, results or nothing; the demo leaves a part out."""
+
+
+def test_a_command_without_its_extra_names_it_in_one_sentence(
+    tmp_path: Path, without: dict[str, str]
+) -> None:
+    lines = lines_that_need_extras(tmp_path)
+    assert {line[0] for _, line in lines} | EXEMPT == set(COMMANDS)
+    ran = Ran([line for _, line in lines], without)
+    for (extra, line), code, error in zip(lines, ran.codes, ran.errors, strict=True):
+        assert code == 2 and error.count("\n") == 1, (line, error)
+        assert error.rstrip().endswith(f"pip install 'candid-vision[{extra}]'."), (line, error)
+
+
+def test_a_pixel_model_needs_onnxscript_to_be_exported(tmp_path: Path, without: dict[str, str]) -> None:
+    line = ["export", "cifar10-resnet", "--out", str(tmp_path / "model.onnx")]
+    ran = Ran([line], without | {"CANDID_MISSING": "onnxscript"})
+    (error,) = ran.errors
+    assert ran.codes == [2] and error.count("\n") == 1 and "candid-vision[export]" in error
+
+
+CALLS = """
+import candid
+for call in (lambda: candid.load("cifar10-beta1"), lambda: candid.ResNet, lambda: candid.attack):
+    try:
+        call()
+    except candid.CandidError as error:
+        print(error)
+"""
+
+
+def test_a_call_without_its_extra_names_it_too(without: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], capture_output=True, text=True, check=True, env=os.environ | without
+    )
+    sentences = done.stdout.splitlines()
+    assert len(sentences) == 3 and all("pip install 'candid-vision[paper]'" in each for each in sentences)
 
 
 def test_the_version_and_the_errors_import_nothing_heavy() -> None:
@@ -119,6 +356,13 @@ def test_an_unknown_name_is_named() -> None:
         candid.laod  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="laod"):
         from candid import laod  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_old_names_still_work_and_say_what_they_are_called_now() -> None:
+    for old, new in candid._RENAMED.items():
+        with pytest.warns(DeprecationWarning, match=f"candid.{old} is now candid.{new}"):
+            assert getattr(candid, old) is getattr(candid, new)
+        assert old not in candid.__all__ and new in candid.__all__
 
 
 def test_every_public_name_is_documented() -> None:

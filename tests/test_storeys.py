@@ -1,19 +1,27 @@
-"""The storeys of the package: who may import whom (imports inside functions included), and no cycles."""
+"""The house: who may import whom, where torch is allowed, how far an image walks, how many files there are.
+
+Imports inside functions count, too. A commit that needs a higher ceiling raises it here and says why.
+"""
 
 import ast
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import candid
 
 ROOT = Path(candid.__file__).parent
 STOREYS = (
     {"_support"},
-    {"data"},
+    {"trust", "data"},
     {"models"},
     {"inference"},
-    {"trust"},
+    {"judging"},
     {"evaluation", "explanations", "robustness", "training"},
     {"reports"},
     {"serve"},
@@ -21,6 +29,52 @@ STOREYS = (
 )
 LEVEL = {package: level for level, packages in enumerate(STOREYS) for package in packages}
 FRONT = {"__init__.py", "__main__.py", "py.typed"}
+FILES, SERVE_FILES, TRUST_FILES, TWICE = 195, 9, 14, 12
+"""The most files in candid/, in serve/ and in trust/, and the most file names that occur more than once."""
+FAN_OUT = 24
+"""The most modules of candid that one module imports."""
+MONITOR = 20
+"""The most modules of candid that ``candid.Monitor`` loads."""
+WALKS = {
+    "waste": ("waste/tin.jpg", 18),
+    "everyday": ("everyday/cat.jpg", 18),
+    "cifar10-beta1": ("everyday/cat.jpg", 15),
+}
+"""The most files that one image enters on its way to a verdict, by model; those of flow/ count as one."""
+
+NETWORKS = (
+    "models/flow/",
+    "models/importers/",
+    "models/resnet.py",
+    "models/photo/torch_",
+    "robustness/attacks/",
+    "explanations/counterfactual.py",
+    "explanations/heatmaps.py",
+    "explanations/receptive_field.py",
+    "training/augment.py",
+    "training/loader.py",
+    "training/loop.py",
+    "training/optimiser.py",
+    "training/setup.py",
+)
+"""Where torch may be imported at the top of a file: what is about networks alone."""
+NEVER = (
+    "trust/",
+    "data/",
+    "judging/",
+    "evaluation/",
+    "robustness/corruptions/",
+    "reports/",
+    "serve/",
+    "cli/",
+    "models/protocol.py",
+    "models/zoo/",
+)
+"""Where torch is imported nowhere, not even in a function; elsewhere one that handles a network may do so."""
+PAPER = {"torch", "lightning_fabric"}
+TRUSTED = {"candid", "numpy", "scipy", "safetensors"}
+"""What trust/ may import besides the standard library."""
+KINDS_OF_MODELS = {"GenerativeClassifier", "ImageClassifier", "PhotoModel", "AdoptedModel", "ResNet"}
 
 
 def module_of(file: Path) -> str:
@@ -29,27 +83,56 @@ def module_of(file: Path) -> str:
 
 
 MODULES = {module_of(file): file for file in ROOT.rglob("*.py")}
+TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in MODULES.values()}
+PLACES = {file: file.relative_to(ROOT).as_posix() for file in TREES}
+
+
+def named(node: ast.AST) -> list[str]:
+    """The modules that a statement imports, or that a call of ``require_extra`` does."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        inner = [f"{base}.{alias.name}" for alias in node.names]
+        return [each if each in MODULES else base for each in inner]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require_extra":
+        return [str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return []
 
 
 def imports(file: Path) -> Iterator[tuple[str, int]]:
     """Every module of the package that ``file`` imports, anywhere, with the line; types alone included."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            inner = [f"{base}.{alias.name}" for alias in node.names]
-            names = [each if each in MODULES else base for each in inner]
-        else:
-            continue
-        yield from ((name, node.lineno) for name in names if name.split(".")[0] == "candid")
+    for node in ast.walk(TREES[file]):
+        for name in named(node):
+            if name.split(".")[0] == "candid":
+                yield name, getattr(node, "lineno", 0)
+
+
+def outside(file: Path) -> Iterator[tuple[str, int, bool]]:
+    """What ``file`` imports from other packages: name, line, and whether that is inside a function.
+
+    What only a type checker imports does not count.
+    """
+
+    def walk(node: ast.AST, inside: bool) -> Iterator[tuple[str, int, bool]]:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for branch in node.orelse:
+                yield from walk(branch, inside)
+            return
+        for name in named(node):
+            yield name.split(".")[0], getattr(node, "lineno", 0), inside
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for each in ast.iter_child_nodes(node):
+            yield from walk(each, inside)
+
+    yield from walk(TREES[file], False)
 
 
 def package_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def test_there_are_twelve_packages_and_the_front_door() -> None:
+def test_there_are_thirteen_packages_and_the_front_door() -> None:
     entries = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
     assert entries == set(LEVEL) | FRONT
 
@@ -73,3 +156,73 @@ def test_no_module_imports_itself_through_others() -> None:
         if module != "candid"
     }
     TopologicalSorter(inside).prepare()  # raises CycleError with the cycle
+
+
+def test_torch_is_imported_only_where_networks_are() -> None:
+    wrong = [
+        f"{place}:{line} imports {name}"
+        for file, place in PLACES.items()
+        if not place.startswith(NETWORKS)
+        for name, line, in_function in outside(file)
+        if name in PAPER and (place.startswith(NEVER) or not in_function)
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_trust_needs_only_numbers() -> None:
+    wrong = [
+        f"{place}:{line} imports {name}"
+        for file, place in PLACES.items()
+        if place.startswith("trust/")
+        for name, line, _ in outside(file)
+        if name not in TRUSTED and name not in sys.stdlib_module_names
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_what_a_model_can_do_is_asked_for_by_name() -> None:
+    """Not by its class or its kind, except where models are made."""
+    wrong = []
+    for file, place in PLACES.items():
+        if place.startswith("models/"):
+            continue
+        for node in ast.walk(TREES[file]):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                if names & KINDS_OF_MODELS:
+                    wrong.append(f"{place}:{node.lineno} asks for {', '.join(names & KINDS_OF_MODELS)}")
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
+                words = {each.value for each in node.comparators if isinstance(each, ast.Constant)}
+                if node.left.attr == "kind" and words & {"photo", "adopted", "generative", "resnet"}:
+                    wrong.append(f"{place}:{node.lineno} compares a kind")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_the_number_of_files_is_bounded() -> None:
+    counts = Counter(place.split("/")[0] for place in PLACES.values())
+    names = Counter(file.name for file in PLACES if file.name != "__init__.py")
+    twice = sorted(name for name, count in names.items() if count > 1)
+    assert len(PLACES) <= FILES
+    assert counts["trust"] <= TRUST_FILES and counts["serve"] <= SERVE_FILES
+    assert len(twice) <= TWICE, twice
+
+
+def test_no_module_knows_too_many_others() -> None:
+    known = {place: len({target for target, _ in imports(file)}) for file, place in PLACES.items()}
+    wrong = {place: count for place, count in known.items() if count > FAN_OUT and place != "__init__.py"}
+    assert not wrong
+
+
+def test_monitor_loads_few_modules() -> None:
+    code = "import sys, candid; candid.Monitor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [name for name in done.stdout.split() if name.split(".")[0] == "candid"]
+    assert len(loaded) <= MONITOR, loaded
+
+
+@pytest.mark.parametrize("model", WALKS)
+def test_an_image_enters_few_files(model: str) -> None:
+    image, most = WALKS[model]
+    command = [sys.executable, "-m", "benchmarks.walk", model, str(ROOT / "reports/demo/samples" / image)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert len(done.stdout.splitlines()) <= most, done.stdout

@@ -1,7 +1,23 @@
 """The errors that a user can fix; their message is one sentence that says how."""
 
 import difflib
+import importlib
+import importlib.util
 from collections.abc import Iterable
+from typing import Any
+
+EXTRAS = {
+    "torch": "paper",
+    "lightning_fabric": "paper",
+    "webdataset": "shards",
+    "fastapi": "web",
+    "uvicorn": "web",
+    "prometheus_client": "web",
+    "python_multipart": "web",
+    "onnxscript": "export",
+    "tensorboard": "tensorboard",
+}
+"""The extra of the installation that each package belongs to."""
 
 
 class CandidError(ValueError):
@@ -49,6 +65,49 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
         by_letters.setdefault(choice.casefold(), []).append(choice)
     nearest = difflib.get_close_matches(word.casefold(), by_letters, n=1)
     if nearest:
-        quoted = [f"'{each}'" for each in by_letters[nearest[0]]]
+        quoted = [f"'{choice}'" for choice in by_letters[nearest[0]]]
         return f"did you mean {' or '.join(quoted)}?"
-    return f"choose one of {', '.join(each for own in by_letters.values() for each in own)}."
+    return f"choose one of {', '.join(choice for same in by_letters.values() for choice in same)}."
+
+
+def require_extra(module: str, extra: str, purpose: str) -> Any:
+    """Return an imported module that belongs to an extra of the installation.
+
+    Args:
+        module: its name, such as ``torch``.
+        extra: the extra that installs it, such as ``paper``.
+        purpose: what it is needed for, the subject of the error.
+
+    >>> require_extra("torche", "paper", "Training a network")
+    Traceback (most recent call last):
+    ...
+    candid._support.errors.CandidError: Training a network needs torche: pip install 'candid-vision[paper]'.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise _missing(module, extra, purpose) from error
+
+
+def lacking(extra: str, purpose: str) -> CandidError | None:
+    """Return the error about an extra that is not installed; None if it is. Nothing is imported.
+
+    >>> lacking("paper", "Training a network")
+    """
+    module = next(module for module, name in EXTRAS.items() if name == extra)
+    return _missing(module, extra, purpose) if importlib.util.find_spec(module) is None else None
+
+
+def _missing(module: str, extra: str, purpose: str) -> CandidError:
+    package = module.partition(".")[0].replace("_", "-")
+    return CandidError(f"{purpose} needs {package}: pip install 'candid-vision[{extra}]'.")
+
+
+def missing_extra(error: ModuleNotFoundError, purpose: str) -> CandidError | None:
+    """Return the sentence about a package that is not installed; None if it belongs to no extra.
+
+    >>> str(missing_extra(ModuleNotFoundError(name="torch"), "This command"))
+    "This command needs torch: pip install 'candid-vision[paper]'."
+    """
+    package = (error.name or "").partition(".")[0]
+    return _missing(package, EXTRAS[package], purpose) if package in EXTRAS else None

@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from candid._support.errors import CandidError
-
-if TYPE_CHECKING:  # commands use this module before they need torch
-    from torch import Tensor
+from candid._support.numbers import Array, as_array, digest, header_of, tensors_of
 
 TEMPORARY = ".writing-"
 ANY_NAME = "surrogateescape"
@@ -27,23 +25,27 @@ SEAL = "candid"
 """The entry of a safetensors file's metadata for notes and a digest of notes and tensors, as JSON."""
 LOCK_SECONDS = 2.0
 """How long to wait for another process by default."""
+SAVE_SECONDS = 60.0
+"""How long a process waits for another one that saves to the same folder."""
+T = TypeVar("T")
 _held: set[int] = set()
 """Folders that this process holds open and locked."""
 
 
-def write_tensors(
-    tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file with the usual permissions; safetensors would let only its owner read it."""
-    from safetensors.torch import save_file
+def write_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write arrays or tensors to a safetensors file with the usual permissions.
+
+    safetensors would let only its owner read it.
+    """
+    from safetensors.numpy import save_file
 
     path.touch()
     usual_mode = path.stat().st_mode
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
+    save_file({name: as_array(values) for name, values in tensors.items()}, path, metadata)
     path.chmod(usual_mode)
 
 
-def write_sealed(tensors: "Mapping[str, Tensor]", path: Path, **notes: str) -> None:
+def write_sealed(tensors: Mapping[str, Any], path: Path, **notes: str) -> None:
     """Write a safetensors file with ``notes`` and a digest of both, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -51,8 +53,8 @@ def write_sealed(tensors: "Mapping[str, Tensor]", path: Path, **notes: str) -> N
         write_tensors(tensors, temporary, {SEAL: entry})
 
 
-def read_sealed(path: Path) -> "tuple[dict[str, Tensor], dict[str, str] | None]":
-    """Return the tensors and the notes of a file of :func:`write_sealed`; no notes if it has no digest.
+def read_sealed(path: Path) -> tuple[dict[str, Array], dict[str, str] | None]:
+    """Return the arrays and the notes of a file of :func:`write_sealed`; no notes if it has no digest.
 
     Raises:
         ValueError: if the file is cut, foreign or changed.
@@ -69,34 +71,17 @@ def read_sealed(path: Path) -> "tuple[dict[str, Tensor], dict[str, str] | None]"
     if entry is None:
         return tensors, None
     notes = json.loads(entry)
-    found = notes.pop("sha256", None) if isinstance(notes, dict) else None
-    if found is None or found != _seal(tensors, notes):
+    seal = notes.pop("sha256", None) if isinstance(notes, dict) else None
+    if seal is None or seal != _seal(tensors, notes):
         raise ValueError(f"'{path}' was changed since it was written")
     return tensors, notes
 
 
-def tensors_of(content: bytes) -> "dict[str, Tensor]":
-    """Return the tensors of a safetensors file, in memory of their own.
-
-    Of a file that is mapped into memory, later changes would reach the tensors. Without the copy, their
-    place in memory, and with it the last bits of sums, would differ from run to run.
-    """
-    from safetensors.torch import load
-
-    found, header = load(content), header_of(content)
-    names = sorted(found, key=lambda name: (header[name]["data_offsets"], name))  # as they were written
-    return {name: found[name].clone() for name in names}
-
-
-def header_of(content: bytes) -> dict[str, Any]:
-    """Return the header of a safetensors file."""
-    return dict(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
-
-
-def _seal(tensors: "Mapping[str, Tensor]", notes: Mapping[str, str]) -> str:
+def _seal(tensors: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     parts: list[Any] = [dict(notes)]
-    for name, tensor in sorted(tensors.items()):
-        parts += [[name, str(tensor.dtype), list(tensor.shape)], tensor]
+    for name, values in sorted(tensors.items()):
+        array = as_array(values)
+        parts += [[name, f"torch.{array.dtype.name}", list(array.shape)], array]
     return digest(*parts).hexdigest()
 
 
@@ -243,25 +228,21 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^\w.∞-]+", "-", name).strip(".-") or "model"
 
 
-def digest(*parts: Any) -> "hashlib._Hash":
-    """Return the SHA-256 of ``parts``: the bytes of tensors, arrays and bytes, the JSON of everything else.
-
-    >>> digest(b"a", {"beta": 1}).hexdigest() == digest(b"a", {"beta": 1}).hexdigest()
-    True
-    """
-    found = hashlib.sha256()
-    for part in parts:
-        if hasattr(part, "untyped_storage"):  # a tensor
-            from torch import uint8
-
-            part = part.cpu().contiguous().view(-1).view(uint8).numpy().data
-        elif isinstance(part, dict | list | tuple | str | int | float | None):
-            part = json.dumps(part, sort_keys=True).encode()
-        found.update(part)
-    return found
-
-
 def cache_file(folder: Path, name: str, key: "hashlib._Hash") -> Path:
     """Return the file in ``folder`` for what has the digest ``key``; ``name`` is for people."""
     ending = f"-{key.hexdigest()[:16]}.safetensors"
     return next(folder.glob(f"*{ending}"), folder / f"{safe_name(name)}{ending}")
+
+
+def write_by_hash(folder: Path, part: str, state: Mapping[str, Array]) -> Path:
+    """Write tensors under a name made from their content, so that they never overwrite older ones."""
+    with _temporary(folder) as temporary:
+        write_tensors(state, temporary)
+        _to_disk(temporary)
+        return temporary.replace(folder / f"{part}-{file_hash(temporary)[:16]}.safetensors")
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress, is_first_process
 from candid._support.text import printable
-from candid.cli.options import command
-from candid.models.eyes.registry import EYES
-from candid.training.adopt_options import AdoptOptions
+from candid.cli.app import command
+from candid.models.photo.eyes import EYES
+from candid.training.options import AdoptOptions
 
 
 @command
@@ -37,8 +37,9 @@ def adopt(
 
     from dataclasses import asdict
 
+    from candid.judging.held_out import HeldOut
     from candid.training.adopt import adopt as run
-    from candid.trust.judge import HeldOut, Judge
+    from candid.trust.ranking import ALL
 
     model = run(classifier, images, out=out, progress=TerminalProgress(), **asdict(options))
     if not is_first_process():
@@ -51,6 +52,7 @@ def adopt(
             f"{counts['held_out']:,} held out"
         )
     )
-    if HeldOut.of(model) is not None:
-        for sentence in Judge.of(model).promises.sentences():
+    held_out = HeldOut.of(model)
+    if held_out is not None:
+        for sentence in held_out.rule().promises[ALL].sentences():
             print(sentence)

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
 from candid._support.files import safe_name
+from candid._support.options import Option, check_fields
 from candid._support.progress import Progress, TerminalProgress
-from candid._support.text import hundredths
-from candid.cli.options import JsonFlag, command
-from candid.cli.show import show_table
-from candid.robustness.attacks.options import AttackOptions
+from candid._support.text import percent
+from candid.cli.app import JsonFlag, command, show_table
+from candid.robustness.options import AttackOptions
 
 if TYPE_CHECKING:
-    from candid.robustness.attacks.benchmark import AttackedModel
-    from candid.robustness.attacks.metrics import AttackMetrics, Measured
+    from candid.robustness.attacks.metrics import AttackedModel, AttackMetrics, Measured
 
 COLUMNS = ("", "d", "success", "L2", "8-bit success", "8-bit L2", "AUC")
 
@@ -61,29 +59,30 @@ def attack(
     from candid.reports.plots.attacks import attack_bars, attack_examples
     from candid.reports.plots.style import save
     from candid.robustness.attacks.benchmark import attack as run
-    from candid.robustness.attacks.tables import write_attack_tables
+    from candid.robustness.attacks.benchmark import write_attack_tables
 
     progress = TerminalProgress()
     models = list(dict.fromkeys(targets[:-1]))
     if paths.trajectories:
         for model in named_models(models).values():
             _class_number(model.class_names, paths.towards)
-    found = run(models, targets[-1], progress, **vars(options))
-    if found is None:
+    result = run(models, targets[-1], progress, **vars(options))
+    if result is None:
         return
-    files = write_attack_tables(found, options.out)
-    files.append(save(attack_bars(found.models), options.out / "attacks.png", svg=True))
-    files.append(save(attack_examples(found.models), options.out / "examples.png"))
-    for each in found:
-        files += _draw_trajectories(each, options, paths, progress)
-    for note in found.notes:
+    files = write_attack_tables(result, options.out)
+    files.append(save(attack_bars(result.models), options.out / "attacks.png", svg=True))
+    files.append(save(attack_examples(result.models), options.out / "examples.png"))
+    for attacked in result:
+        files += _draw_trajectories(attacked, options, paths, progress)
+    for note in result.notes:
         progress.log(note.text)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(result.to_dict()))
         return
+    metrics = [one for attacked in result for one in attacked.metrics]
+    kind = "8-bit" if any(one.eight_bit for one in metrics) else "attacked"
     for kappa in dict.fromkeys(kappa for kappa, _ in options.settings):
-        rows = [_row(each) for model in found for each in model.metrics if each.kappa == kappa]
-        kind = "8-bit" if any(each.eight_bit for model in found for each in model.metrics) else "attacked"
+        rows = [_row(one) for one in metrics if one.kappa == kappa]
         title = f"Attacks, {options.setting_name(kappa)} (median L2; AUCs of {kind} images; shares in %)"
         show_table(title, COLUMNS, rows, tight=True)
     progress.log(f"Written: {', '.join(map(str, files))}")
@@ -91,7 +90,7 @@ def attack(
 
 def _class_number(names: tuple[str, ...], towards: str | None) -> int:
     """Return the class that the paths in a figure lead to."""
-    from candid.explanations.classes import chosen_classes
+    from candid.explanations.similarity import chosen_classes
 
     number, *others = [len(names) - 1] if towards is None else chosen_classes(names, towards)
     if others:
@@ -100,29 +99,28 @@ def _class_number(names: tuple[str, ...], towards: str | None) -> int:
 
 
 def _draw_trajectories(
-    found: "AttackedModel", options: AttackOptions, chosen: TrajectoryOptions, progress: Progress
+    attacked: "AttackedModel", options: AttackOptions, chosen: TrajectoryOptions, progress: Progress
 ) -> list[Path]:
     """Draw paths of correctly classified images, a column for each kappa; a ResNet has no latents to draw."""
-    from candid._support.distributed import best_device
     from candid.reports.plots.style import save
     from candid.reports.plots.trajectories import trajectories as draw
     from candid.robustness.attacks.trajectories import trajectories
 
-    if not chosen.trajectories or found.clean.log_density is None:
+    if not chosen.trajectories or attacked.clean.log_density is None:
         return []
-    if found.model.density_of == "features":
-        progress.log(f"No trajectories for {found.name}: they are drawn in the latent of a pixel model.")
+    if attacked.model.density_of == "features":
+        progress.log(f"No trajectories for {attacked.name}: they are drawn in the latent of a pixel model.")
         return []
-    inputs = found.inputs
+    inputs = attacked.inputs
     target = _class_number(inputs.class_names, chosen.towards)
-    right = (found.clean.logits.argmax(1) == inputs.labels) & (inputs.labels != target)
-    rows = right.nonzero()[: chosen.trajectories, 0]
+    right = (attacked.clean.logits.argmax(1) == inputs.labels) & (inputs.labels != target)
+    rows = right.nonzero()[0][: chosen.trajectories]
     if not len(rows):
-        progress.log(f"No trajectories for {found.name}: it already misclassifies every chosen image.")
+        progress.log(f"No trajectories for {attacked.name}: it already misclassifies every chosen image.")
         return []
     drawn = [
         trajectories(
-            found.model.to(best_device()),
+            attacked.model.ready(),
             inputs.images[rows],
             target,
             labels=inputs.labels[rows],
@@ -132,29 +130,29 @@ def _draw_trajectories(
         )
         for kappa in dict.fromkeys(options.kappa)
     ]
-    title = f"Attacks on {found.name}, target: {inputs.class_names[target]}"
-    return [save(draw(drawn, title), options.out / f"trajectories-{safe_name(found.name)}.png")]
+    title = f"Attacks on {attacked.name}, target: {inputs.class_names[target]}"
+    return [save(draw(drawn, title), options.out / f"trajectories-{safe_name(attacked.name)}.png")]
 
 
-def _row(found: "AttackMetrics") -> tuple[str, ...]:
+def _row(metrics: "AttackMetrics") -> tuple[str, ...]:
     """Return what fits in a terminal, with intervals on a second line; the files have more."""
-    seen = found.as_file
+    seen = metrics.as_file
     area = None if seen.detection is None else seen.detection.two_tailed
     return (
-        found.model,
-        f"{found.d:g}",
-        *_success_and_length(found),
-        *_success_and_length(found.eight_bit),
-        _cell(hundredths(area), seen.intervals.get("two_tailed"), 100, ".0f"),
+        metrics.model,
+        f"{metrics.d:g}",
+        *_success_and_length(metrics),
+        *_success_and_length(metrics.eight_bit),
+        _cell(percent(area, sign=False), seen.intervals.get("two_tailed"), 100, ".0f"),
     )
 
 
-def _success_and_length(found: "Measured | None") -> tuple[str, str]:
-    if found is None:
+def _success_and_length(measured: "Measured | None") -> tuple[str, str]:
+    if measured is None:
         return "–", "–"
-    ends, l2 = found.intervals, found.l2_median
+    ends, l2 = measured.intervals, measured.l2_median
     return (
-        _cell(hundredths(found.success), ends.get("success"), 100, ".0f"),
+        _cell(percent(measured.success, sign=False), ends.get("success"), 100, ".0f"),
         _cell("–" if l2 is None else f"{l2:#.3g}", ends.get("l2_median"), 1, ".2g"),
     )
 

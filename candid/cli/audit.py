@@ -3,10 +3,9 @@
 import json
 from typing import Annotated, Any
 
-from candid._support.config import Option
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid.cli.options import JsonFlag, command
-from candid.cli.show import safe
+from candid.cli.app import JsonFlag, command, safe
 from candid.reports.audit.options import AuditOptions
 
 COLOURS = {"good": "[green]{}[/]", "fair": "[yellow]{}[/]", "poor": "[red]{}[/]", "unknown": "[dim]{}[/]"}
@@ -34,13 +33,13 @@ def audit(
     A classifier of any library is audited from its stored arrays, without MODEL and --data: --held-out and
     --test name npz files, as for 'candid evaluate'. The page then has everything that needs no network.
     """
-    from candid.reports.audit.output import write
+    from candid.reports.audit.page import write
     from candid.reports.audit.run import audit as run
 
     progress = TerminalProgress()
-    found = run(list(models), data, progress, **vars(options))
+    result = run(list(models), data, progress, **vars(options))
     with progress.console.status("drawing the page"):
-        record, files = write(found)
+        record, files = write(result)
     if as_json:
         print(json.dumps(record))
         return

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
-from candid.cli.options import JsonFlag, command
-from candid.cli.show import show_table
-from candid.robustness.corruptions.options import CorruptOptions
+from candid.cli.app import JsonFlag, command, show_table
+from candid.robustness.options import CorruptOptions
 
 ROOM = 2
 """The number of models up to which the table on a terminal has room for intervals."""
@@ -43,20 +42,20 @@ def corrupt(
         raise CandidError("Name one or more models, then the data, or an image with --preview.")
 
     from candid.robustness.corruptions.benchmark import corrupt as run
-    from candid.robustness.corruptions.tables import table, write_tables
+    from candid.robustness.corruptions.metrics import table, write_tables
 
     progress = TerminalProgress()
-    found = run(targets[:-1], targets[-1], progress, **vars(options))
-    if found is None:
+    result = run(targets[:-1], targets[-1], progress, **vars(options))
+    if result is None:
         return
-    files = write_tables(found, options.out)
-    for note in found.notes:
+    files = write_tables(result, options.out)
+    for note in result.notes:
         progress.log(note.text)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(result.to_dict()))
         return
-    room = len(found.models) <= ROOM
-    head, rows = table(found, intervals=room)
+    room = len(result.models) <= ROOM
+    head, rows = table(result, intervals=room)
     lines = [(name, *(row[i][0] for row in rows)) for i, name in enumerate(head[1:], start=1)]
     metrics = f"metrics ({'95 % intervals' if room else '95 % intervals are in the files'})"
     title = f"Corruptions: {metrics}, then areas under the ROC curve (%) of the score '{options.score}'"
@@ -65,24 +64,24 @@ def corrupt(
 
 
 def _draw_preview(source: Path, path: Path, size: int, seed: int) -> None:
-    import torch
+    import numpy as np
 
-    from candid._support.randomness import generator
+    from candid._support.randomness import draws
     from candid.data.images import BadImageError, centre_box, decode
-    from candid.reports.plots.corruptions import corruption_grid
+    from candid.reports.plots.comparison import corruption_grid
     from candid.reports.plots.style import save
-    from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+    from candid.robustness.corruptions.benchmark import CORRUPTIONS, SEVERITIES, corrupted
 
     try:
         image = decode(source, 3, (size, size), lambda w, h: centre_box(w, h, (size, size)))
     except BadImageError as error:
         raise CandidError(f"'{source}' can't be used: {error}.") from error
-    tracked = TerminalProgress().track(CORRUPTIONS.values(), "corrupting", len(CORRUPTIONS))
+    tracked = TerminalProgress().track(CORRUPTIONS.items(), "corrupting", len(CORRUPTIONS))
     rows = {
-        each.name: torch.cat(
-            [corrupted(image[None], each.name, s, generator(seed, each.number)) for s in SEVERITIES]
+        name: np.concatenate(
+            [corrupted(image[None], name, s, draws(seed, corruption.number).numpy) for s in SEVERITIES]
         )
-        for each in tracked
+        for name, corruption in tracked
     }
     figure = save(corruption_grid(image, rows, source.name), path, svg=True)
     print(printable(f"Figure: {figure}, also as SVG."))

@@ -5,21 +5,22 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.table import Table
 
-from candid._support.config import Option
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, lacking
 from candid._support.files import replacing
+from candid._support.options import Option
 from candid._support.progress import Progress, TerminalProgress
 from candid._support.text import printable
-from candid.cli.options import command
+from candid.cli.app import command
 
 if TYPE_CHECKING:
-    from candid.cli.demo_digits import DigitsDemo
-    from candid.reports.demo.page import Chapter
+    from candid.reports.demo.chapters import Chapter
+    from candid.reports.demo.digits import DigitsDemo
     from candid.trust.verdict import Examination
 
 EPOCHS = 60
@@ -39,19 +40,23 @@ def demo(
 
     Everything ends up on one page, OUT/index.html, with commands to go on with.
     """
-    from candid.cli.demo_photos import bundled_models, clothes, copy_samples
-    from candid.reports.demo.page import page
+    from candid.reports.demo.chapters import bundled_models, clothes, copy_samples, page
 
     progress = TerminalProgress(stdout=True)
     photos, clothing, digits_run = fresh_folders(out / "photos", out / "clothes", out / "digits")
     samples = copy_samples(photos)
     chapters = bundled_models(samples, program(), progress, _show)
     chapters += clothes(samples, clothing, program(), progress, _show)
-    digits = _digits(out, digits_run, progress, epochs)
-    if digits is None:
-        return
+    missing = lacking("paper", "The paper's system")
+    if missing is not None:
+        progress.log(f"\n{missing}")
+    else:
+        digits = _digits(out, digits_run, progress, epochs)
+        if digits is None:
+            return
+        chapters.append(digits)
     with replacing(out / "index.html") as file:
-        file.write_text(page([*chapters, digits], _next_steps(out)), encoding="utf-8")
+        file.write_text(page(chapters, _next_steps(out)), encoding="utf-8")
     progress.log(f"\nAll of it on one page: {out / 'index.html'}\nGo on with:")
     for what, line in _next_steps(out):
         progress.log(f"  {line}    # {what}")
@@ -95,52 +100,26 @@ def _next_steps(out: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _show(found: "Sequence[Examination]") -> None:
+def _show(examinations: "Sequence[Examination]") -> None:
     from candid.trust.verdict import heading
 
     print(heading())
-    for each in found:
-        print(printable(each.line()))
+    for examined in examinations:
+        print(printable(examined.line()))
 
 
 def _digits(out: Path, run: Path, progress: Progress, epochs: int) -> "Chapter | None":
     """Train, print and draw; None if the training was stopped."""
-    from candid.cli.demo_digits import digits_demo
-    from candid.reports.demo.page import Chapter
-    from candid.reports.plots import demo as demo_plots
-    from candid.reports.plots import latent as latent_plots
-    from candid.reports.plots import style
-    from candid.training.display import TrainingDisplay
+    from candid._support.progress import TrainingDisplay
+    from candid.reports.demo.digits import chapter, digits_demo
 
     progress.log("\nThe paper's system on 8 x 8 digits: an invertible network, beta 1.")
     shown = digits_demo(run, TrainingDisplay(stdout=True), epochs)
     if shown is None:
         return None
-    tables = _tables(shown)
-    for each in tables:
-        Console().print(each)
-    names = [str(i) for i in range(10)]
-    opinions = style.save(demo_plots.opinions(shown.opinions), out / "digits.png")
-    changes = style.save(latent_plots.counterfactuals(shown.changes, names), out / "counterfactuals.png")
-    return Chapter(
-        "The paper's system: an invertible network on pixels",
-        (
-            f"A generative classifier of 8 x 8 digits: {100 * shown.accuracy:.1f} % of the test digits are "
-            f"right, at {shown.bits_per_dim:.2f} bits/dim. It knows the exact likelihood of every image, and "
-            "runs backwards.",
-        ),
-        figures=[
-            (
-                opinions,
-                "Digits and images that are not digits. The posterior is often confident about nonsense.",
-            ),
-            (
-                changes,
-                "What would have to change? Digits on their way through latent space to another class.",
-            ),
-        ],
-        commands=[f"{program()} train digits --out {out / 'more-digits'}"],
-    )
+    for table in _tables(shown):
+        Console().print(table)
+    return chapter(shown, out, program())
 
 
 def _tables(shown: "DigitsDemo") -> list[Table]:
@@ -157,8 +136,8 @@ def _tables(shown: "DigitsDemo") -> list[Table]:
     for name, opinion in shown.opinions.items():
         groups.add_row(
             name,
-            f"{100 * float((opinion.p_value <= 0.05).double().mean()):.0f} %",
-            f"{float(opinion.p_value.median()):.3f}",
-            f"{100 * float(opinion.posterior.max(1).values.mean()):.0f} %",
+            f"{100 * float((opinion.p_value <= 0.05).mean()):.0f} %",
+            f"{float(median(opinion.p_value)):.3f}",
+            f"{100 * float(opinion.posterior.max(1).mean()):.0f} %",
         )
     return [table, groups]

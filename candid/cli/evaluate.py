@@ -3,24 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
-from candid._support.config import Option
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid._support.tables import with_interval
-from candid._support.text import METRICS, hundredths, number, printable, short_name
-from candid.cli.options import MODEL_HELP, JsonFlag, ModelName, command
-from candid.cli.show import show_table
+from candid._support.text import METRICS, number, percent, printable, short_name, with_interval
+from candid.cli.app import MODEL_HELP, JsonFlag, ModelName, command, show_table
 from candid.evaluation.options import CompareOptions, EvaluateOptions
-from candid.trust.options import CalibrateOptions
+from candid.inference.options import CalibrateOptions
 
 if TYPE_CHECKING:
-    from candid.evaluation.result import Evaluation
-    from candid.trust.detectors import ScalarDetector
+    from candid.evaluation.result import EvaluationResult
 
 DATA_HELP = "A data set with labels, as for 'candid train'."
 DataName = Annotated[str, Option(DATA_HELP, metavar="DATA")]
-KINDS = ("accept", "ambiguous", "novel")
 ROOM = 2
 """The number of sets of other images up to which a table has room for intervals."""
 
@@ -40,54 +36,54 @@ def evaluate(
     --test name npz files with the keys logits, labels and, if there are any, features, paths, class_names.
     """
     from candid.evaluation.evaluate import evaluate as run
-    from candid.evaluation.output import remove_older, write
+    from candid.evaluation.result import remove_older, write
 
     out = options.out or Path("evaluation") / short_name(Path(model or options.name or "classifier"))
     progress = TerminalProgress()
-    found = run(model, data, progress, **vars(replace(options, out=out)))
-    if found is None:
+    result = run(model, data, progress, **vars(replace(options, out=out)))
+    if result is None:
         return
-    files = write(found, out)
+    files = write(result, out)
     with progress.console.status("drawing figures"):
-        files += _figures(found, out)
+        files += _figures(result, out)
     remove_older(out, files)
-    for note in found.notes:
+    for note in result.notes:
         progress.log(note.text)
     if as_json:
-        print(json.dumps(found.metrics))
+        print(json.dumps(result.metrics))
         return
-    _show(found.metrics)
+    _show(result.metrics)
     progress.log(f"Written to {out}: {', '.join(file.name for file in files)}; figures also as SVG.")
 
 
-def _figures(found: "Evaluation", out: Path) -> list[Path]:
+def _figures(result: "EvaluationResult", out: Path) -> list[Path]:
     from candid.evaluation.calibration_error import all_bins, top_bins
     from candid.models.protocol import density_dimensions
     from candid.reports.plots import evaluation as plots
     from candid.reports.plots.style import save
+    from candid.trust.ranking import new_detector
     from candid.trust.scores import SCORES
 
-    own, scaled, detection = found.predictions, found.scaled, found.detection
+    own, scaled, detection = result.predictions, result.scaled, result.detection
     drawn = {
         "calibration": plots.calibration(
             all_bins(own.posterior, own.labels),
             top_bins(own.posterior, own.labels),
             scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
         ),
-        "risk_coverage": plots.risk_coverage(found.metrics["selective"]),
+        "risk_coverage": plots.risk_coverage(result.metrics["selective"]),
     }
-    known_densities = detection is not None and "log_density" in detection.held_out.statistics
-    if detection is not None and found.model is not None and known_densities:
-        dimensions = density_dimensions(found.model)
-        known = detection.held_out.statistics["log_density"] / dimensions
-        scores = [each for each in detection.scores if each.family == "paper"]
-        paper = {each.name: cast("ScalarDetector", each.new_detector().fit(known)) for each in scores}
-        others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
-        drawn["ood_zones"] = plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
+    if detection is not None and result.model is not None and "log_density" in detection.held_out:
+        dimensions = density_dimensions(result.model)
+        held_out = detection.held_out["log_density"] / dimensions
+        scores = [score for score in detection.scores if score.family == "paper"]
+        paper = {score.name: new_detector(score).fit(held_out) for score in scores}
+        others = {name: columns["log_density"] / dimensions for name, columns in detection.outside.items()}
+        drawn["ood_zones"] = plots.ood_zones(held_out, paper, 0.1, others, "log p(x) per dimension (nats)")
     if detection is not None and detection.outside:
         by_set = {
-            name: {score: each["auc"] for score, each in scores.items()}
-            for name, scores in found.metrics["ood"].items()
+            name: {score: metrics["auc"] for score, metrics in scores.items()}
+            for name, scores in result.metrics["ood"].items()
         }
         aucs = {score: {name: by_set[name][score] for name in by_set} for score in detection.values_inside}
         families = {score.name: score.family for score in SCORES.values()}
@@ -99,63 +95,69 @@ def _figures(found: "Evaluation", out: Path) -> list[Path]:
 def _show(metrics: dict[str, Any]) -> None:
     title = f"{metrics['model']} on {metrics['images']:,} images of {metrics['data']} ({metrics['part']})"
     published = metrics.get("as_published", {})
-    more = {
+    versions = {
         "as published": published,
         "ten crops": published.get("ten_crop") or metrics.get("ten_crop"),
         "with temperature": metrics.get("temperature_scaled"),
     }
-    present = {name: values for name, values in more.items() if values}
+    present = {name: values for name, values in versions.items() if values}
     rows = []
     for key in METRICS:
         if key in metrics:
-            own = _value(metrics, key) + _interval(metrics, key)
-            rows.append((METRICS[key].label, own, *(_value(each, key) for each in present.values())))
+            cells = (_value(values, key) for values in present.values())
+            rows.append((METRICS[key].label, _value(metrics, key) + _interval(metrics, key), *cells))
     show_table(title, ("", "(95 % interval)", *present), rows)
     if metrics.get("ood"):
-        sets, rates = metrics["ood"], metrics["false_positives"]
-        room = len(sets) <= ROOM
-        rows = [
-            (
-                score,
-                *(
-                    with_interval(each[score]["auc"], each[score]["intervals"]["auc"] if room else None)
-                    for each in sets.values()
-                ),
-                f"{100 * rate['0.05']:.1f} %",
-            )
-            for score, rate in rates.items()
-        ]
-        intervals = "95 % interval" if room else "95 % intervals are in ood.csv"
-        title = f"Area under the ROC curve (%; {intervals}); share of the data's images with p ≤ 0.05"
-        show_table(title, ("score", *sets, "false positives"), rows, tight=True)
+        _show_detection(metrics["ood"], metrics["false_positives"])
     if "verdicts" in metrics:
-        found = metrics["verdicts"]
-        levels = f"novelty {found['novelty']:.2g}, error {found['error']:.2g}"
-        title = f"Verdicts by the score '{found['score']}', {levels}"
-        rows = [
-            (name, *(f"{100 * shares[kind]:.1f} %" for kind in KINDS))
-            for name, shares in found["sets"].items()
-        ]
-        show_table(title, ("images", *KINDS), rows)
-        for sentence in found["sentences"]:
-            print(printable(sentence))
+        _show_verdicts(metrics["verdicts"])
     if "groups" in metrics:
-        from candid.evaluation import groups
+        from candid.evaluation.compare import group_table, group_title
 
-        caption = groups.title(metrics["groups"])
-        show_table(caption[0].upper() + caption[1:], *groups.table(metrics["groups"]), tight=True)
-    _show_selective(metrics)
+        caption = group_title(metrics["groups"])
+        show_table(caption[0].upper() + caption[1:], *group_table(metrics["groups"]), tight=True)
+    if "verdicts" in metrics["selective"]:
+        _show_selective(metrics["selective"], metrics["part"])
 
 
-def _show_selective(metrics: dict[str, Any]) -> None:
+def _show_detection(sets: dict[str, Any], rates: dict[str, Any]) -> None:
+    room = len(sets) <= ROOM
+    rows = [
+        (
+            score,
+            *(
+                with_interval(scores[score]["auc"], scores[score]["intervals"]["auc"] if room else None)
+                for scores in sets.values()
+            ),
+            f"{100 * rate['0.05']:.1f} %",
+        )
+        for score, rate in rates.items()
+    ]
+    intervals = "95 % interval" if room else "95 % intervals are in ood.csv"
+    title = f"Area under the ROC curve (%; {intervals}); share of the data's images with p ≤ 0.05"
+    show_table(title, ("score", *sets, "false positives"), rows, tight=True)
+
+
+def _show_verdicts(verdicts: dict[str, Any]) -> None:
+    from candid.trust.verdict import KINDS
+
+    levels = f"novelty {verdicts['novelty']:.2g}, error {verdicts['error']:.2g}"
+    title = f"Verdicts by the score '{verdicts['score']}', {levels}"
+    rows = [
+        (name, *(f"{100 * shares[kind]:.1f} %" for kind in KINDS))
+        for name, shares in verdicts["sets"].items()
+    ]
+    show_table(title, ("images", *KINDS), rows)
+    for sentence in verdicts["sentences"]:
+        print(printable(sentence))
+
+
+def _show_selective(metrics: dict[str, Any], part: str) -> None:
     from candid.evaluation.selective import sentences, table
 
-    found = metrics["selective"]
-    if "verdicts" not in found:
-        return
-    title = f"What is accepted of {found['images']:,} images (%; 95 % interval)"
-    show_table(title, ("", "verdicts", "plain threshold"), table(found, metrics["part"]), tight=True)
-    for sentence in sentences(found):
+    title = f"What is accepted of {metrics['images']:,} images (%; 95 % interval)"
+    show_table(title, ("", "verdicts", "plain threshold"), table(metrics, part), tight=True)
+    for sentence in sentences(metrics):
         print(printable(sentence))
 
 
@@ -179,12 +181,12 @@ def calibrate(model: ModelName, data: DataName, /, options: CalibrateOptions) ->
     else val, else all. Evaluate the model on other images: with --images, only this number of them is used,
     and p-values are checked on the rest.
     """
-    from candid.trust.calibrate import calibrate as run
+    from candid.judging.calibrate import calibrate as run
 
     progress = TerminalProgress()
-    found = run(model, data, progress, **vars(options))
-    if found is not None:
-        progress.log(f"{model} now carries the scores of {len(found):,} held-out images.")
+    held_out = run(model, data, progress, **vars(options))
+    if held_out is not None:
+        progress.log(f"{model} now carries the scores of {len(held_out):,} held-out images.")
 
 
 @command
@@ -206,8 +208,8 @@ def refit(
     from candid.training.refit import refit as run
 
     progress = TerminalProgress()
-    found = run(model, data, out=out, progress=progress, **vars(options))
-    progress.log(f"{model}: {found}")
+    result = run(model, data, out=out, progress=progress, **vars(options))
+    progress.log(f"{model}: {result}")
 
 
 @command
@@ -242,7 +244,7 @@ def compare(
     columns = ("model", "beta", "L_X", "L_Y", "bits/dim", accuracy, "OCE")
     how = ", measured as published" if rows[0]["as_published"] else ""
     show_table(f"Trade-off between likelihood and classification{how}", columns, shown)
-    accepted = [(row["name"], *(hundredths(row[key], 2) for key in ACCEPTED)) for row in rows]
+    accepted = [(row["name"], *(percent(row[key], 2, sign=False) for key in ACCEPTED)) for row in rows]
     columns = ("model", "accepted", "right of accepted", "plain threshold", "of ambiguous", "AUGRC", "AURC")
     title = "What verdicts accept, and a plain threshold at equal coverage (%)"
     show_table(title, columns, accepted, tight=True)

@@ -10,14 +10,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from candid._support.config import Option, check_fields
 from candid._support.errors import CandidError
+from candid._support.options import Option, check_fields
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
-from candid.cli.options import MODEL_HELP, command
+from candid.cli.app import MODEL_HELP, command
 from candid.explanations.options import HeatmapRule
 from candid.models import zoo
-from candid.trust.options import ExamineOptions
+from candid.trust.promises import ExamineOptions
 
 if TYPE_CHECKING:
     from candid.explanations.explainer import Explanation
@@ -92,8 +92,9 @@ def examine(
     """
     model, images = _model_and_images(model, images or [])
 
+    from candid.judging.examine import Examiner, UnusableImage, image_paths
     from candid.models import checkpoint
-    from candid.trust.examine import Examiner, Unusable, image_paths
+    from candid.trust.ranking import ALL
     from candid.trust.verdict import heading
 
     folder = _Pages(pages.figures)
@@ -101,30 +102,30 @@ def examine(
     loaded = checkpoint.load(model)
     examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
     draw = None if pages.figures is None else _drawing(loaded, pages, folder)
-    if examiner.judge is None:
+    if examiner.rule is None:
         _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
     else:
-        for sentence in examiner.judge.promises.sentences():
+        for sentence in examiner.rule.promises[ALL].sentences():
             _log(sentence)
     counts: Counter[str] = Counter()
-    found = examiner.examine(paths)
+    examinations = examiner.examine(paths)
     if len(paths) > 1 and not sys.stdout.isatty():
-        found = iter(TerminalProgress().track(found, "examining", len(paths)))
+        examinations = iter(TerminalProgress().track(examinations, "examining", len(paths)))
     if not as_json:
         print(heading())
-    for each in found:
-        if isinstance(each, Unusable):
+    for examined in examinations:
+        if isinstance(examined, UnusableImage):
             counts["unusable"] += 1
-            _log(printable(f"'{each.path}' can't be used: {each.reason}", breaks=False))
+            _log(printable(f"'{examined.path}' can't be used: {examined.reason}", breaks=False))
             if as_json:
-                print(json.dumps({"path": each.path, "error": each.reason}), flush=True)
+                print(json.dumps({"path": examined.path, "error": examined.reason}), flush=True)
             continue
-        counts[each.verdict or "judged"] += 1
-        drawn = {} if draw is None else draw(each)
+        counts[examined.verdict or "judged"] += 1
+        drawn = {} if draw is None else draw(examined)
         if as_json:
-            print(json.dumps(each.to_dict() | drawn, allow_nan=False), flush=True)
+            print(json.dumps(examined.to_dict() | drawn, allow_nan=False), flush=True)
         else:
-            line = each.line()
+            line = examined.line()
             print(line if line.isprintable() else printable(line, breaks=False), flush=True)
     _log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
     return 2 if counts["unusable"] else None
@@ -137,16 +138,14 @@ def _log(text: str) -> None:
 def _drawing(
     model: "Model", pages: PageOptions, folder: "_Pages"
 ) -> "Callable[[Examination], dict[str, Any]]":
-    """Return what draws the page of an examination, and returns what it adds to the record."""
-    if model.kind == "adopted":
-        return _drawing_adopted(model, pages, folder)
+    """Return a function that draws the page of an examination and returns what it adds to the record."""
     from candid.explanations.explainer import Explainer
     from candid.reports.plots import style
     from candid.reports.plots.examine import examination
 
     towards, against = (
-        None if given is None else _one_class(model.class_names, name, given)
-        for name, given in (("towards", pages.towards), ("against", pages.against))
+        None if spec is None else _one_class(model.class_names, name, spec)
+        for name, spec in (("towards", pages.towards), ("against", pages.against))
     )
     explainer = Explainer(
         model, pages.top, pages.contrast, towards, pages.target, pages.heatmap_rule, against
@@ -161,36 +160,13 @@ def _drawing(
     return draw
 
 
-def _drawing_adopted(
-    model: Any, pages: PageOptions, folder: "_Pages"
-) -> "Callable[[Examination], dict[str, Any]]":
-    """Return what draws the page of an adopted model, which has heatmaps and no decision space."""
-    from candid.explanations.adopted_maps import adopted_maps
-    from candid.inference.predictions import to_float
-    from candid.models.protocol import require_latent
-    from candid.reports.plots import style
-    from candid.reports.plots.adopted import adopted_page
-
-    if pages.towards is not None:
-        require_latent(model, "A counterfactual")
-
-    def draw(examined: "Examination") -> dict[str, Any]:
-        assert examined.evidence is not None
-        maps = adopted_maps(model, to_float(examined.evidence.image, model.device), pages.top)
-        page = folder.path_for(Path(examined.path))
-        style.save(adopted_page(examined, maps, model.class_names), page)
-        return {"page": str(page)}
-
-    return draw
-
-
 def _one_class(names: Sequence[str], option: str, spec: str) -> int:
-    from candid.explanations.classes import chosen_classes
+    from candid.explanations.similarity import chosen_classes
 
-    found = chosen_classes(names, spec)
-    if len(found) > 1:
-        raise CandidError(f"--{option} takes one class: '{spec}' stands for {len(found)}.")
-    return found[0]
+    classes = chosen_classes(names, spec)
+    if len(classes) > 1:
+        raise CandidError(f"--{option} takes one class: '{spec}' stands for {len(classes)}.")
+    return classes[0]
 
 
 def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
@@ -200,8 +176,8 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     """
     path = Path(first)
     records = (path / zoo.RECORD, path / zoo.RUN / zoo.RECORD)
-    known = zoo.folder(first) is not None or path.name == zoo.RECORD
-    is_model = known or any(each.is_file() for each in records) or path.suffix.lower() in MODEL_FILES
+    bundled = first in zoo.MODELS or path.name == zoo.RECORD
+    is_model = bundled or any(map(Path.is_file, records)) or path.suffix.lower() in MODEL_FILES
     if not is_model and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:
@@ -220,8 +196,8 @@ class _Pages:
 
     def is_one(self, path: Path) -> bool:
         """Whether ``path`` was drawn by an earlier run."""
-        own = self.folder is not None and path.resolve().parent == self.folder.resolve()
-        return own and path.name.endswith(self.ENDING)
+        inside = self.folder is not None and path.resolve().parent == self.folder.resolve()
+        return inside and path.name.endswith(self.ENDING)
 
     def path_for(self, image: Path) -> Path:
         assert self.folder is not None
@@ -232,10 +208,12 @@ class _Pages:
 
 
 def _record(explanation: "Explanation", page: Path, names: Sequence[str]) -> dict[str, Any]:
-    record: dict[str, Any] = {"summary": explanation.summary.sentence, "page": str(page)}
+    record: dict[str, Any] = {"page": str(page)}
+    if explanation.summary is not None:
+        record = {"summary": explanation.summary.sentence, **record}
     if explanation.nearest is not None:
         nearest = explanation.nearest
-        record["nearest_known_photos"] = [names[each.y] for each in nearest.nearest]
+        record["nearest_known_photos"] = [names[photo.y] for photo in nearest.nearest]
         record["could_be_instead"] = names[nearest.instead]
     changed = explanation.changed
     if isinstance(changed, str):

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.text import short_name
-from candid.cli.options import JsonFlag, ModelName, Typed, command
-from candid.cli.show import safe
+from candid.cli.app import JsonFlag, ModelName, Typed, command, safe
 from candid.explanations.options import ExplainOptions
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ def explain(
     from candid._support.progress import TerminalProgress
     from candid.explanations.overview import explain as look_at
 
-    found = look_at(model, compare_with=compare_with, progress=TerminalProgress(), **options)
-    files = _draw(found, given.get("temperatures", ExplainOptions().temperatures), out)
-    record = {"model": model, **found.to_dict(), "figures": [str(file) for file in files]}
+    overview = look_at(model, compare_with=compare_with, progress=TerminalProgress(), **options)
+    files = _draw(overview, given.get("temperatures", ExplainOptions().temperatures), out)
+    record = {"model": model, **overview.to_dict(), "figures": [str(file) for file in files]}
     with replacing(out / "explanation.json") as temporary:
         temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -62,42 +61,39 @@ def explain(
 
 def _groups(values: Sequence[str]) -> dict[str, str]:
     """Return ``{"cats": "3,5"}`` for ``["cats=3,5"]``."""
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for value in values:
         name, _, classes = value.partition("=")
-        if not name or not classes or name in found:
+        if not name or not classes or name in groups:
             raise CandidError(f"--group takes NAME=CLASSES, each name once, not '{value}'.")
-        found[name] = classes
-    return found
+        groups[name] = classes
+    return groups
 
 
 def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[Path]:
-    from candid.explanations.coefficients import dct_basis
-    from candid.reports.plots import coefficients as coefficients_plots
+    from candid.explanations.similarity import dct_basis
+    from candid.reports.plots import explanations as explanation_plots
     from candid.reports.plots import latent as latent_plots
-    from candid.reports.plots import plane as plane_plots
-    from candid.reports.plots import receptive_field as receptive_field_plots
-    from candid.reports.plots import similarity as similarity_plots
     from candid.reports.plots import style
 
     names = found.class_names
-    figures = {"similarity": similarity_plots.similarity(found.similarity)}
+    figures = {"similarity": explanation_plots.similarity(found.similarity)}
     if found.spread is not None:
-        figures["dct_basis"] = coefficients_plots.dct_basis(dct_basis(*found.spread.shape))
-        figures["mean_spread"] = coefficients_plots.mean_spread(found.spread)
+        figures["dct_basis"] = explanation_plots.dct_basis(dct_basis(*found.spread.shape))
+        figures["mean_spread"] = explanation_plots.mean_spread(found.spread)
     if found.samples is not None:
         shown = [names[y] for y in found.sampled]
         figures["samples"] = latent_plots.samples(found.samples, shown, temperatures)
     if found.known:
         figures["known_photos"] = latent_plots.known_photos(found.known, names)
     if found.groups:
-        figures["similarity_groups"] = similarity_plots.similarity_groups(found.groups)
+        figures["similarity_groups"] = explanation_plots.similarity_groups(found.groups)
     if found.fields:
-        figures["receptive_fields"] = receptive_field_plots.receptive_fields(found.fields)
+        figures["receptive_fields"] = explanation_plots.receptive_fields(found.fields)
     if found.interpolations:
         figures["interpolation"] = latent_plots.interpolation(found.interpolations, names)
     if found.plane is not None:
-        figures["decision_plane"] = plane_plots.decision_plane(found.plane, found.points, found.labels)
+        figures["decision_plane"] = latent_plots.decision_plane(found.plane, found.points, found.labels)
     return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid.cli.options import JsonFlag, ModelName, command
-from candid.cli.show import safe
+from candid.cli.app import JsonFlag, ModelName, command, safe
 
 Format = Literal["onnx", "torch-export"]
 
@@ -53,16 +52,16 @@ def export(
     both: tuple[Format, ...] = ("onnx", "torch-export")
     chosen = None if format is None else tuple(each for each in both if format in (each, "both"))
     with TerminalProgress().console.status("exporting and checking"):
-        found = run_export(Path(model), out, chosen, None if batch == "dynamic" else int(batch))
-        limits = _write_thresholds(model, [each.path for each in found])
+        files = run_export(Path(model), out, chosen, None if batch == "dynamic" else int(batch))
+        limits = _write_thresholds(model, [each.path for each in files])
     if as_json:
-        records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in found]
+        records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in files]
         print(json.dumps(records))
         return
     table = Table(title=f"{safe(model)}: difference from PyTorch", title_justify="left")
-    for column in ("file", "batch", "MB", *found[0].differences):
+    for column in ("file", "batch", "MB", *files[0].differences):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
-    for each in found:
+    for each in files:
         differences = (f"{value:.1e}" for value in each.differences.values())
         table.add_row(safe(each.path), str(each.batch or "any"), f"{each.bytes / 1e6:.1f}", *differences)
     console = Console()
@@ -77,14 +76,17 @@ def export(
 
 
 def _write_thresholds(model: str, files: list[Path]) -> list[Path]:
-    """Write what verdicts need next to the files of a photo model."""
+    """Write what verdicts need next to the files of a model that has novelty scores of its own."""
     from candid._support.files import write_texts
+    from candid.judging.held_out import HeldOut
     from candid.models import checkpoint
-    from candid.trust.thresholds import thresholds
+    from candid.trust.promises import Levels
 
-    found = thresholds(checkpoint.load(model))
-    if found is None:
+    loaded = checkpoint.load(model)
+    held_out = HeldOut.of(loaded)
+    if held_out is None or "novelty" not in held_out.statistics:
         return []
+    described = {"class_names": list(loaded.class_names), "fingerprint": loaded.fingerprint()}
+    text = json.dumps(described | held_out.rule(Levels(score="combined")).to_dict()) + "\n"
     names = dict.fromkeys(file.with_suffix(".json") for file in files)
-    text = json.dumps(found) + "\n"
     return [file for name in names for file in write_texts({name.name: text}, name.parent)]

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid.cli.options import ModelName, command
-from candid.trust.options import ErrorLevel, ScoreName
+from candid.cli.app import ModelName, command
+from candid.trust.promises import ErrorLevel, ScoreName
 
 
 @command
@@ -45,11 +45,11 @@ def group(
 
     Images that can't be used are named on standard error, and the exit code is then 2.
     """
-    from candid.reports.groups import write_groups
-    from candid.trust.examine import image_paths
-    from candid.trust.group import group as group_images
-    from candid.trust.group import is_sorted_copy
-    from candid.trust.sort import sort_into as copy_images
+    from candid.judging.examine import image_paths
+    from candid.judging.group import group as group_images
+    from candid.judging.group import is_sorted_copy
+    from candid.judging.group import sort_into as copy_images
+    from candid.reports.sheets import write_groups
 
     paths = image_paths(images)
     if sort_into is not None:
@@ -58,22 +58,21 @@ def group(
         raise CandidError(f"All of these images are copies that an earlier run made in '{sort_into}'.")
     levels = {"score": score, "novelty": novelty, "error": error}
     progress = TerminalProgress()
-    found = group_images(model, paths, groups=groups, progress=progress, skip_bad=True, **levels)
-    for each in found.unusable:
-        progress.log(f"'{each.path}' can't be used: {each.reason}")
-    table = Table(title=f"novel images: {found.novel} of {len(found.examinations)}", title_justify="left")
+    result = group_images(model, paths, groups=groups, progress=progress, skip_bad=True, **levels)
+    for image in result.unusable:
+        progress.log(f"'{image.path}' can't be used: {image.reason}")
+    table = Table(title=f"novel images: {result.novel} of {len(result.examinations)}", title_justify="left")
     for column in ("group", "images", "nearest class", "central image"):
         table.add_column(column, justify="right" if column == "images" else "left", overflow="fold")
-    for own in found.groups:
-        central = escape(own.members[0].path)
-        table.add_row(own.name, str(len(own.members)), escape(own.nearest), central)
-    table.add_row("single images", str(len(found.singles)), "", "")
+    for each in result.groups:
+        table.add_row(each.name, str(len(each.members)), escape(each.nearest), escape(each.members[0].path))
+    table.add_row("single images", str(len(result.singles)), "", "")
     Console().print(table)
-    if found.singles and not found.groups:
+    if result.singles and not result.groups:
         progress.log("no group was found: if you know the number of kinds, add --groups with it")
-    files = write_groups(found, out)
+    files = write_groups(result, out)
     print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
     if sort_into is not None:
-        counts = copy_images(found.places(), sort_into)
+        counts = copy_images(result.places(), sort_into)
         progress.log(f"copied into {sort_into}: {', '.join(f'{n} {name}' for name, n in counts.items())}")
-    return 2 if found.unusable else None
+    return 2 if result.unusable else None

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from candid._support.config import Option
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.options import Option
 from candid._support.text import METRICS, number, printable
-from candid.cli.options import JsonFlag, command
-from candid.cli.show import show_table
+from candid.cli.app import JsonFlag, command, show_table
 from candid.models import zoo
 
 
@@ -26,7 +25,7 @@ def models(
         from rich.console import Console
         from rich.markdown import Markdown
 
-        from candid.models.zoo.cards import as_markdown
+        from candid.models.zoo import as_markdown
 
         Console().print(Markdown(as_markdown(cards[0])))
     else:
@@ -63,9 +62,9 @@ def info(
     from candid.models.info import describe
 
     if classes is None and mixing is None and Path(target).is_dir():
-        found = _photo(target)
-        if found is not None:
-            print(json.dumps(found)) if as_json else _show_photo(target, found)
+        photo = _photo(target)
+        if photo is not None:
+            print(json.dumps(photo)) if as_json else _show_photo(target, photo)
             return
     description = describe(_config(target, classes=classes, mixing=mixing))
     if as_json:
@@ -77,24 +76,24 @@ def info(
 def _photo(target: str) -> dict[str, Any] | None:
     """Return the description of a photo model; None of other models."""
     from candid.models import checkpoint
-    from candid.models.heads.photo import PhotoModel
     from candid.models.info import describe_photo
+    from candid.models.protocol import can
 
     model = checkpoint.load(target)
-    return describe_photo(model, checkpoint.model_folder(target)) if isinstance(model, PhotoModel) else None
+    return describe_photo(model, checkpoint.model_folder(target)) if can(model, "teach") else None
 
 
-def _show_photo(name: str, found: dict[str, Any]) -> None:
-    eye = found["eye"]
+def _show_photo(name: str, description: dict[str, Any]) -> None:
+    eye = description["eye"]
     rows = [
         ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
         ("its licence and source", f"{eye['licence']}, {eye['source']}"),
         ("its SHA-256", eye["sha256"][:16] + " …"),
-        ("statistics of a photo", f"{found['statistics']:,}"),
-        ("classes", f"{found['classes']:,}"),
-        ("posterior", found["posterior"]),
-        ("known photos", f"{found['known_photos']:,}"),
-        *((f"{part} on disk", f"{size:.2f} MB") for part, size in found["megabytes"].items()),
+        ("statistics of a photo", f"{description['statistics']:,}"),
+        ("classes", f"{description['classes']:,}"),
+        ("posterior", description["posterior"]),
+        ("known photos", f"{description['known_photos']:,}"),
+        *((f"{part} on disk", f"{size:.2f} MB") for part, size in description["megabytes"].items()),
     ]
     print(f"{name}: a photo model")
     for label, value in rows:
@@ -103,7 +102,7 @@ def _show_photo(name: str, found: dict[str, Any]) -> None:
 
 def _config(target: str, **changes: Any) -> Any:
     from candid.models.checkpoint import load_config
-    from candid.models.flow.presets import PRESETS, preset
+    from candid.models.flow.config import PRESETS, preset
 
     changes = {key: value for key, value in changes.items() if value is not None}
     if target in PRESETS:
@@ -181,8 +180,8 @@ def import_model(
         except UnicodeDecodeError as error:
             raise CandidError(f"'{class_names}' is not a UTF-8 text file: {error}.") from error
 
-    from candid.models.checkpoint import save
     from candid.models.importers import import_any
+    from candid.models.saving import save
 
     model = import_any(file, names)
     save(model, out)

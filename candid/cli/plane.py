@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import is_first_process
 from candid._support.text import printable
-from candid.cli.options import JsonFlag, ModelName, command
+from candid.cli.app import JsonFlag, ModelName, command
 from candid.training.options import PlaneOptions
 
 if TYPE_CHECKING:
+    from candid._support.numbers import Array
     from candid._support.progress import Progress
-    from candid.models.protocol import LatentModel
+    from candid.models.decision_plane import DecisionPlane
+    from candid.models.protocol import Model
 
 
 @command
@@ -46,22 +48,22 @@ def plane(
             f"'{out}' already has a run: choose another --out, or draw its plane with "
             f"'candid plane {out / 'model' / 'best'} DATA'."
         )
+    from candid._support.progress import TrainingDisplay
     from candid.models import checkpoint
-    from candid.models.protocol import as_latent
-    from candid.training.display import TrainingDisplay
+    from candid.models.protocol import can
 
-    loaded = checkpoint.load_any(model)
+    loaded = checkpoint.load(model)
     display = TrainingDisplay()
     if loaded.density_of == "features":
         chosen = classes if classes is not None or len(loaded.class_names) != 3 else range(3)
-        found = _draw_photos(loaded, data, chosen, out, images, options, display)
-        _report(model, found, as_json, display)
+        record = _draw_photos(loaded, data, chosen, out, images, options, display)
+        _report(model, record, as_json, display)
         return
     if classes is not None:
-        from candid.explanations.classes import chosen_classes
+        from candid.explanations.similarity import chosen_classes
         from candid.reports.plots import style
-        from candid.reports.plots.training import curves
-        from candid.training.plane import fit_plane
+        from candid.reports.plots.comparison import curves
+        from candid.training.train import fit_plane
 
         result = fit_plane(
             loaded,
@@ -76,49 +78,39 @@ def plane(
         if not result.finished or not is_first_process():
             return
         model, loaded = str(result.best), result.model()
-    latent = as_latent(loaded)
-    if latent is None or not latent.mixture.planar:
+    if not can(loaded, "invert") or not loaded.geometry.planar:
         raise CandidError(f"The means of '{model}' lie in no plane: choose classes with --classes.")
-    _report(model, _draw(latent, data, out, images, options, display), as_json, display)
+    _report(model, _draw(loaded, data, out, images, options, display), as_json, display)
 
 
-def _report(model: str, found: dict[str, Any], as_json: bool, display: "Progress") -> None:
+def _report(model: str, record: dict[str, Any], as_json: bool, display: "Progress") -> None:
     if as_json:
-        print(json.dumps({"model": model, **found}))
+        print(json.dumps({"model": model, **record}))
     else:
-        print(f"{printable(model)}: accuracy {100 * found['accuracy']:.2f} % on {found['images']:,} images")
-        display.log(f"Figure: {found['figure']}, also as SVG.")
+        print(f"{printable(model)}: accuracy {100 * record['accuracy']:.2f} % on {record['images']:,} images")
+        display.log(f"Figure: {record['figure']}, also as SVG.")
 
 
 def _draw(
-    model: "LatentModel",
+    model: "Model",
     data: str,
     out: Path,
     images: int | None,
     options: PlaneOptions,
     progress: "Progress",
 ) -> dict[str, Any]:
+    """Draw the plane of a planar model."""
     from candid.explanations.overview import open_images, project
-    from candid.models.flow.plane import decision_plane
-    from candid.reports.plots import style
-    from candid.reports.plots.plane import decision_plane as draw
+    from candid.models.decision_plane import decision_plane
 
+    plane = decision_plane(model)
     split, part = open_images(model, data, None, images, options.skip_bad, progress)
-    points, labels = project(model, split, model.preprocessing, options.workers, progress)
-    drawn = decision_plane(model)
-    accuracy = float((drawn.logits(points).argmax(1) == labels).double().mean())
-    title = f"accuracy {100 * accuracy:.1f} % on {len(labels):,} {part} images"
-    path = style.save(draw(drawn, points, labels, title), out / "decision_plane.png", svg=True)
-    return {
-        "classes": list(model.class_names),
-        "images": len(labels),
-        "accuracy": accuracy,
-        "figure": str(path),
-    }
+    points, labels = project(model, split, plane, options.workers, progress)
+    return _drawn(plane, points, labels, f"{part} images", out)
 
 
 def _draw_photos(
-    model: "LatentModel",
+    model: "Model",
     data: str,
     classes: str | Sequence[int] | None,
     out: Path,
@@ -127,25 +119,33 @@ def _draw_photos(
     progress: "Progress",
 ) -> dict[str, Any]:
     """Draw the plane of three classes of a photo model, which needs no training."""
-    import torch
+    import numpy as np
 
-    from candid.explanations.classes import chosen_classes
     from candid.explanations.overview import open_images, project
-    from candid.models.flow.plane import plane_of_three
-    from candid.reports.plots import style
-    from candid.reports.plots.plane import decision_plane as draw
+    from candid.explanations.similarity import chosen_classes
+    from candid.models.decision_plane import plane_of_three
 
-    numbers = range(len(model.class_names)) if classes is None else chosen_classes(model.class_names, classes)
-    plane = plane_of_three(model, list(numbers))
+    names = model.class_names
+    numbers = list(range(len(names)) if classes is None else chosen_classes(names, classes))
+    plane = plane_of_three(model, numbers)
     split, part = open_images(model, data, None, images, options.skip_bad, progress)
-    points, labels = project(model, split, model.preprocessing, options.workers, progress, plane)
-    own = torch.isin(labels, torch.tensor(list(numbers)))
-    if not own.any():
+    points, labels = project(model, split, plane, options.workers, progress)
+    chosen = np.isin(labels, numbers)
+    if not chosen.any():
         raise CandidError(f"'{data}' has no images of {', '.join(plane.class_names)}: name other classes.")
-    places = {y: i for i, y in enumerate(numbers)}
-    points, labels = points[own], torch.tensor([places[y] for y in labels[own].tolist()])
-    accuracy = float((plane.logits(points).argmax(1) == labels).double().mean())
-    title = f"accuracy {100 * accuracy:.1f} % between the three on {len(labels):,} {part} photos"
+    of_plane = np.array([numbers.index(y) for y in labels[chosen].tolist()])
+    return _drawn(plane, points[chosen], of_plane, f"{part} photos", out, " between the three")
+
+
+def _drawn(
+    plane: "DecisionPlane", points: "Array", labels: "Array", images: str, out: Path, among: str = ""
+) -> dict[str, Any]:
+    """Draw points of images in a plane, and return the record of it."""
+    from candid.reports.plots import style
+    from candid.reports.plots.latent import decision_plane as draw
+
+    accuracy = float((plane.logits(points).argmax(1) == labels).mean())
+    title = f"accuracy {100 * accuracy:.1f} %{among} on {len(labels):,} {images}"
     path = style.save(draw(plane, points, labels, title), out / "decision_plane.png", svg=True)
     return {
         "classes": list(plane.class_names),

@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 
 from candid._support.errors import CandidError
-from candid.cli.options import ModelName, command
+from candid.cli.app import ModelName, command
 from candid.models.zoo import DEFAULT
-from candid.serve.limits import Limits, ServeOptions
+from candid.serve import Limits, ServeOptions
 
 
 @command

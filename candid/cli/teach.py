@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import Option
+from candid._support.options import Option
 from candid._support.progress import TerminalProgress
 from candid._support.text import named_pairs
-from candid.cli.options import ModelName, command
+from candid.cli.app import ModelName, command
 
 Out = Annotated[Path, Option("Folder for the new model; the old one stays as it is.", metavar="DIR")]
 
@@ -31,8 +31,8 @@ def teach(
 
     from candid.training.teach import teach as teach_classes
 
-    found = teach_classes(model, pairs, out=out, progress=TerminalProgress())
-    print(f"{len(found.model.class_names)} classes, in {out}")
+    result = teach_classes(model, pairs, out=out, progress=TerminalProgress())
+    print(f"{len(result.model.class_names)} classes, in {out}")
 
 
 @command

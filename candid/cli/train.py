@@ -2,18 +2,23 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
+from candid._support.options import Option
 from candid._support.progress import is_first_process
-from candid.cli.options import Typed, command
-from candid.cli.show import safe
-from candid.models.eyes.registry import DEFAULT_EYE, EYES
-from candid.training.options import TrainOptions, check_call
+from candid.cli.app import Panel, Typed, command, safe
+from candid.inference.options import Devices
+from candid.training.options import PhotoOptions, TrainOptions, check_call
+
+if TYPE_CHECKING:
+    from candid._support.progress import Row
+from candid.training.run_folder import RunFolder
+
+PHOTOS, NETWORKS = Panel("Photos"), Panel("Networks on pixels")
 
 
 @command
@@ -25,57 +30,42 @@ def train(
     /,
     *,
     out: Annotated[
-        Path | None, Option("Folder of the run.", metavar="DIR", default="runs/PRESET, or runs/photos")
+        Path | None,
+        Option("Folder of the run.", metavar="DIR", default="runs/photos, or runs/PRESET"),
+        PHOTOS,
     ] = None,
+    resume: Annotated[bool, Option("Continue the run in --out."), PHOTOS] = False,
+    devices: Annotated[Devices, PHOTOS] = None,
+    photos: Annotated[dict[str, Any], Typed(PhotoOptions), PHOTOS],
     recipe: Annotated[
-        str | None, Option("Name or TOML file of a recipe; flags override it.", default="the preset's")
+        str | None,
+        Option("Name or TOML file of a recipe; flags override it.", default="the preset's"),
+        NETWORKS,
     ] = None,
     changes: Annotated[
         tuple[str, ...],
         Option(
             "Change a key of the preset: blocks=[2,2]. Repeat for more.", metavar="KEY=VALUE", flag="--set"
         ),
+        NETWORKS,
     ] = (),
-    devices: Annotated[
-        int | None, Option("Processes on this machine.", least=1, default="all GPUs, or 1")
-    ] = None,
-    resume: Annotated[bool, Option("Continue the run in --out.")] = False,
-    eye: Annotated[
-        str | None,
-        Option(
-            f"Pretrained network for photos: {', '.join(EYES)}, several joined by +, or a file.",
-            default=f"{DEFAULT_EYE} for photos",
-        ),
-    ] = None,
-    priors: Annotated[
-        Literal["frequency", "uniform"] | None,
-        Option("Photos: how probable classes are before a photo is seen.", default="frequency"),
-    ] = None,
-    no_thumbnails: Annotated[
-        bool, Option("Photos: keep no small pictures of known photos with the model.")
-    ] = False,
-    given: Annotated[dict[str, Any], Typed(TrainOptions)],
+    networks: Annotated[dict[str, Any], Typed(TrainOptions), NETWORKS],
 ) -> None:
     """Train a generative classifier, or the ResNet that matches it.
 
     A folder of photos of 96 pixels and more becomes a photo model in seconds to minutes: a pretrained eye and
-    a generative head. Photo models have the options --out, --resume, --devices, --eye, --priors,
-    --no-thumbnails, --holdout, --val-data, --split-seed, --only, --skip-bad and --seed; --workers
-    changes nothing, since threads load photos. Smaller images train an invertible network on pixels; so do
-    --preset, --recipe, --set, --baseline and --start.
+    a generative head. Smaller images train an invertible network on pixels; so do --preset, --recipe, --set,
+    --baseline and --start. Networks take the options of photos, too, except --eye, --priors and --thumbnails.
 
-    Tar shards can come from a command: DATA or --val-data is then 'pipe:COMMAND'. The option --allow-pipe,
-    which every command takes, must be typed on the same command line.
-
-    If an option is not given, the preset's recipe sets it; if the recipe does not, the default below holds.
+    If an option of a network is not given, the preset's recipe sets it; if the recipe does not, the default
+    below holds.
     """
     check_call(data, out, recipe, resume)
+    options = {**photos, **networks}
     if changes:
-        given["model"] = _parsed(changes)
+        options["model"] = _parsed(changes)
 
-    from candid.reports.plots import style
-    from candid.reports.plots.training import curves
-    from candid.training.display import TrainingDisplay
+    from candid._support.progress import TrainingDisplay
     from candid.training.train import train as run_training
 
     result = run_training(
@@ -85,14 +75,18 @@ def train(
         resume=resume,
         devices=devices,
         progress=TrainingDisplay(),
-        eye=eye,
-        priors=priors,
-        thumbnails=False if no_thumbnails else None,
-        after_epoch=lambda folder, rows: style.save(curves(rows), folder.path / "curves.png"),
-        **given,
+        after_epoch=_draw_curves,
+        **options,
     )
     if result.finished and is_first_process():
         _print_results(result.best, result.results)
+
+
+def _draw_curves(folder: "RunFolder", rows: "list[Row]") -> None:
+    from candid.reports.plots import style
+    from candid.reports.plots.comparison import curves
+
+    style.save(curves(rows), folder.path / "curves.png")
 
 
 def _parsed(settings: tuple[str, ...]) -> dict[str, Any]:

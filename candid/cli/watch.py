@@ -4,13 +4,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from candid._support.config import Option
+from candid._support.options import Option
 from candid._support.text import printable
-from candid.cli.options import JsonFlag, ModelName, command
-from candid.trust.options import WatchOptions
+from candid.cli.app import JsonFlag, ModelName, command
+from candid.trust.promises import WatchOptions
 
 if TYPE_CHECKING:
-    from candid.trust.watch import Watch
+    from candid.trust.drift import Watch
 
 
 @command
@@ -29,8 +29,8 @@ def watch(
     directly in the folder are taken by name, those of sub-folders in a random order, those of a list as they
     are listed. Images that can't be used are named on standard error, not counted.
     """
+    from candid.judging.watch_images import FileWatch
     from candid.models import checkpoint
-    from candid.trust.watch_files import FileWatch
 
     files = FileWatch(checkpoint.load(model), model, images, options)
     if files.watch.images:
@@ -60,10 +60,11 @@ def watch(
     return 2 if broken else None
 
 
-def _show(found: "Watch") -> None:
-    print(printable(found.sentence()), flush=True)
-    for each in found.carriers if found.alarm else ():
-        print(printable(f"  image {each.image:,}, {each.name}: evidence x {each.gain:.2f}"), flush=True)
+def _show(watch: "Watch") -> None:
+    print(printable(watch.sentence()), flush=True)
+    for carrier in watch.carriers if watch.alarm else ():
+        line = f"  image {carrier.image:,}, {carrier.name}: evidence x {carrier.gain:.2f}"
+        print(printable(line), flush=True)
 
 
 def _log(text: str) -> None:

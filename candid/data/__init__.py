@@ -1,1 +1,7 @@
 """Data sets from one string, and batches of them."""
+
+from typing import Literal
+
+Part = Literal["train", "val", "test", "all"]
+PHOTO_SIDE = 96
+"""Images with at least this many pixels per side are photos: they get an eye, and come in all sizes."""

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.numbers import Array
+from candid._support.old_formats import recorded_options
 from candid._support.progress import SILENT, Progress
-from candid._support.randomness import generator
+from candid._support.randomness import draws
+from candid.data import Part
+from candid.data.class_names import named
 from candid.data.formats import PARTS, Query, SplitRule, format_of
-from candid.data.imagenet import named
 from candid.data.images import Preprocessing, path_of
-from candid.data.options import Part
 from candid.data.splits import FileSplit, IndexedSplit, Split
 
 TEST_SHARE = 0.2
@@ -45,8 +46,8 @@ class Dataset:
         for name in PARTS:
             split = getattr(self, name)
             if split is not None:
-                parts[name], more = split.load(preprocessing, skip_bad, progress)
-                skipped += more
+                parts[name], left_out = split.load(preprocessing, skip_bad, progress)
+                skipped += left_out
         ready = replace(self, **parts, skipped=tuple(skipped))
         _check_classes(ready)
         return ready
@@ -101,9 +102,8 @@ def open_dataset(
         raise CandidError(f"--val-data and --epoch-images are for tar shards: '{spec}' has none.")
     if format.divided is None:
         _check_only(spec, only)
-    found = format.read(Query(spec, True, classes, val_spec, epoch_images))
-    class_names = found.class_names
-    splits = {name: opened() for name, opened in found.parts.items()}
+    parts, class_names = format.read(Query(spec, True, classes, val_spec, epoch_images))
+    splits = {name: opened() for name, opened in parts.items()}
     if format.divided is not None:
         shares = {} if "val" in splits or "test" in splits else {"test": (TEST_SHARE, split_seed)}
         if "val" not in splits:
@@ -111,7 +111,7 @@ def open_dataset(
         by_hash = format.divided == "hash" and split == "hash"
         splits |= _divided(splits["train"], shares, class_names, by_hash)
     if only:
-        splits = {name: of_classes(each, class_names, only) for name, each in splits.items()}
+        splits = {name: of_classes(part, class_names, only) for name, part in splits.items()}
         class_names = tuple(only)
     dataset = Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
     _check_classes(dataset)
@@ -149,12 +149,12 @@ def _check_only(spec: str, only: Sequence[str]) -> None:
 def of_classes(split: Split, class_names: Sequence[str], only: Sequence[str]) -> Split:
     """Return the images of the classes ``only``, labelled in this order."""
     assert isinstance(split, IndexedSplit)
-    numbers = torch.full((len(class_names),), -1)
+    numbers = np.full(len(class_names), -1, np.int64)
     for number, name in enumerate(only):
         if name not in class_names:
             raise CandidError(f"The data has no class '{name}': {did_you_mean(name, class_names)}")
         numbers[class_names.index(name)] = number
-    return split.subset((numbers[split.labels] >= 0).nonzero().flatten()).relabel(numbers)
+    return split.subset(np.flatnonzero(numbers[split.labels] >= 0)).relabel(numbers)
 
 
 def _divided(
@@ -168,33 +168,33 @@ def _divided(
         if not 0 < fraction < 1:
             raise CandidError(f"The share of images to hold out must lie between 0 and 1, not {fraction}.")
         chosen = _chosen(split.labels, fraction, seed, class_names, digests)
-        rest = (~chosen).nonzero().flatten()
-        parts[name] = split.subset(chosen.nonzero().flatten())
+        rest = np.flatnonzero(~chosen)
+        parts[name] = split.subset(np.flatnonzero(chosen))
         split, digests = split.subset(rest), digests and [digests[i] for i in rest.tolist()]
     return {"train": split, **parts}
 
 
 def _chosen(
-    labels: Tensor, fraction: float, seed: int, class_names: Sequence[str], digests: Sequence[bytes] | None
-) -> Tensor:
+    labels: Array, fraction: float, seed: int, class_names: Sequence[str], digests: Sequence[bytes] | None
+) -> Array:
     """Return which images are held out: about ``fraction`` of each class, at least one, but not all.
 
     By hash, an image is held out if its own number in [0, 1) is below ``fraction``. In a class without such
     an image it is the one with the smallest number, so a training image never becomes a held-out one.
     """
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    chosen = np.zeros(len(labels), bool)
     for label, name in zip(count(), class_names):
-        members = (labels == label).nonzero().flatten()
+        members = np.flatnonzero(labels == label)
         if len(members) == 1:
             raise CandidError(
                 f"The class '{name}' has too few images to hold some out: add more or remove it."
             )
         if digests is None:
-            order = torch.randperm(len(members), generator=generator(seed, label))
+            order = draws(seed, label).permutation(len(members))
             wanted = round(fraction * len(members))
         else:
-            numbers = torch.tensor([_number(digests[i], seed) for i in members.tolist()], dtype=torch.float64)
-            order, wanted = numbers.argsort(stable=True), int((numbers < fraction).sum())
+            numbers = np.array([_number(digests[i], seed) for i in members.tolist()])
+            order, wanted = numbers.argsort(kind="stable"), int((numbers < fraction).sum())
         chosen[members[order[: min(max(1, wanted), len(members) - 1)]]] = True
     return chosen
 
@@ -240,36 +240,34 @@ def open_part(
     assert format.read is not None
     if format.divided is None:
         _check_only(spec, only)
-    found = format.read(Query(spec, classes=len(class_names)))
-    own, names = found.parts, found.class_names
-    part = _part(part, own, format.divided is not None, trained_on(spec, training))
-    if part in own and (part != "train" or format.divided is None):
-        return Chosen(_relabelled(own[part](), names, class_names, spec, only), part)
+    parts, names = format.read(Query(spec, classes=len(class_names)))
+    part = _part(part, parts, format.divided is not None, trained_on(spec, training))
+    if part in parts and (part != "train" or format.divided is None):
+        return Chosen(_relabelled(parts[part](), names, class_names, spec, only), part)
     if part == "all":
-        if len(own) > 1:
-            raise CandidError(f"'{spec}' has {' and '.join(own)}: choose one of them.")
-        (opened,) = own.values()
+        if len(parts) > 1:
+            raise CandidError(f"'{spec}' has {' and '.join(parts)}: choose one of them.")
+        (opened,) = parts.values()
         return Chosen(_relabelled(opened(), names, class_names, spec, only), "all")
     if format.divided is None:
-        raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(own)}.")
-    if not own.keys() & {"train", "all"}:
-        raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(own)}.")
+        raise CandidError(f"'{spec}' has no {part} shards: choose {' or '.join(parts)}.")
+    if not parts.keys() & {"train", "all"}:
+        raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(parts)}.")
     options = {key: training[key] for key in ("holdout", "split_seed") if key in training}
-    # models of versions without this field were trained on shuffled images
-    rule: SplitRule = training.get("split", "shuffled") if training else "hash"
+    rule: SplitRule = recorded_options(training)["split"] if training else "hash"
     data = open_dataset(spec, **options, split=rule)
     if getattr(data, part) is None:
         raise CandidError(f"'{spec}' has no test images: choose another part of it, such as val.")
     return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec, only), part)
 
 
-def _part(part: Part | None, own: Mapping[str, Any], divisible: bool, trained: bool) -> Any:
+def _part(part: Part | None, parts: Mapping[str, Any], divisible: bool, trained: bool) -> Any:
     """Return the part to open, by default the one that the model has not seen."""
     if divisible:
-        return part or next((name for name in ("test", "val") if name in own), "test" if trained else "all")
+        return part or next((name for name in ("test", "val") if name in parts), "test" if trained else "all")
     if part == "val":  # without val shards, training validates on the test images
-        return next((name for name in ("val", "test", "all") if name in own), part)
-    return part or next(name for name in ("all", "test", "val", "train") if name in own)
+        return next((name for name in ("val", "test", "all") if name in parts), part)
+    return part or next(name for name in ("all", "test", "val", "train") if name in parts)
 
 
 def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
@@ -291,7 +289,7 @@ def _relabelled(
     return split.relabel(_numbers(names, class_names, spec)) if names else split
 
 
-def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Tensor:
+def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Array:
     """Return the model's labels of the classes ``names``: by name, or without names by their order.
 
     Folders of ImageNet may be called by the numbers of WordNet.
@@ -300,9 +298,9 @@ def _numbers(names: Sequence[str], class_names: Sequence[str], spec: str) -> Ten
     numbers = [str(i) for i in range(max(len(names), len(class_names)))]
     nameless = numbers[: len(class_names)] == list(class_names) or numbers[: len(names)] == list(names)
     if set(names) <= set(class_names):
-        return torch.tensor([class_names.index(name) for name in names])
+        return np.array([class_names.index(name) for name in names], np.int64)
     if nameless and len(names) == len(class_names):
-        return torch.arange(len(names))
+        return np.arange(len(names))
     unknown = next(name for name in names if name not in class_names)
     if nameless:
         raise CandidError(

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from candid._support.errors import CandidError, did_you_mean
-from candid._support.randomness import generator
+from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid._support.text import listed, plural
 from candid.data import shards
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
@@ -50,8 +49,7 @@ class Query:
     """Tar shards: images in an epoch."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Contents(NamedTuple):
     """The parts that a data set has of its own, and its class names."""
 
     parts: dict[str, Callable[[], Split]]
@@ -72,20 +70,20 @@ class Format:
     """
 
     recognises: Callable[[str], bool]
-    read: Callable[[Query], Found] | None = None
+    read: Callable[[Query], Contents] | None = None
     images: Callable[[str, Preprocessing], Split] | None = None
     divided: SplitRule | None = "shuffled"
 
 
 def format_of(spec: str, labelled: bool = True) -> Format:
     """Return the format of a data set; of several that recognise it, the one registered last."""
-    usable = [each for each in FORMATS.values() if each.read is not None or not labelled]
-    return next(each for each in reversed(usable) if each.recognises(spec))
+    usable = [format for format in FORMATS.values() if format.read is not None or not labelled]
+    return next(format for format in reversed(usable) if format.recognises(spec))
 
 
-def _in_memory(arrays: "dict[str, Arrays]", class_names: Sequence[str]) -> Found:
-    parts = {name: ArraySplit(*each) for name, each in arrays.items()}
-    return Found({name: partial(_same, part) for name, part in parts.items()}, tuple(class_names))
+def _in_memory(arrays: "dict[str, Arrays]", class_names: Sequence[str]) -> Contents:
+    parts = {name: ArraySplit(*part) for name, part in arrays.items()}
+    return Contents({name: partial(_same, part) for name, part in parts.items()}, tuple(class_names))
 
 
 def _same(split: Split) -> Split:
@@ -104,7 +102,7 @@ def _folder(spec: str) -> Path:
     return folder
 
 
-def _read_folder(query: Query) -> Found:
+def _read_folder(query: Query) -> Contents:
     folder = _folder(query.spec)
     parts = part_folders(folder)
     if query.training:
@@ -121,7 +119,9 @@ def _read_folder(query: Query) -> Found:
             raise CandidError(
                 f"'{query.spec}' has no class folders: give a folder with one folder of images per class."
             )
-    return Found({name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names)
+    return Contents(
+        {name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names
+    )
 
 
 def _too_few_classes(folder: Path) -> str:
@@ -134,18 +134,18 @@ def _too_few_classes(folder: Path) -> str:
 
 def part_folders(folder: Path) -> dict[str, Path]:
     """Return the folders of the parts of a data set, by part; their names may have capitals."""
-    found = {}
+    folders = {}
     entries = subfolders(folder)
     for part, names in FOLDERS.items():
-        own = [entry for entry in entries if entry.name.lower() in names]
-        if len(own) > 1:
+        matches = [entry for entry in entries if entry.name.lower() in names]
+        if len(matches) > 1:
             raise CandidError(
-                f"'{folder}' has the folders {listed(entry.name for entry in own)}, which all mean the "
+                f"'{folder}' has the folders {listed(entry.name for entry in matches)}, which all mean the "
                 f"{part} part: keep one of them."
             )
-        if own:
-            found[part] = own[0]
-    return found
+        if matches:
+            folders[part] = matches[0]
+    return folders
 
 
 def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
@@ -157,14 +157,14 @@ def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
             raise CandidError(
                 f"'{entry}' is no class of the training images: {did_you_mean(entry.name, class_names)}"
             )
-        found = images_in(entry)
-        if not found:
+        images = images_in(entry)
+        if not images:
             raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
-        paths += found
-        labels += [class_names.index(entry.name)] * len(found)
+        paths += images
+        labels += [class_names.index(entry.name)] * len(images)
     if not paths:
         raise CandidError(f"'{folder}' has no class folders with images: fill it or remove it.")
-    return FileSplit(tuple(paths), torch.tensor(labels))
+    return FileSplit(tuple(paths), np.array(labels, np.int64))
 
 
 def _any_files(spec: str, preprocessing: Preprocessing) -> FileSplit:
@@ -199,25 +199,27 @@ def is_image(path: Path, folder: Path) -> bool:
 # tar shards
 
 
-def _read_shards(query: Query) -> Found:
+def _read_shards(query: Query) -> Contents:
     if query.training:
         parts, names = shards.open_shards(query.spec, query.val_spec, query.epoch_images, query.classes)
-        return Found({name: partial(_same, part) for name, part in parts.items()}, names)
+        return Contents({name: partial(_same, part) for name, part in parts.items()}, names)
     names = shards.class_names_of(query.spec)
     classes = query.classes and (len(names) or query.classes)
     urls = shards.part_urls(query.spec)
-    return Found({name: partial(shards.counted, each, name, classes) for name, each in urls.items()}, names)
+    return Contents(
+        {name: partial(shards.counted, part, name, classes) for name, part in urls.items()}, names
+    )
 
 
 # images made here
 
 
 def _synthetic(kind: str, preprocessing: Preprocessing) -> ArraySplit:
-    random = generator(SYNTHETIC.index(kind), 7)
     size = preprocessing.size if kind == "uniform-noise" else (1, 1)
     shape = (SYNTHETIC_IMAGES, preprocessing.channels, *size)
-    images = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
-    return ArraySplit(images.expand(-1, -1, *preprocessing.size).contiguous(), unknown(SYNTHETIC_IMAGES))
+    levels = draws(SYNTHETIC.index(kind), 7).integers(256, math.prod(shape)).astype(np.uint8).reshape(shape)
+    images = np.broadcast_to(levels, (*shape[:2], *preprocessing.size))
+    return ArraySplit(np.ascontiguousarray(images), unknown(SYNTHETIC_IMAGES))
 
 
 # digits, idx and CIFAR-10
@@ -226,9 +228,9 @@ def _synthetic(kind: str, preprocessing: Preprocessing) -> ArraySplit:
 class Arrays(NamedTuple):
     """Images and labels in memory."""
 
-    images: Tensor
+    images: Array
     """(N, C, H, W) uint8."""
-    labels: Tensor
+    labels: Array
     """(N,) int64."""
 
 
@@ -241,9 +243,9 @@ def read_digits() -> Arrays:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    levels = torch.from_numpy(digits.images).to(torch.uint8)[:, None]
-    within = torch.randint(0, 15, levels.shape, generator=generator(0), dtype=torch.uint8)
-    return Arrays(15 * levels + within, torch.from_numpy(digits.target).long())
+    levels = digits.images.astype(np.uint8)[:, None]
+    within = draws(0).integers(15, levels.size).astype(np.uint8).reshape(levels.shape)
+    return Arrays(15 * levels + within, digits.target.astype(np.int64))
 
 
 def read_idx(folder: Path) -> dict[str, Arrays]:
@@ -259,12 +261,12 @@ def read_idx(folder: Path) -> dict[str, Arrays]:
                 "add the other."
             )
         images, labels = (read_idx_file(file) for file in files if file is not None)
-        if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise CandidError(
                 f"The {split} images and labels in '{folder}' have the shapes {tuple(images.shape)} and "
                 f"{tuple(labels.shape)}: they don't belong together."
             )
-        splits[split] = Arrays(images[:, None], labels.long())
+        splits[split] = Arrays(images[:, None], labels.astype(np.int64))
     return splits
 
 
@@ -277,7 +279,7 @@ def _idx_file(folder: Path, prefix: str, what: str, dimensions: int) -> Path | N
     return None
 
 
-def read_idx_file(path: Path) -> Tensor:
+def read_idx_file(path: Path) -> Array:
     """Read an array of bytes in the idx format, gzipped or not."""
     try:
         content = path.read_bytes()
@@ -298,7 +300,7 @@ def read_idx_file(path: Path) -> Tensor:
             f"'{path}' has {len(content)} bytes instead of {header + math.prod(shape)}: it is cut or padded; "
             "copy it again."
         )
-    return torch.frombuffer(bytearray(content[header:]), dtype=torch.uint8).reshape(shape)
+    return np.frombuffer(content[header:], np.uint8).reshape(shape).copy()
 
 
 def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
@@ -308,20 +310,20 @@ def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
     splits = {}
     for split, names in {"train": CIFAR_TRAIN, "test": ["test_batch"]}.items():
         parts = [read(folder / (name + ending)) for name in names]
-        splits[split] = Arrays(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        splits[split] = Arrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     names_file = folder / "batches.meta.txt"
     if not names_file.is_file():
         return splits, CIFAR_CLASSES
-    found = tuple(names_file.read_text(encoding="utf-8", errors="replace").split())
-    return splits, found if len(found) == len(CIFAR_CLASSES) else CIFAR_CLASSES
+    class_names = tuple(names_file.read_text(encoding="utf-8", errors="replace").split())
+    return splits, class_names if len(class_names) == len(CIFAR_CLASSES) else CIFAR_CLASSES
 
 
 def _cifar_binary(path: Path) -> Arrays:
     content = _whole(path)
     if not content or len(content) % 3073:
         raise CandidError(f"'{path}' has {len(content)} bytes, not a multiple of 3073: copy it again.")
-    records = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, 3073)
-    return _checked_cifar(path, records[:, 1:], records[:, 0].long())
+    records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+    return _checked_cifar(path, records[:, 1:], records[:, 0].astype(np.int64))
 
 
 def _cifar_python(path: Path) -> Arrays:
@@ -332,11 +334,11 @@ def _cifar_python(path: Path) -> Arrays:
         raise
     except Exception as error:  # a damaged pickle can raise anything
         raise CandidError(f"'{path}' is not a python batch of CIFAR-10 (cut?): {error}.") from error
-    return _checked_cifar(path, torch.from_numpy(pixels.copy()), torch.from_numpy(labels))
+    return _checked_cifar(path, pixels, labels)
 
 
-def _checked_cifar(path: Path, pixels: Tensor, labels: Tensor) -> Arrays:
-    fits = labels.dim() == 1 and len(labels) > 0 and pixels.shape == (len(labels), 3072)
+def _checked_cifar(path: Path, pixels: Array, labels: Array) -> Arrays:
+    fits = labels.ndim == 1 and len(labels) > 0 and pixels.shape == (len(labels), 3072)
     if not fits or int(labels.min()) < 0 or int(labels.max()) > 9:
         raise CandidError(f"'{path}' doesn't hold 3 x 32 x 32 images of ten classes: copy it again.")
     return Arrays(pixels.reshape(-1, 3, 32, 32), labels)
@@ -369,7 +371,7 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def _found_idx(query: Query) -> Found:
+def _found_idx(query: Query) -> Contents:
     arrays = read_idx(path_of(query.spec))
     classes = int(max(part.labels.max() for part in arrays.values())) + 1
     return _in_memory(arrays, [str(i) for i in range(classes)])

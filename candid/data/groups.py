@@ -43,8 +43,8 @@ class GroupTable:
             raise CandidError(f"The table '{file}' has no rows: give one for each image.")
         for needed in (PATH, column):
             if needed not in rows[0]:
-                known = [each for each in rows[0] if each]
-                raise CandidError(f"'{file}' has no column '{needed}': {did_you_mean(needed, known)}")
+                columns = [name for name in rows[0] if name]
+                raise CandidError(f"'{file}' has no column '{needed}': {did_you_mean(needed, columns)}")
         groups: dict[str, str] = {}
         for row in rows:
             path, group = _normal(row[PATH] or ""), row[column] or ""
@@ -57,13 +57,13 @@ class GroupTable:
 
         An image belongs to the row whose path it ends with, such as ``north/a.png`` or ``a.png``.
         """
-        given = list(paths)
-        found = [self._group(path) for path in given]
-        if needed and None in found:
-            first, missing = given[found.index(None)], found.count(None)
-            more = f" and {missing - 1} more images" if missing > 1 else ""
-            raise CandidError(f"'{self.file}' has no row for '{first}'{more}: add what is missing.")
-        return [group or "" for group in found]
+        images = list(paths)
+        groups = [self._group(path) for path in images]
+        if needed and None in groups:
+            first, missing = images[groups.index(None)], groups.count(None)
+            others = f" and {missing - 1} more images" if missing > 1 else ""
+            raise CandidError(f"'{self.file}' has no row for '{first}'{others}: add what is missing.")
+        return [group or "" for group in groups]
 
     def _group(self, path: str) -> str | None:
         parts = _normal(path).split("/")

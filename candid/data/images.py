@@ -1,4 +1,4 @@
-"""Image files or bytes to 8-bit tensors as a model sees them, and 8-bit tensors to PNG."""
+"""Image files or bytes to 8-bit arrays as a model sees them, and 8-bit arrays to PNG."""
 
 import math
 import warnings
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.randomness import generator
-from candid.data.augment import Box, augmented, published_ten_crops, random_box
+from candid._support.numbers import Array, as_array
+from candid._support.old_formats import CROPS
+from candid._support.randomness import draws
+from candid.data.crops import Box, published_ten_crops, random_box
 
 EXTENSIONS = frozenset(
     [".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"]
@@ -55,7 +54,7 @@ def decode(
     size: tuple[int, int],
     box: Callable[[int, int], Box],
     check: Callable[[Image.Image], None] | None = None,
-) -> Tensor:
+) -> Array:
     """Return the part ``box(width, height)`` of an image, upright, (channels, *size) uint8.
 
     ``check`` can refuse the image by its header, before it is decoded.
@@ -68,9 +67,9 @@ def decode(
 
 def _read(
     source: Source,
-    crop: Callable[[Image.Image], Tensor],
+    crop: Callable[[Image.Image], Array],
     check: Callable[[Image.Image], None] | None = None,
-) -> Tensor:
+) -> Array:
     """Return what ``crop`` makes of an image file."""
     with _file(source) as file:
         image = opened(file)
@@ -86,7 +85,7 @@ def _read(
 
 def _cropped(
     image: Image.Image, channels: int, size: tuple[int, int], box: Callable[[int, int], Box]
-) -> Tensor:
+) -> Array:
     # PIL turns a TIFF by itself
     orientation = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
     width, height = image.size[::-1] if orientation in LYING else image.size
@@ -99,13 +98,13 @@ def _cropped(
     y = upright.size[1] - height * scale if orientation in UPSIDE_DOWN else 0
     right, bottom = min(right, width), min(bottom, height)
     scaled = (left * scale + x, top * scale + y, right * scale + x, bottom * scale + y)
-    return _pixels(resized(upright, scaled, size))
+    return pixels(resized(upright, scaled, size))
 
 
-def _pixels(image: Image.Image) -> Tensor:
-    """Return a grey or RGB image as (C, H, W)."""
-    pixels = np.array(image)
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+def pixels(image: Image.Image) -> Array:
+    """Return a grey or RGB image as (C, H, W) uint8."""
+    rows = np.array(image)
+    return np.ascontiguousarray(rows.reshape(*rows.shape[:2], -1).transpose(2, 0, 1))
 
 
 def _reduce(image: Image.Image, surplus: float) -> float:
@@ -135,17 +134,13 @@ def _file(source: Source) -> BinaryIO:
 
 
 def _formats(file: BinaryIO) -> tuple[str, ...]:
-    """Return the decoders that a file may reach; HEIC needs a package of its own."""
+    """Return the decoders that a file may reach; that of HEIC is loaded only for such a file."""
     is_heic = file.read(12)[4:] in (b"ftypheic", b"ftypheix", b"ftypmif1")
     file.seek(0)
     if not is_heic:
         return PIL_FORMATS
-    try:
-        from pi_heif import register_heif_opener
-    except ImportError as error:
-        raise BadImageError(
-            "it is a HEIC photo, which needs a package: pip install 'candid-vision[heic]'"
-        ) from error
+    from pi_heif import register_heif_opener
+
     register_heif_opener()
     return ("HEIF",)
 
@@ -182,30 +177,11 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
-    """Return the box to crop and resize: the largest one of ``size``'s shape, divided by ``margin``.
-
-    A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
-
-    >>> centre_box(640, 480, (224, 224), margin=256 / 224)
-    (110.0, 30.0, 530.0, 450.0)
-    """
-    scale = min(width / size[1], height / size[0]) / margin
-    w, h = min(width, size[1] * scale), min(height, size[0] * scale)  # rounding must not lead outside
-    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
-
-
 def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
     """Return the part ``box`` of ``image``, resized to ``size`` (height, width)."""
     if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
         return image
     return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
-
-
-def fitted(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return 8-bit images centred at ``size``: smaller ones are padded with zeros, larger ones cropped."""
-    down, across = size[0] - images.shape[2], size[1] - images.shape[3]
-    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
 @dataclass(frozen=True)
@@ -236,7 +212,7 @@ class Preprocessing:
     border: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "crop", current_crop(self.crop))
+        object.__setattr__(self, "crop", CROPS.get(self.crop, self.crop))
         if self.channels not in MODES:
             raise CandidError(
                 f"Images have 1 or 3 channels: set the model's 'channels' to that, not {self.channels}."
@@ -258,17 +234,12 @@ class Preprocessing:
         return centre_box(width, height, self.size, 1.0 if (height, width) == self.size else self.margin)
 
 
-def current_crop(crop: str) -> str:
-    """Return the present name of a random crop: models of older versions have other names."""
-    return "jitter" if crop == "wobble" else crop
-
-
 def decode_as(
     source: Source,
     preprocessing: Preprocessing,
-    numbers: Tensor | None = None,
+    numbers: Array | None = None,
     check: Callable[[Image.Image], None] | None = None,
-) -> Tensor:
+) -> Array:
     """Return one image as the model sees it, (C, H, W); randomly cropped if ``numbers`` (5,) are given.
 
     Ten published crops are (10, C, H, W).
@@ -279,7 +250,7 @@ def decode_as(
     return decode(source, preprocessing.channels, preprocessing.size, box, check)
 
 
-def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Tensor:
+def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Array:
     """Return crops of the whole image as torchvision makes them from files.
 
     The shorter side is resized to 8/7 of the model's (256 pixels for 224) by PIL's bilinear filter, which
@@ -292,17 +263,17 @@ def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Tensor:
         raise BadImageError(f"it would have {width} x {height} pixels with a shorter side of {side}")
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    crops = published_ten_crops(_pixels(image)[None], preprocessing.size)[0]
+    crops = published_ten_crops(pixels(image)[None], preprocessing.size)[0]
     return crops if preprocessing.published == "ten crops" else crops[4]
 
 
 def decode_batch(
     sources: Sequence[Path | bytes],
     preprocessing: Preprocessing,
-    numbers: Tensor | None,
+    numbers: Array | None,
     blame: Callable[[int, BadImageError], CandidError],
-) -> Tensor:
-    """Return images (B, C, H, W), augmented if ``numbers`` (B, 5) are given.
+) -> Array:
+    """Return images (B, C, H, W), randomly cropped if ``numbers`` (B, 5) are given and crops are "resized".
 
     ``blame(i, error)`` returns the error to raise for a bad image.
     """
@@ -313,62 +284,79 @@ def decode_batch(
             images.append(decode_as(source, preprocessing, crop))
         except BadImageError as error:
             raise blame(i, error) from error
-    stacked = torch.stack(images)
-    return stacked if numbers is None else augmented(stacked, numbers, preprocessing.crop, preprocessing.flip)
+    return np.stack(images)
 
 
-def to_png(image: Tensor) -> bytes:
+def to_png(image: Array) -> bytes:
     """Return an 8-bit image (C, H, W) as a PNG file."""
-    pixels = image.permute(1, 2, 0).numpy()
     file = BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    to_pil(image).save(file, "PNG")
     return file.getvalue()
 
 
-def image_keys(images: Tensor) -> Tensor:
+def to_pil(image: Array) -> Image.Image:
+    """Return an 8-bit image (C, H, W) as an image of PIL."""
+    rows = np.ascontiguousarray(image.transpose(1, 2, 0))
+    return Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)
+
+
+def image_keys(images: Array) -> Array:
     """Return a hash of the pixels of each 8-bit image, (B,) int64.
 
     It is their sum with fixed random weights, modulo 2^64.
     """
-    pixels = images.flatten(1).long()
-    weights = torch.empty(pixels.shape[1], dtype=torch.int64)
-    weights.random_(-(2**63), None, generator=generator(pixels.shape[1]))
-    return (pixels * weights).sum(1)
+    levels = images.reshape(len(images), -1).astype(np.int64)
+    keys: Array = levels @ draws(levels.shape[1]).words(levels.shape[1])
+    return keys
 
 
-def preprocess_image(
-    image: Tensor | np.ndarray[Any, Any] | Image.Image, preprocessing: Preprocessing
-) -> Tensor:
+def preprocess_image(image: Any, preprocessing: Preprocessing) -> Array:
     """Return an image in memory as ``preprocessing`` wants it, (C, H, W) uint8.
 
     Args:
-        image: a tensor (C, H, W) or an array (H, W, C) or (H, W), of 8-bit numbers or floats in [0, 1]; or
-            a PIL image. Pixels of the right size stay as they are.
+        image: an array (H, W, C) or (H, W) or a tensor of torch (C, H, W), of 8-bit numbers or floats in
+            [0, 1]; or a PIL image. Pixels of the right size stay as they are.
         preprocessing: how the model sees images.
 
     Raises:
         BadImageError: if these are not the pixels of an image.
     """
-    wanted = (preprocessing.channels, *preprocessing.size)
     if not isinstance(image, Image.Image):
-        pixels = _eight_bit(image if isinstance(image, Tensor) else torch.from_numpy(np.array(image)))
-        if not isinstance(image, Tensor):
-            pixels = pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0)
-        if pixels.shape == wanted:
-            return pixels
-        if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4) or 0 in pixels.shape:
+        levels = _eight_bit(as_array(image))
+        if not hasattr(image, "detach"):
+            levels = levels[None] if levels.ndim == 2 else np.moveaxis(levels, -1, 0)
+        if levels.shape == (preprocessing.channels, *preprocessing.size):
+            return np.ascontiguousarray(levels)
+        if levels.ndim != 3 or levels.shape[0] not in (1, 3, 4) or 0 in levels.shape:
             shape = tuple(image.shape)
             raise BadImageError(f"its shape {shape} is not that of an image with 1, 3 or 4 channels")
-        rows = pixels.movedim(0, -1).numpy()
-        image = Image.fromarray(np.ascontiguousarray(rows[..., 0] if rows.shape[2] == 1 else rows))
+        image = to_pil(levels)
     return _cropped(image, preprocessing.channels, preprocessing.size, preprocessing.box)
 
 
-def _eight_bit(pixels: Tensor) -> Tensor:
-    if pixels.is_floating_point():
-        if not (pixels.isfinite().all() and pixels.min() >= 0 and pixels.max() <= 1):
+def _eight_bit(levels: Array) -> Array:
+    if levels.dtype.kind == "f":
+        if levels.size and not (np.isfinite(levels).all() and levels.min() >= 0 and levels.max() <= 1):
             raise BadImageError("its numbers are not all between 0 and 1: scale them, or give 8-bit numbers")
-        pixels = (255 * pixels).round().to(torch.uint8)
-    if pixels.dtype != torch.uint8:
-        raise BadImageError(f"its numbers are {pixels.dtype}: give 8-bit numbers or floats between 0 and 1")
-    return pixels.detach().cpu()
+        levels = np.rint(255 * levels).astype(np.uint8)
+    if levels.dtype != np.uint8:
+        raise BadImageError(f"its numbers are {levels.dtype}: give 8-bit numbers or floats between 0 and 1")
+    return levels
+
+
+def centre_box(width: int, height: int, size: tuple[int, int], margin: float = 1.0) -> Box:
+    """Return the box to crop and resize: the largest one of ``size``'s shape, divided by ``margin``.
+
+    A margin of 256 / 224 is the usual 'resize to 256, crop 224'.
+
+    >>> centre_box(640, 480, (224, 224), margin=256 / 224)
+    (110.0, 30.0, 530.0, 450.0)
+    """
+    scale = min(width / size[1], height / size[0]) / margin
+    w, h = min(width, size[1] * scale), min(height, size[0] * scale)  # rounding must not lead outside
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def to_float(images: Array) -> Array:
+    """Turn 8-bit images to floats in [0, 1]."""
+    return images.astype(np.float32) / np.float32(255)

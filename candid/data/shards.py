@@ -7,24 +7,20 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import torch
+import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from candid._support.errors import CandidError
-from candid._support.files import digest
-from candid._support.pipes import check_pipe
+from candid._support.errors import CandidError, require_extra
+from candid._support.numbers import Array, digest
 from candid._support.progress import Progress
-from candid._support.randomness import generator
-from candid.data.augment import NUMBERS
+from candid._support.randomness import Draws, draws
+from candid.data.batches import NamedBatch, in_turn
 from candid.data.images import EXTENSIONS, Preprocessing, decode_batch, path_of
-from candid.data.loader import Batch, NamedBatch, Plan, streams
 from candid.data.splits import Split, files_state, size_and_date
 
 BUFFER = 1000
@@ -51,13 +47,13 @@ class ShardSplit(Split):
     def __len__(self) -> int:
         return self.images
 
-    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> NoReturn:
+    def batch(self, indices: Array, preprocessing: Preprocessing, numbers: Array | None = None) -> NoReturn:
         raise CandidError("Tar shards are read from end to end: use a folder to look images up.")
 
-    def subset(self, indices: Tensor) -> NoReturn:
+    def subset(self, indices: Array) -> NoReturn:
         raise CandidError("Tar shards are read from end to end: leave --images out.")
 
-    def relabel(self, numbers: Tensor) -> "ShardSplit":
+    def relabel(self, numbers: Array) -> "ShardSplit":
         return replace(self, numbers=tuple(numbers.tolist()))
 
     def unlabelled(self) -> "ShardSplit":
@@ -86,48 +82,16 @@ class ShardSplit(Split):
             )
         return self, []
 
-    def training_batches(
-        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
-    ) -> Iterator[Batch]:
-        """Yield one batch for each of ``parts`` in each of ``steps``, shuffled and augmented.
-
-        The epoch's shuffled shards are dealt to readers, one for each worker of all processes. Each reads its
-        own shards again and again until the epoch ends. So the batches depend on the seed and the number of
-        readers, but not on the first step.
-        """
-        processes, rank = plan.parts // len(parts), parts.start // len(parts)
-        readers = min(max(1, workers), len(self.urls) // processes)
-        if not readers:
-            raise CandidError(
-                f"{processes} processes can't share {len(self.urls)} training shards: "
-                "start fewer, or pack the images into more shards."
-            )
-        first, last = steps.start * len(parts), steps.stop * len(parts)
-        sources = [
-            partial(
-                _training_stream,
-                self,
-                preprocessing,
-                plan,
-                numbers=range(number, last, readers),
-                per_epoch=plan.steps_per_epoch * len(parts),
-                reader=rank * readers + number % readers,
-                readers=processes * readers,
-            )
-            for number in range(first, min(first + readers, last))
-        ]
-        return streams(sources, workers)
-
     def named_batches(
         self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
     ) -> Iterator[NamedBatch]:
-        """Yield every image once over all ``world`` processes, without augmentation."""
+        """Yield every image once over all ``world`` processes."""
         readers = min(max(1, workers), max(1, len(self.urls) // world))
         sources = [
-            partial(_evaluation_stream, self, preprocessing, batch, rank * readers + i, world * readers)
+            _evaluation_stream(self, preprocessing, batch, rank * readers + i, world * readers)
             for i in range(readers)
         ]
-        return streams(sources, workers)
+        return in_turn(sources, workers)
 
 
 def is_shards(spec: str) -> bool:
@@ -147,10 +111,8 @@ def open_shards(
 
     A folder has ``train*.tar`` and ``val*.tar`` and/or ``test*.tar``, and maybe ``classes.txt`` with one
     class name per line. Without ``val*.tar``, training validates on the test shards. Anything else is
-    expanded by webdataset: a file, ``train-{000..127}.tar``, a URL, or ``pipe:`` and a command, which must
-    stand on the command line (:mod:`candid._support.pipes`). Training
-    images and classes are counted unless both are given; behind URLs they must be given. Images to validate
-    on are always counted.
+    expanded by webdataset: a file, ``train-{000..127}.tar`` or a URL. Training images and classes are counted
+    unless both are given; behind URLs they must be given. Images to validate on are always counted.
     """
     if _is_url(spec):
         _check_given(spec, val_spec, epoch_images, classes)
@@ -166,7 +128,7 @@ def open_shards(
             _check_labels(name, labels[name], number)
     if "train" in labels:
         _check_gaps(labels["train"], len(class_names) or max(labels["train"]) + 1)
-    images = {name: len(found) for name, found in labels.items()}
+    images = {name: len(values) for name, values in labels.items()}
     images["train"] = epoch_images or images["train"]
     splits = {name: ShardSplit(urls, images[name], number or 0) for name, urls in parts.items()}
     return splits, class_names or tuple(map(str, range(number or 0)))
@@ -199,41 +161,20 @@ def first_side(spec: str) -> int | None:
         return None  # reading the shards says what is wrong
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """An image of a shard that is not decoded yet."""
+
     shard: str
     key: str
     image: bytes
     label: int
 
 
-def _training_stream(
-    split: ShardSplit,
-    preprocessing: Preprocessing,
-    plan: Plan,
-    numbers: range,
-    per_epoch: int,
-    reader: int,
-    readers: int,
-) -> Iterator[Batch]:
-    """Yield the batches ``numbers`` of a process, all made by one reader."""
-    size = plan.batch // plan.parts
-    samples: Iterator[_Sample] = iter(())
-    epoch = -1
-    for number in numbers:
-        turn = number % per_epoch // numbers.step  # batches of this reader before in this epoch
-        if number // per_epoch != epoch:
-            epoch = number // per_epoch
-            samples = _epoch_samples(split, plan.seed, epoch, reader, readers)
-            samples = islice(samples, turn * size, None)
-        random = torch.rand(size, NUMBERS, generator=generator(plan.seed, epoch, reader, 6, turn))
-        yield _decoded(list(islice(samples, size)), preprocessing, random)
-
-
-def _epoch_samples(split: ShardSplit, seed: int, epoch: int, reader: int, readers: int) -> Iterator[_Sample]:
-    """Yield a reader's samples again and again, each time in a different order."""
-    order = torch.randperm(len(split.urls), generator=generator(seed, epoch, 0))
+def epoch_samples(split: ShardSplit, seed: int, epoch: int, reader: int, readers: int) -> Iterator[Sample]:
+    """Yield the samples of one of ``readers`` again and again, each time in a different order."""
+    order = draws(seed, epoch, 0).permutation(len(split.urls))
     urls = [split.urls[i] for i in order[reader::readers].tolist()]
-    random = generator(seed, epoch, reader, 5)
+    random = draws(seed, epoch, reader, 5)
     while True:
         empty = True
         for sample in _shuffled(_samples(urls, split.classes), random):
@@ -243,16 +184,16 @@ def _epoch_samples(split: ShardSplit, seed: int, epoch: int, reader: int, reader
             raise CandidError(f"The shard '{urls[0]}' has no images: remove it.")
 
 
-def _shuffled(samples: Iterable[_Sample], random: torch.Generator) -> Iterator[_Sample]:
-    buffer: list[_Sample] = []
+def _shuffled(samples: Iterable[Sample], random: Draws) -> Iterator[Sample]:
+    buffer: list[Sample] = []
     for sample in samples:
         if len(buffer) < BUFFER:
             buffer.append(sample)
         else:
-            i = int(torch.randint(BUFFER, (), generator=random))
+            i = int(random.integers(BUFFER, 1)[0])
             yield buffer[i]
             buffer[i] = sample
-    for i in torch.randperm(len(buffer), generator=random).tolist():
+    for i in random.permutation(len(buffer)).tolist():
         yield buffer[i]
 
 
@@ -264,17 +205,21 @@ def _evaluation_stream(
     else:
         samples = islice(_samples(split.urls, split.classes), reader, None, readers)
     while chunk := list(islice(samples, batch)):
-        images, labels = _decoded(chunk, preprocessing, None)
-        labels = torch.tensor(split.numbers)[labels] if split.numbers else labels
+        images, labels = decoded(chunk, preprocessing)
+        labels = np.array(split.numbers)[labels] if split.numbers else labels
         yield images, labels, tuple(f"{sample.shard}/{sample.key}" for sample in chunk)
 
 
-def _decoded(samples: list[_Sample], preprocessing: Preprocessing, numbers: Tensor | None) -> Batch:
+def decoded(
+    samples: list[Sample], preprocessing: Preprocessing, numbers: Array | None = None
+) -> tuple[Array, Array]:
+    """Return images (B, C, H, W) and labels (B,), randomly cropped if ``numbers`` (B, 5) are given."""
+
     def blame(i: int, error: CandidError) -> CandidError:
         return _bad_sample(samples[i].shard, samples[i].key, f"the image can't be used: {error}")
 
     images = decode_batch([sample.image for sample in samples], preprocessing, numbers, blame)
-    return images, torch.tensor([sample.label for sample in samples])
+    return images, np.array([sample.label for sample in samples], np.int64)
 
 
 class LargeMemberError(CandidError):
@@ -286,13 +231,13 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Member":
-        found = super().frombuf(buf, encoding, errors)
-        if found.size > MEMBER_BYTES:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size > MEMBER_BYTES:
             raise LargeMemberError(
-                f"has a file '{found.name[:60]}' of {found.size / 1e6:,.0f} MB, more than "
+                f"has a file '{member.name[:60]}' of {member.size / 1e6:,.0f} MB, more than "
                 f"{MEMBER_BYTES / 1e6:,.0f}"
             )
-        return found
+        return member
 
 
 def _files(url: str, stream: Any) -> Iterator[dict[str, Any]]:
@@ -306,7 +251,7 @@ def _files(url: str, stream: Any) -> Iterator[dict[str, Any]]:
                 yield {"fname": member.name, "data": file.read(most), "__url__": url}
 
 
-def _samples(urls: Iterable[str], classes: int) -> Iterator[_Sample]:
+def _samples(urls: Iterable[str], classes: int) -> Iterator[Sample]:
     webdataset = _webdataset()
     for url in urls:
         with _opened(url) as stream:
@@ -318,7 +263,7 @@ def _samples(urls: Iterable[str], classes: int) -> Iterator[_Sample]:
                     raise _bad_sample(url, key, "it has no image")
                 if label >= classes:
                     raise _bad_sample(url, key, f"its label {label} is not below {classes}")
-                yield _Sample(url, key, image, label)
+                yield Sample(url, key, image, label)
 
 
 def _labels(url: str) -> Iterator[int]:
@@ -358,7 +303,9 @@ def _opened(url: str) -> Iterator[Any]:
         stream = _webdataset().gopen(url)
         try:
             yield stream
-            while stream.read(2**20):  # a command whose output is not read to its end fails
+            while stream.read(
+                2**20
+            ):  # webdataset reads a URL through a command, which fails if it is cut off
                 pass
             stream.close()
         finally:
@@ -375,17 +322,11 @@ def _opened(url: str) -> Iterator[Any]:
 
 
 def _webdataset() -> Any:
-    try:
-        import webdataset
-    except ImportError as error:
-        raise CandidError(
-            "Tar shards are read by webdataset, which is missing: pip install 'candid-vision[shards]'."
-        ) from error
-    return webdataset
+    return require_extra("webdataset", "shards", "Reading tar shards")
 
 
 def _is_url(url: str) -> bool:
-    return "://" in url or "pipe:" in url or url.startswith("file:")
+    return "://" in url or url.startswith("file:")
 
 
 def _folder(spec: str) -> Path | None:
@@ -407,8 +348,8 @@ def _parts(spec: str, val_spec: str | None) -> tuple[dict[str, tuple[str, ...]],
 
 
 def _folder_parts(folder: Path) -> dict[str, tuple[str, ...]]:
-    found = {name: sorted(map(str, folder.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
-    return {name: tuple(urls) for name, urls in found.items() if urls}
+    parts = {name: sorted(map(str, folder.glob(f"{name}*.tar"))) for name in ("train", "val", "test")}
+    return {name: tuple(urls) for name, urls in parts.items() if urls}
 
 
 def class_names_of(spec: str) -> tuple[str, ...]:
@@ -421,13 +362,13 @@ def class_names_of(spec: str) -> tuple[str, ...]:
 
 
 def _expanded(spec: str) -> tuple[str, ...]:
-    if path_of(spec).is_file():
-        return (str(path_of(spec)),)
     try:
-        urls = [str(url) for url in _webdataset().shardlists.expand_urls(spec)]
+        is_file = path_of(spec).is_file()
+        urls = [str(url) for url in ([spec] if is_file else _webdataset().shardlists.expand_urls(spec))]
     except (AssertionError, ValueError) as error:
         raise CandidError(f"The shards '{spec}' can't be listed: {error}; correct the pattern.") from error
-    check_pipe(spec, urls)
+    if any("pipe:" in url.lower() for url in urls):  # webdataset would run it
+        raise CandidError(f"'{spec}' is a command, which is never run: write its output to a file.")
     urls = [url if _is_url(url) else str(path_of(url)) for url in urls]
     for url in urls:
         if not _is_url(url) and not Path(url).is_file():

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.files import digest
+from candid._support.numbers import Array, digest
 from candid._support.progress import SILENT, Progress
-from candid.data.augment import augmented
+from candid.data import PHOTO_SIDE
+from candid.data.batches import NamedBatch, loaded
+from candid.data.crops import fitted
 from candid.data.images import (
     BadImageError,
     Preprocessing,
@@ -26,12 +25,12 @@ from candid.data.images import (
     check_file,
     decode_as,
     decode_batch,
-    fitted,
     image_keys,
+    opened,
+    pixels,
     resized,
+    to_pil,
 )
-from candid.data.loader import Batch, NamedBatch, Plan, Request, load
-from candid.data.options import PHOTO_SIDE
 
 WINDOW = 4096
 """Files that wait to be read at a time: a million would take gigabytes."""
@@ -55,15 +54,18 @@ class Split(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
-        """Return the images ``indices``, (B, C, H, W) uint8, augmented if ``numbers`` (B, 5) are given."""
+    def batch(self, indices: Array, preprocessing: Preprocessing, numbers: Array | None = None) -> Array:
+        """Return the images ``indices``, (B, C, H, W) uint8.
+
+        With uniform ``numbers`` (B, 5), files are randomly cropped where ``preprocessing`` crops "resized".
+        """
 
     @abstractmethod
-    def subset(self, indices: Tensor) -> "Split":
+    def subset(self, indices: Array) -> "Split":
         """Return a split with only the images ``indices``."""
 
     @abstractmethod
-    def relabel(self, numbers: Tensor) -> "Split":
+    def relabel(self, numbers: Array) -> "Split":
         """Return a split in which each label y is ``numbers[y]``."""
 
     @abstractmethod
@@ -93,16 +95,10 @@ class Split(ABC):
         """Return the split, checked, and decoded if it is small, and the files that were left out."""
 
     @abstractmethod
-    def training_batches(
-        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
-    ) -> Iterator[Batch]:
-        """Yield batches as :func:`candid.data.loader.training_batches` does."""
-
-    @abstractmethod
     def named_batches(
         self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
     ) -> Iterator[NamedBatch]:
-        """Yield batches as :func:`candid.data.loader.named_batches` does."""
+        """Yield batches as :func:`candid.data.batches.named_batches` does."""
 
     def subsample(self, images: int | None) -> "Split":
         """Return ``images`` of the images, evenly spread; all of them for None or a larger number."""
@@ -110,7 +106,7 @@ class Split(ABC):
             return self
         if images < 1:
             raise CandidError(f"The number of images must be at least 1, not {images}.")
-        return self.subset(torch.arange(images) * len(self) // images)
+        return self.subset(np.arange(images) * len(self) // images)
 
     def preprocess(
         self,
@@ -145,24 +141,24 @@ class Split(ABC):
 class IndexedSplit(Split):
     """Images that can be looked up by their number."""
 
-    labels: Tensor
+    labels: Array
     """(N,) int64; -1 where unknown."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
-    def subset(self, indices: Tensor) -> "IndexedSplit": ...
+    def subset(self, indices: Array) -> "IndexedSplit": ...
 
     @abstractmethod
-    def named(self, indices: Tensor) -> tuple[str, ...]:
+    def named(self, indices: Array) -> tuple[str, ...]:
         """Return the names of the images ``indices``."""
 
     @abstractmethod
-    def with_labels(self, labels: Tensor) -> Self:
+    def with_labels(self, labels: Array) -> Self:
         """Return the same images with the labels ``labels``, (N,)."""
 
-    def relabel(self, numbers: Tensor) -> Self:
+    def relabel(self, numbers: Array) -> Self:
         return self.with_labels(numbers[self.labels])
 
     def unlabelled(self) -> Self:
@@ -171,26 +167,16 @@ class IndexedSplit(Split):
     def classes_present(self) -> set[int] | None:
         return set(self.labels.tolist())
 
-    def training_batches(
-        self, preprocessing: Preprocessing, plan: Plan, steps: range, parts: range, workers: int
-    ) -> Iterator[Batch]:
-        return self._loaded(preprocessing, plan.seed, plan.requests(steps.start, steps.stop, parts), workers)
-
     def named_batches(
         self, preprocessing: Preprocessing, batch: int, rank: int, world: int, workers: int
     ) -> Iterator[NamedBatch]:
-        own = [part for part in torch.arange(len(self)).split(batch)[rank::world] if len(part)]
-        loaded = self._loaded(preprocessing, 0, ((None, part) for part in own), workers)
-        return ((x, y, self.named(part)) for part, (x, y) in zip(own, loaded, strict=True))
+        starts = range(rank * batch, len(self), world * batch)
+        parts = (np.arange(start, min(start + batch, len(self))) for start in starts)
+        calls = (partial(self._named_batch, part, preprocessing) for part in parts)
+        return loaded(calls, 0 if self.in_memory else workers)
 
-    def _loaded(
-        self, preprocessing: Preprocessing, seed: int, requests: Iterator[Request], workers: int
-    ) -> Iterator[Batch]:
-        workers = 0 if self.in_memory else workers  # memory is faster than another process
-        return load(partial(self._fetch, preprocessing), len(self), seed, requests, workers)
-
-    def _fetch(self, preprocessing: Preprocessing, indices: Tensor, numbers: Tensor | None) -> Batch:
-        return self.batch(indices, preprocessing, numbers), self.labels[indices]
+    def _named_batch(self, indices: Array, preprocessing: Preprocessing) -> NamedBatch:
+        return self.batch(indices, preprocessing), self.labels[indices], self.named(indices)
 
 
 @dataclass(frozen=True)
@@ -198,33 +184,28 @@ class ArraySplit(IndexedSplit):
     """Images in memory."""
 
     in_memory = True
-    images: Tensor
+    images: Array
     """(N, C, H, W) uint8."""
-    labels: Tensor
+    labels: Array
     """(N,) int64; -1 where unknown."""
     names: tuple[str, ...] = ()
     """Names of the files, or numbers in the data set; empty for 0, 1, 2, ..."""
 
-    def subset(self, indices: Tensor) -> "ArraySplit":
+    def subset(self, indices: Array) -> "ArraySplit":
         return ArraySplit(self.images[indices], self.labels[indices], self.named(indices))
 
-    def with_labels(self, labels: Tensor) -> "ArraySplit":
+    def with_labels(self, labels: Array) -> "ArraySplit":
         return replace(self, labels=labels)
 
-    def named(self, indices: Tensor) -> tuple[str, ...]:
+    def named(self, indices: Array) -> tuple[str, ...]:
         return tuple(self.names[i] if self.names else str(i) for i in indices.tolist())
 
     def fingerprint(self) -> bytes:
-        parts = (repr((self.images.shape, self.names)).encode(), self.images.numpy(), self.labels.numpy())
-        return digest(
-            *(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts)
-        ).digest()
+        shape = f"torch.Size({list(self.images.shape)})"  # as in stored fingerprints
+        return digest(f"({shape}, {self.names!r})".encode(), self.images, self.labels).digest()
 
-    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
-        images = self.images[indices]
-        # images in memory have no more pixels to crop
-        crop = "shift" if preprocessing.crop == "resized" else preprocessing.crop
-        return images if numbers is None else augmented(images, numbers, crop, preprocessing.flip)
+    def batch(self, indices: Array, preprocessing: Preprocessing, numbers: Array | None = None) -> Array:
+        return self.images[indices]
 
     def image_size(self) -> tuple[int, int] | None:
         height, width = self.images.shape[2:]
@@ -240,22 +221,17 @@ class ArraySplit(IndexedSplit):
             return self, []
         images = self.images
         if channels != preprocessing.channels:
-            images = images.expand(-1, 3, -1, -1) if channels == 1 else _grey(images)
+            images = images.repeat(3, axis=1) if channels == 1 else _grey(images)
         if all(7 / 8 * new <= old <= new for old, new in zip(had, wanted, strict=True)):
-            return replace(self, images=fitted(images, wanted).contiguous()), []
+            return replace(self, images=fitted(images, wanted)), []
         box = centre_box(had[1], had[0], wanted)
-        grey = preprocessing.channels == 1
-        scaled = [
-            np.array(resized(Image.fromarray(pixels[..., 0] if grey else pixels), box, wanted))
-            for pixels in progress.track(images.permute(0, 2, 3, 1).numpy(), "resizing", len(images))
-        ]
-        stacked = torch.from_numpy(np.stack(scaled)).view(-1, *wanted, preprocessing.channels)
-        return replace(self, images=stacked.permute(0, 3, 1, 2).contiguous()), []
+        tracked = progress.track(images, "resizing", len(images))
+        return replace(self, images=np.stack([pixels(resized(to_pil(x), box, wanted)) for x in tracked])), []
 
 
-def _grey(images: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
-    return (images * weights).sum(1, keepdim=True).round().to(torch.uint8)
+def _grey(images: Array) -> Array:
+    weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
+    return np.rint((images * weights).sum(1, keepdims=True)).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -263,22 +239,22 @@ class FileSplit(IndexedSplit):
     """Image files, decoded when they are needed."""
 
     paths: tuple[Path, ...]
-    labels: Tensor
+    labels: Array
     """(N,) int64; -1 where unknown."""
 
-    def subset(self, indices: Tensor) -> "FileSplit":
+    def subset(self, indices: Array) -> "FileSplit":
         return FileSplit(tuple(self.paths[i] for i in indices.tolist()), self.labels[indices])
 
-    def with_labels(self, labels: Tensor) -> "FileSplit":
+    def with_labels(self, labels: Array) -> "FileSplit":
         return replace(self, labels=labels)
 
-    def named(self, indices: Tensor) -> tuple[str, ...]:
+    def named(self, indices: Array) -> tuple[str, ...]:
         return tuple(str(self.paths[i]) for i in indices.tolist())
 
     def fingerprint(self) -> bytes:
         """Return a hash of the names, sizes and dates of the files, and of the labels."""
         listed = [(str(path), size_and_date(path)) for path in self.paths]
-        return digest(repr(listed).encode(), self.labels.numpy()).digest()
+        return digest(repr(listed).encode(), self.labels).digest()
 
     def state(self) -> str:
         return files_state(self.paths)
@@ -287,18 +263,19 @@ class FileSplit(IndexedSplit):
         """Return the SHA-256 of each file's bytes; that of its name if it can't be read."""
         with ThreadPoolExecutor() as pool:
             windows = (self.paths[i : i + WINDOW] for i in range(0, len(self), WINDOW))
-            return [found for window in windows for found in pool.map(_file_digest, window)]
+            return [digest for window in windows for digest in pool.map(_file_digest, window)]
 
-    def batch(self, indices: Tensor, preprocessing: Preprocessing, numbers: Tensor | None = None) -> Tensor:
+    def batch(self, indices: Array, preprocessing: Preprocessing, numbers: Array | None = None) -> Array:
         paths = [self.paths[i] for i in indices.tolist()]
         return decode_batch(paths, preprocessing, numbers, lambda i, error: _bad_image(paths[i], error))
 
     def image_size(self) -> tuple[int, int] | None:
         try:
-            with Image.open(self.paths[0]) as image:
-                return image.height, image.width
-        except (OSError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            with self.paths[0].open("rb") as file:
+                width, height = opened(file).size
+        except (OSError, BadImageError):
             return None
+        return height, width
 
     def load(
         self, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
@@ -306,7 +283,7 @@ class FileSplit(IndexedSplit):
         """Check every file; decode them into memory if they fit and training needs no full resolution."""
         shape = (preprocessing.channels, *preprocessing.size)
         cached = preprocessing.crop != "resized" and len(self) * int(np.prod(shape)) < CACHE_BYTES
-        images = torch.empty(len(self), *shape, dtype=torch.uint8) if cached else None
+        images = np.empty((len(self), *shape), np.uint8) if cached else None
 
         def look(index: int) -> tuple[int, BadImageError | None]:
             try:
@@ -331,7 +308,7 @@ class FileSplit(IndexedSplit):
                     raise _bad_image(self.paths[index], error) from error
                 if error is not None:
                     bad[index] = error
-        good = torch.tensor([i for i in range(len(self)) if i not in bad], dtype=torch.long)
+        good = np.array([i for i in range(len(self)) if i not in bad], np.int64)
         split = self if images is None else ArraySplit(images, self.labels, tuple(map(str, self.paths)))
         skipped = [f"{self.paths[i]}: {error}" for i, error in bad.items()]
         return (split.subset(good) if bad else split), skipped
@@ -349,7 +326,7 @@ def _file_digest(path: Path) -> bytes:
 
 @lru_cache(maxsize=MOST_KEYS)
 def _digest_at(path: Path, stamp: tuple[int, int] | None) -> bytes:
-    """Return the digest of a file with this size and date: a file is read once for several uses."""
+    """Return the SHA-256 of a file, cached by path, size and date."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -359,13 +336,13 @@ def _digest_at(path: Path, stamp: tuple[int, int] | None) -> bytes:
 
 def training_keys(
     split: Split, preprocessing: Preprocessing, workers: int = 0, progress: Progress = SILENT
-) -> Tensor | None:
+) -> Array | None:
     """Return the keys of training images, sorted, for a model to store; see :func:`seen_in_training`.
 
     Args:
         split: the training images.
         preprocessing: how the model sees images.
-        workers: processes that load images.
+        workers: threads that load images.
         progress: shows how many images are done.
 
     Returns:
@@ -376,21 +353,21 @@ def training_keys(
     batches = split.named_batches(preprocessing, 256, 0, 1, workers)
     total = -(-len(split) // 256)
     tracked = progress.track(batches, "keys of training images", total, 256)
-    return torch.cat([image_keys(images) for images, _, _ in tracked]).unique()
+    return np.unique(np.concatenate([image_keys(images) for images, _, _ in tracked]))
 
 
-def seen_in_training(keys: Tensor, stored: Tensor | None) -> Tensor:
+def seen_in_training(keys: Array, stored: Array | None) -> Array:
     """Return which images, by their keys (N,), are among the ``stored`` keys of training images, (N,) bool.
 
-    >>> seen_in_training(torch.tensor([3, 5]), torch.tensor([1, 5])).tolist()
+    >>> seen_in_training(np.array([3, 5]), np.array([1, 5])).tolist()
     [False, True]
     """
-    return torch.zeros(len(keys), dtype=torch.bool) if stored is None else torch.isin(keys, stored)
+    return np.zeros(len(keys), bool) if stored is None else np.isin(keys, stored)
 
 
-def unknown(images: int) -> Tensor:
+def unknown(images: int) -> Array:
     """Return the labels of this many images without labels."""
-    return torch.full((images,), -1)
+    return np.full(images, -1, np.int64)
 
 
 def size_and_date(path: Path) -> tuple[int, int] | None:

@@ -6,9 +6,9 @@ from io import BytesIO
 from pathlib import Path
 
 from PIL import ExifTags, Image
-from torch import Tensor
 
-from candid.data.images import LYING, BadImageError, Preprocessing, _cropped, _read, decode_as
+from candid._support.numbers import Array
+from candid.data.images import LYING, BadImageError, Preprocessing, _cropped, _read, decode_as, to_pil
 
 SIDE = 96
 """Pixels on each side of a thumbnail."""
@@ -19,9 +19,8 @@ MOST = 512
 
 def thumbnail(path: Path, side: int = SIDE) -> bytes:
     """Return the centre square of a photo as a small JPEG file."""
-    pixels = decode_as(path, Preprocessing(3, side, side)).permute(1, 2, 0).numpy()
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+    to_pil(decode_as(path, Preprocessing(3, side, side))).save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
 
 
@@ -42,7 +41,7 @@ def data_uri(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def whole_photo(path: Path, most: int = MOST) -> Tensor | None:
+def whole_photo(path: Path, most: int = MOST) -> Array | None:
     """Return a photo upright and uncropped, (3, H, W) uint8 with sides of at most ``most`` pixels.
 
     Returns:
@@ -54,7 +53,7 @@ def whole_photo(path: Path, most: int = MOST) -> Tensor | None:
         return None
 
 
-def _whole(most: int, image: Image.Image) -> Tensor:
+def _whole(most: int, image: Image.Image) -> Array:
     lying = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in LYING
     width, height = image.size[::-1] if lying else image.size
     scale = min(1.0, most / max(width, height))

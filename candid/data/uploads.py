@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL import Image, ImageChops
 from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
-from torch import Tensor
 
+from candid._support.numbers import Array
 from candid.data.images import BadImageError, Preprocessing, decode_as, opened
 
 SCAN, SCANS, END = b"\xff\xda", 100, b"\xff\xd9"
@@ -23,7 +23,7 @@ SECONDS, SECONDS_PER_PIXEL = 1.0, 2e-7
 FILLER = bytes(range(1, 255)) * 16
 
 
-def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
+def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int) -> Array:
     """Return an upload as the model sees it, decoded only if its header promises few enough pixels.
 
     Raises:
@@ -158,11 +158,11 @@ def _is_whole(content: bytes, image: Image.Image) -> bool:
     """
     last = image.getpixel((image.width - 1, image.height - 1))
     levels = last if isinstance(last, tuple) else (last,)
-    if not _is_progressive(image) and not all(abs(float(each or 0) - 128) <= 1 for each in levels):
+    if not _is_progressive(image) and not all(abs(float(level or 0) - 128) <= 1 for level in levels):
         return True
     data = content[: _jpeg_end(content)].rstrip(b"\xff")  # the first half of a marker
-    once, more = (_half(data + filler + END) for filler in (b"", FILLER))
-    return ImageChops.difference(once, more).getbbox() is None
+    plain, filled = (_half(data + filler + END) for filler in (b"", FILLER))
+    return ImageChops.difference(plain, filled).getbbox() is None
 
 
 def _half(content: bytes) -> Image.Image:

@@ -7,12 +7,11 @@ Two conventions are in use. The paper counts every class's posterior of every im
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from candid._support.errors import CandidError
-from candid.inference.intervals import Interval, binomial_interval, bootstrap_intervals
-from candid.inference.metrics import check_labels
+from candid._support.numbers import Array
+from candid.inference.metrics import Interval, binomial_interval, bootstrap_intervals, check_labels
 
 CRITICAL = 0.997
 """The confidence at which the paper calls a prediction confident."""
@@ -27,34 +26,34 @@ class Bins(NamedTuple):
     Empty bins are zero in all columns.
     """
 
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count
+    count: Array  # type: ignore[assignment]  # hides tuple.count
     """Number of predictions, (B,) in int64."""
-    confidence: Tensor
+    confidence: Array
     """Mean confidence, (B,)."""
-    accuracy: Tensor
+    accuracy: Array
     """Share of predictions that are correct, (B,)."""
 
     @property
-    def errors(self) -> Tensor:
+    def errors(self) -> Array:
         """Poisson standard errors of the accuracy, sqrt(number right, at least 1) / count, (B,)."""
-        right = (self.count * self.accuracy).clamp(min=1)
-        return torch.where(self.count > 0, right.sqrt() / self.count.clamp(min=1), 0.0)
+        right = (self.count * self.accuracy).clip(min=1)
+        return np.where(self.count > 0, np.sqrt(right) / self.count.clip(min=1), 0.0)
 
 
-def all_bins(posterior: Tensor, labels: Tensor, bins: int = BINS) -> Bins:
+def all_bins(posterior: Array, labels: Array, bins: int = BINS) -> Bins:
     """Return bins in which every class's posterior (N, M) is a prediction, correct if it is the label (N,).
 
-    >>> all_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).accuracy.tolist()
+    >>> all_bins(np.array([[0.75, 0.25]]), np.array([0]), bins=2).accuracy.tolist()
     [0.0, 1.0]
     """
     _check(posterior, labels, bins)
     return _bins_of(_every_class(posterior, labels, bins).sum(0))
 
 
-def top_bins(posterior: Tensor, labels: Tensor, bins: int = BINS) -> Bins:
+def top_bins(posterior: Array, labels: Array, bins: int = BINS) -> Bins:
     """Return bins in which only the most probable class of each image is a prediction.
 
-    >>> top_bins(torch.tensor([[0.75, 0.25]]), torch.tensor([0]), bins=2).count.tolist()
+    >>> top_bins(np.array([[0.75, 0.25]]), np.array([0]), bins=2).count.tolist()
     [0, 1]
     """
     _check(posterior, labels, bins)
@@ -64,32 +63,16 @@ def top_bins(posterior: Tensor, labels: Tensor, bins: int = BINS) -> Bins:
 def expected_calibration_error(bins: Bins) -> float:
     """Return the mean of |confidence - accuracy| over the bins, weighted by their counts.
 
-    >>> bins = top_bins(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+    >>> bins = top_bins(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
     >>> expected_calibration_error(bins)
     0.5
     """
-    return _expected(bins).item()
-
-
-def overconfidence_error(posterior: Tensor, labels: Tensor, critical: float = CRITICAL) -> float | None:
-    """Return the error rate of confident predictions divided by the rate that they allow; None without any.
-
-    The share of wrong ones among the posteriors of at least ``critical``, over 1 - ``critical``.
-
-    >>> posterior = torch.tensor([[1.0, 0.0], [0.875, 0.125], [0.5, 0.5]])
-    >>> overconfidence_error(posterior, torch.tensor([0, 1, 1]), critical=0.75)
-    2.0
-    """
-    _check(posterior, labels)
-    if not 0 <= critical < 1:
-        raise CandidError(f"The critical confidence must be at least 0 and below 1, not {critical}.")
-    sums = _sure(posterior, labels, critical).sum(0)
-    return _overconfidence(sums, critical).item() if sums[0] else None
+    return float(_expected(bins))
 
 
 def calibration_metrics(
-    posterior: Tensor,
-    labels: Tensor,
+    posterior: Array,
+    labels: Array,
     bins: int = BINS,
     resamples: int = 1000,
     seed: int = 0,
@@ -97,98 +80,96 @@ def calibration_metrics(
 ) -> dict[str, Interval | None]:
     """Return ``ece``, ``mce`` and ``oce`` of all classes' posteriors and ``top1_ece``, with intervals.
 
-    Those of binned errors are bootstrapped: they say how much a figure varies from one set of images to
+    Those of binned errors are bootstrapped: they say how much a metric varies from one set of images to
     another. They do not correct its bias: noise in a bin counts as miscalibration, so the binned errors of a
-    perfect model are above zero, and their intervals too. ``oce`` has an exact binomial interval: of a few
-    confident predictions, none may be wrong. It is None if no posterior reaches 0.997.
+    perfect model are above zero, and their intervals too. ``oce``, the overconfidence error, is the share of
+    wrong ones among the posteriors of at least 0.997, divided by the share 0.003 that these allow. It has an
+    exact binomial interval: of a few confident predictions, none may be wrong. It is None if there are none.
+
+    >>> errors = calibration_metrics(np.array([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]), np.array([0, 1, 1]))
+    >>> round(errors["oce"].value, 2)
+    166.67
     """
     _check(posterior, labels, bins)
     parts = _every_class(posterior, labels, bins), _top_class(posterior, labels, bins)
 
-    def figures(sums: Tensor) -> Tensor:
-        every, top = (_bins_of(part) for part in sums.unflatten(-1, (2, 3, bins)).unbind(-3))
-        return torch.stack((_expected(every), _maximum(every), _expected(top)), -1)
+    def errors(sums: Array) -> Array:
+        every, top = np.moveaxis(sums.reshape(*sums.shape[:-1], 2, 3, bins), -3, 0)
+        both = _bins_of(every), _bins_of(top)
+        return np.stack((_expected(both[0]), _maximum(both[0]), _expected(both[1])), -1)
 
-    per_image = torch.cat([part.flatten(1) for part in parts], 1)
-    ece, mce, top1_ece = bootstrap_intervals(per_image, figures, resamples, seed, level)
-    oce = _overconfidence_interval(_sure(posterior, labels, CRITICAL).sum(0), CRITICAL, level)
+    per_image = np.concatenate([part.reshape(len(labels), -1) for part in parts], 1)
+    ece, mce, top1_ece = bootstrap_intervals(per_image, errors, resamples, seed, level)
+    oce = _overconfidence(posterior, labels, level)
     return {"ece": ece, "mce": mce, "oce": oce, "top1_ece": top1_ece}
 
 
-def _check(posterior: Tensor, labels: Tensor, bins: int = 1) -> None:
+def _check(posterior: Array, labels: Array, bins: int) -> None:
     check_labels(posterior, labels)
     if bins < 1:
         raise CandidError(f"At least one bin is needed, not {bins}.")
-    sums_to_one = (posterior.sum(1) - 1).abs() <= 1e-4  # false for NaN
+    sums_to_one = abs(posterior.sum(1) - 1) <= 1e-4  # false for NaN
     if not sums_to_one.all() or posterior.min() < 0:
         raise CandidError(
-            "Posteriors must be probabilities that sum to 1 for each image: use logits.softmax(1)."
+            "Posteriors must be probabilities that sum to 1 for each image: use the softmax of the logits."
         )
 
 
-def _every_class(posterior: Tensor, labels: Tensor, bins: int) -> Tensor:
-    sums = posterior.new_empty(len(labels), 3, bins, dtype=torch.float64)
+def _every_class(posterior: Array, labels: Array, bins: int) -> Array:
+    sums = np.empty((len(labels), 3, bins))
     for rows, p, right in _pieces(posterior, labels):
         sums[rows] = _binned(p, right, bins)
     return sums
 
 
-def _top_class(posterior: Tensor, labels: Tensor, bins: int) -> Tensor:
-    confidence, predicted = posterior.max(1, keepdim=True)
-    return _binned(confidence.double(), predicted == labels[:, None], bins)
+def _top_class(posterior: Array, labels: Array, bins: int) -> Array:
+    predicted = posterior.argmax(1)[:, None]
+    confidence = np.take_along_axis(posterior, predicted, 1)
+    return _binned(confidence.astype(np.float64), predicted == labels[:, None], bins)
 
 
-def _sure(posterior: Tensor, labels: Tensor, critical: float) -> Tensor:
-    """Return the confident predictions of each image, and the wrong ones among them, (N, 2)."""
-    sums = posterior.new_empty(len(labels), 2, dtype=torch.float64)
-    for rows, p, right in _pieces(posterior, labels):
-        sure = p >= critical
-        sums[rows] = torch.stack((sure.sum(1), (sure & ~right).sum(1)), 1).double()
-    return sums
-
-
-def _pieces(posterior: Tensor, labels: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _pieces(posterior: Array, labels: Array) -> Iterator[tuple[slice, Array, Array]]:
     """Yield some images at a time: which, their posteriors in float64, and which are correct, (n, M)."""
-    classes = torch.arange(posterior.shape[1], device=posterior.device)
+    classes = np.arange(posterior.shape[1])
     at_once = max(1, _AT_ONCE // len(classes))
     for start in range(0, len(labels), at_once):
         rows = slice(start, start + at_once)
-        yield rows, posterior[rows].double(), labels[rows, None] == classes
+        yield rows, posterior[rows].astype(np.float64), labels[rows, None] == classes
 
 
-def _binned(confidence: Tensor, right: Tensor, bins: int) -> Tensor:
+def _binned(confidence: Array, right: Array, bins: int) -> Array:
     """Count, sum of confidences and number right of each image's predictions (n, M) by bin, (n, 3, B)."""
-    inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    bin_of = torch.bucketize(confidence.contiguous(), inner_edges, right=True)
-    terms = torch.stack((torch.ones_like(confidence), confidence, right.double()), 1)
-    sums = terms.new_zeros(len(terms), 3, bins)
-    return sums.scatter_add_(2, bin_of[:, None].expand_as(terms), terms)
+    n = len(confidence)
+    inner_edges = np.arange(1, bins) / bins
+    places = np.searchsorted(inner_edges, confidence, side="right") + bins * np.arange(n)[:, None]
+    terms = (None, confidence.reshape(-1), right.reshape(-1))
+    sums = [np.bincount(places.reshape(-1), term, n * bins).reshape(n, bins) for term in terms]
+    return np.stack(sums, 1).astype(np.float64)
 
 
-def _bins_of(sums: Tensor) -> Bins:
+def _bins_of(sums: Array) -> Bins:
     """Return bins from sums over images, (..., 3, B)."""
-    count, confidence, right = sums.unbind(-2)
-    return Bins(count.long(), confidence / count.clamp(min=1), right / count.clamp(min=1))
+    count, confidence, right = np.moveaxis(sums, -2, 0)
+    return Bins(count.astype(np.int64), confidence / count.clip(min=1), right / count.clip(min=1))
 
 
-def _expected(bins: Bins) -> Tensor:
-    gaps = (bins.confidence - bins.accuracy).abs()
-    return (bins.count * gaps).sum(-1) / bins.count.sum(-1)
+def _expected(bins: Bins) -> Array:
+    gaps = abs(bins.confidence - bins.accuracy)
+    expected: Array = (bins.count * gaps).sum(-1) / bins.count.sum(-1)
+    return expected
 
 
-def _maximum(bins: Bins) -> Tensor:
-    return (bins.confidence - bins.accuracy).abs().amax(-1)
+def _maximum(bins: Bins) -> Array:
+    maximum: Array = abs(bins.confidence - bins.accuracy).max(-1)
+    return maximum
 
 
-def _overconfidence(sums: Tensor, critical: float) -> Tensor:
-    """Return the OCE; NaN if no prediction is confident."""
-    sure, wrong = sums.unbind(-1)
-    return wrong / sure / (1 - critical)
-
-
-def _overconfidence_interval(sums: Tensor, critical: float, level: float) -> Interval | None:
-    """Return the exact interval; None if no prediction is confident."""
-    sure, wrong = map(int, sums)
-    if not sure:
+def _overconfidence(posterior: Array, labels: Array, level: float) -> Interval | None:
+    """Return the overconfidence error with its exact interval; None if no prediction is confident."""
+    confident = wrong = 0
+    for _, p, right in _pieces(posterior, labels):
+        confident += int((p >= CRITICAL).sum())
+        wrong += int(((p >= CRITICAL) & ~right).sum())
+    if not confident:
         return None
-    return Interval(*(share / (1 - critical) for share in binomial_interval(wrong, sure, level)))
+    return Interval(*(share / (1 - CRITICAL) for share in binomial_interval(wrong, confident, level)))

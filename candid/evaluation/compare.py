@@ -1,4 +1,4 @@
-"""Compare several evaluated models: the rows of the paper's Table 2 and Figure 3."""
+"""Comparisons of evaluated models, as in the paper's Table 2 and Figure 3, and of groups of images."""
 
 import csv
 import io
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from candid._support.config import build
 from candid._support.errors import CandidError
 from candid._support.files import write_texts
-from candid._support.tables import no_formula
+from candid._support.options import build
+from candid._support.text import no_formula, percent
 from candid.evaluation.options import CompareOptions
+from candid.trust.verdict import KINDS
 
 Row = dict[str, Any]
 METRICS = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
@@ -49,33 +50,33 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
     Metrics are as published if all evaluations have these (``--as-published``), and accuracies are of ten
     crops if all have them.
     """
-    found = [_metrics(folder) for folder in folders]
-    if len({(each["data"], each["part"], each["images"]) for each in found}) > 1:
+    evaluations = [_metrics(folder) for folder in folders]
+    if len({(metrics["data"], metrics["part"], metrics["images"]) for metrics in evaluations}) > 1:
         raise CandidError("The models were evaluated on different images: evaluate them on the same ones.")
-    published = all("as_published" in each for each in found)
-    shown = [each["as_published"] if published else each for each in found]
-    crops = all("ten_crop" in each for each in shown)
+    published = all("as_published" in metrics for metrics in evaluations)
+    shown = [metrics["as_published"] if published else metrics for metrics in evaluations]
+    crops = all("ten_crop" in metrics for metrics in shown)
     rows = [
         {
             "name": _name(folder),
-            "kind": each["kind"],
-            "beta": _beta(each),
+            "kind": whole["kind"],
+            "beta": _beta(whole),
             "crops": 10 if crops else 1,
             "as_published": published,
         }
         | {key: metrics.get(key) for key in METRICS}
-        | _accepted(each.get("selective", {}))
+        | _accepted(whole.get("selective", {}))
         | ({"accuracy": metrics["ten_crop"]["accuracy"]} if crops else {})
-        for folder, each, metrics in zip(folders, found, shown, strict=True)
+        for folder, whole, metrics in zip(folders, evaluations, shown, strict=True)
     ]
     return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
 
 
-def _accepted(found: dict[str, Any]) -> dict[str, Any]:
+def _accepted(selective: dict[str, Any]) -> dict[str, Any]:
     """Return selective metrics; None for those that an evaluation does not have."""
-    rule, plain = found.get("verdicts", {}), found.get("plain", {})
+    rule, plain = selective.get("verdicts", {}), selective.get("plain", {})
     values = (rule.get("coverage"), rule.get("accepted"), plain.get("accepted"), rule.get("ambiguous"))
-    return dict(zip(ACCEPTED, (*values, found.get("augrc"), found.get("aurc")), strict=True))
+    return dict(zip(ACCEPTED, (*values, selective.get("augrc"), selective.get("aurc")), strict=True))
 
 
 def _name(folder: Path) -> str:
@@ -83,7 +84,7 @@ def _name(folder: Path) -> str:
 
 
 def _beta(metrics: dict[str, Any]) -> float | None:
-    if metrics["kind"] != "generative":
+    if "L_X" not in metrics:  # only what is trained on a likelihood of pixels has one
         return None
     if metrics["beta"] is None:
         raise CandidError(f"'{metrics['model']}' has no record of its training: its beta is not known.")
@@ -109,3 +110,26 @@ def write_table(rows: Sequence[Row], out: Path) -> Path:
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(lines)
     return write_texts({"comparison.csv": table.getvalue()}, out)[0]
+
+
+def group_title(metrics: dict[str, Any]) -> str:
+    """Return what :func:`group_table` shows."""
+    return (
+        f"groups by '{metrics['by']}'; each is ranked among its own held-out images, unless there are too few"
+    )
+
+
+def group_table(metrics: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of a table of groups; shares in percent."""
+    rows = [
+        [
+            name,
+            f"{group['images']:,}",
+            f"{group['n_reference']:,}" + ("" if group["own_levels"] else " of all groups"),
+            *(f"{100 * group[kind]:.1f}" for kind in KINDS),
+            percent(group["accepted_accuracy"], sign=False),
+        ]
+        for name, group in metrics["groups"].items()
+    ]
+    shares = (f"{kind} (%)" for kind in (*KINDS, "right of accepted"))
+    return ["group", "images", "ranked among", *shares], rows

@@ -3,54 +3,45 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.config import build
-from candid._support.distributed import launch
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid._support.options import build
 from candid._support.progress import SILENT, Progress
 from candid.data.datasets import open_images
 from candid.data.groups import GroupTable
 from candid.data.splits import Split, seen_in_training
 from candid.evaluation.calibration_error import BINS
-from candid.evaluation.groups import group_metrics
 from candid.evaluation.options import EvaluateOptions
 from candid.evaluation.result import (
-    Evaluation,
-    JudgedSet,
+    EvaluationResult,
+    ImageGroups,
     as_json,
     classification,
-    judged_set,
     performance,
     right_ones,
-    selective,
-    verdict_metrics,
+    with_verdicts,
 )
 from candid.evaluation.selective import selective_metrics
 from candid.evaluation.stored import evaluate_arrays
 from candid.inference.metrics import log_odds
 from candid.inference.predictions import Predictions
-from candid.inference.runner import Runner
+from candid.inference.runner import Runner, launch_for
 from candid.inference.study import Note, labelled_images, prepared
+from candid.judging.calibrate import held_out_groups
+from candid.judging.detection import Detection, unseen_rows
+from candid.judging.held_out import HeldOut, measures_of, needed
 from candid.models import checkpoint
 from candid.models.protocol import Model
-from candid.trust.calibrate import held_out_groups
-from candid.trust.detection import Detection, share, unseen_rows
-from candid.trust.grouped import GroupedJudge
-from candid.trust.judge import LEVEL, HeldOut, Judge, measures_of, needed
-from candid.trust.scores import statistics_of
-from candid.trust.verdict import Examination
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+from candid.trust.rule import Rule
 
 
 def evaluate(
     model: Any = None, data: str | None = None, progress: Progress = SILENT, **options: Any
-) -> Evaluation | None:
+) -> EvaluationResult | None:
     """Measure accuracy, likelihood, calibration error, detection and verdicts of a model.
 
     Args:
@@ -67,8 +58,8 @@ def evaluate(
     Example:
         >>> import candid
         >>> model = candid.GenerativeClassifier.from_preset("digits").eval()
-        >>> found = candid.evaluate(model, "digits", images=50, workers=0)
-        >>> found.metrics["images"], len(found.predictions)
+        >>> result = candid.evaluate(model, "digits", images=50, workers=0)
+        >>> result.metrics["images"], len(result.predictions)
         (50, 50)
     """
     if isinstance(options.get("ood"), Mapping):
@@ -81,14 +72,14 @@ def evaluate(
     if model is None or data is None:
         raise CandidError("Give MODEL and DATA, or stored arrays by --held-out and --test.")
     study = _Study(model, data, chosen, progress)
-    found = study.predictions()
-    return None if found is None else study.evaluation(*found)
+    passes = study.predictions()
+    return None if passes is None else study.result(*passes)
 
 
 class _Crops(NamedTuple):
     """What the model says of other crops of the data."""
 
-    ten: Tensor | None
+    ten: Array | None
     """Log posteriors averaged over ten crops, (N, M)."""
     published: Predictions | None
     """Predictions for the images as the paper's authors showed them."""
@@ -101,31 +92,31 @@ class _Study:
         self.data, self.options = data, options
         source = str(model) if isinstance(model, str | Path) else getattr(model, "kind", "model")
         self.name, self.source = options.name or source, source
-        self.fabric: Fabric = launch(options.devices)
-        self.progress = progress if self.fabric.is_global_zero else SILENT
         self.model = checkpoint.resolve(model)
         self.companions = {path: checkpoint.resolve(path) for path in options.ensemble}
+        self.processes = launch_for(self.model, options.devices)
+        self.progress = progress if self.processes.is_global_zero else SILENT
         self.table = GroupTable.read(options.by)
-        self._check_groups()
-        self.held_out = self._held_out()
-        self.judge: Judge | None = None
+        if options.by not in (None, "class") and self.table is None:
+            raise CandidError(
+                f"--by takes 'class' or a column of a table such as 'photos.csv:site', not '{options.by}'."
+            )
+        self.held_out, self.groups, self.rule = self._held_out(), None, None
         if self.held_out is not None:
-            levels = options.score, options.novelty, options.error, self.held_out
-            more = options.risk, options.delta, options.novelty_promise
-            self.judge = Judge.of(self.model, *levels, *more)
+            self.groups = self._groups(self.held_out)
+            self.rule = self.held_out.rule(options, None if self.groups is None else self.groups.held_out)
         if options.as_published:
             self._check_published()
         self.part, self.splits = self._splits()
 
-    def _check_groups(self) -> None:
-        """Refuse groups that can't be formed, before anything is computed."""
-        by = self.options.by
-        if by is not None and self.table is None and by != "class":
-            raise CandidError(
-                f"--by takes 'class' or a column of a table such as 'photos.csv:site', not '{by}'."
-            )
-        if by is not None and self.options.risk is not None:
-            raise CandidError("--risk holds over the images of all groups: leave out --by or --risk.")
+    def _groups(self, held_out: HeldOut) -> ImageGroups | None:
+        """Return the groups within which levels hold, if these were asked for."""
+        by, table = self.options.by, self.table
+        if table is None:
+            names, predicted = self.model.class_names, held_out.statistics["predicted"]
+            return None if by is None else ImageGroups.by_class(names, predicted)
+        known = held_out_groups(table, self.model, self.data, held_out)
+        return ImageGroups.by_name(str(by), known, lambda part: table.of(part.paths, needed=False))
 
     def _check_published(self) -> None:
         """Refuse models that do not see a crop of a larger photo."""
@@ -141,22 +132,22 @@ class _Study:
         asked = ("ood", "ensemble", "temperature", "score", "novelty", "error", "risk", "by")
         if not any(getattr(self.options, option) for option in asked):
             return HeldOut.of(self.model)
-        own = needed(self.model, self.source)
-        known = {path: needed(each, path) for path, each in self.companions.items()}
-        if not known:
-            return own
-        if not all("log_density" in each.statistics for each in (own, *known.values())):
+        held_out = needed(self.model, self.source)
+        others = {path: needed(model, path) for path, model in self.companions.items()}
+        if not others:
+            return held_out
+        all_statistics = [known.statistics for known in (held_out, *others.values())]
+        if not all("log_density" in statistics for statistics in all_statistics):
             raise CandidError("An ensemble is for generative classifiers: a ResNet has no likelihood.")
-        for path, each in known.items():
-            same = torch.equal(each.statistics["keys"], own.statistics["keys"])
+        for path, other in others.items():
+            same = np.array_equal(other.statistics["keys"], held_out.statistics["keys"])
             if self.companions[path].image_shape != self.model.image_shape or not same:
                 raise CandidError(
                     f"'{path}' was calibrated on different images: calibrate all models of an ensemble on "
                     "the same images."
                 )
-        densities = [each.statistics["log_density"] for each in (own, *known.values())]
-        statistics = {**own.statistics, "log_densities": torch.stack(densities, 1)}
-        return replace(own, statistics=statistics)
+        densities = np.stack([statistics["log_density"] for statistics in all_statistics], 1)
+        return replace(held_out, statistics=held_out.statistics.with_columns({"log_densities": densities}))
 
     def _splits(self) -> tuple[str, dict[str, Split]]:
         """Return the name of the part of the data, and all sets as the model sees them."""
@@ -176,31 +167,32 @@ class _Study:
 
     def predictions(self) -> tuple[dict[str, Predictions], _Crops] | None:
         """Run all models over all sets; return what the first process found, and other crops of the data."""
-        found, runner = self._run(self.model, "predictions")
-        own = self.splits[self.part], self.model.preprocessing, self.part
-        published = runner.published_predictions(*own) if self.options.as_published else None
-        ten = runner.ten_crops(*own, self.options.as_published) if self.options.ten_crop else None
-        theirs = [self._run(each, "predictions/ensemble")[0] for each in self.companions.values()]
-        if not self.fabric.is_global_zero:
+        predictions, runner = self._run(self.model, "predictions")
+        data = self.splits[self.part], self.model.preprocessing, self.part
+        published = runner.published_predictions(*data) if self.options.as_published else None
+        ten = runner.ten_crops(*data, self.options.as_published) if self.options.ten_crop else None
+        others = [self._run(model, "predictions/ensemble")[0] for model in self.companions.values()]
+        if not self.processes.is_global_zero:
             return None
-        return {
-            name: _with_ensemble(each, [other[name] for other in theirs]) for name, each in found.items()
-        }, _Crops(ten, published)
+        together = {
+            name: _with_ensemble(images, [other[name] for other in others])
+            for name, images in predictions.items()
+        }
+        return together, _Crops(ten, published)
 
     def _run(self, model: Model, folder: str) -> tuple[dict[str, Predictions], Runner]:
         out, measures = self.options.out, measures_of(model)
         cache = None if out is None else out / folder
-        runner = Runner(model, self.fabric, cache, self.options.workers, self.progress)
-        found = {
+        runner = Runner(model, self.processes, cache, self.options.workers, self.progress)
+        predictions = {
             name: runner.predictions(split, model.preprocessing, name, measures)
             for name, split in self.splits.items()
         }
-        return {name: each for name, each in found.items() if each is not None}, runner
+        return {name: images for name, images in predictions.items() if images is not None}, runner
 
-    def evaluation(self, predictions: dict[str, Predictions], crops: _Crops) -> Evaluation:
+    def result(self, predictions: dict[str, Predictions], crops: _Crops) -> EvaluationResult:
         """Return all metrics of the ``predictions``."""
-        own = predictions[self.part]
-        beta = self.model.record.beta
+        own, beta = predictions[self.part], self.model.record.beta
         metrics = {
             "model": self.name,
             "kind": self.model.kind,
@@ -216,17 +208,23 @@ class _Study:
             where = metrics["as_published"] = as_json(performance(crops.published, self.model))
         if crops.ten is not None:
             where["ten_crop"] = as_json(classification(crops.ten, own.labels))
-        notes = self._training_note(own)
-        if self.held_out is None or self.judge is None:
-            text = (
-                f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."
-            )
-            metrics["selective"] = selective_metrics(log_odds(own.logits), right_ones(own))
-            names = self.model.class_names
-            return Evaluation(self.model, names, metrics, own, notes=(*notes, Note("no-held-out", text)))
-        statistics = {name: statistics_of(each) for name, each in predictions.items()}
-        kept, overlap = unseen_rows(own.columns["keys"], self.held_out)
-        inside = {name: values[kept] for name, values in statistics[self.part].items()}
+        result = EvaluationResult(
+            self.model, self.model.class_names, metrics, own, notes=self._training_note(own)
+        )
+        if self.held_out is not None and self.rule is not None:
+            return self._judged(result, predictions, self.held_out, self.rule)
+        text = f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."
+        metrics["selective"] = selective_metrics(log_odds(own.logits), right_ones(own))
+        return replace(result, notes=(*result.notes, Note("no-held-out", text)))
+
+    def _judged(
+        self, result: EvaluationResult, predictions: dict[str, Predictions], held_out: HeldOut, rule: Rule
+    ) -> EvaluationResult:
+        """Return the result with all that held-out scores add."""
+        own, notes = result.predictions, result.notes
+        if self.table is not None:
+            self.table.of(own.paths)  # each of them needs a group
+        kept, overlap = unseen_rows(own.columns["keys"], held_out)
         if overlap:
             how = (
                 "checked on the others"
@@ -234,91 +232,36 @@ class _Study:
                 else "not checked by them; evaluate other images"
             )
             text = f"{overlap:,} of {len(own):,} images are this model's held-out images: p-values are {how}."
-            notes.append(Note("overlap", text))
-        detection = Detection(
-            self.held_out, inside, {name: each for name, each in statistics.items() if name != self.part}
+            notes = (*notes, Note("overlap", text))
+        counts = {"held_out_images": len(held_out), "held_out_overlap": overlap}
+        statistics = {name: images.statistics for name, images in predictions.items()}
+        inside = statistics.pop(self.part).rows(kept)
+        detection = Detection(held_out.statistics, inside, statistics, rule)
+        temperature = held_out.temperature if self.options.temperature else None
+        return with_verdicts(
+            replace(result, metrics=result.metrics | counts, notes=notes),
+            predictions,
+            rule,
+            detection,
+            kept,
+            temperature,
+            self.groups,
         )
-        ranked = {name: self.judge.p_values(each) for name, each in statistics.items()}
-        judged, groups, too_small = self._judged(predictions, {name: p for name, (p, _) in ranked.items()})
-        scaled = None
-        if self.options.temperature:
-            temperature = self.held_out.temperature
-            scaled = replace(own, logits=own.logits.double() / temperature)
-            values = as_json(performance(scaled, self.model))
-            metrics["temperature_scaled"] = {"temperature": temperature, **values}
-        metrics |= {
-            "held_out_images": len(self.held_out),
-            "held_out_overlap": overlap,
-            "false_positives": detection.false_positives(),
-            "ood": detection.metrics(),
-            "detected_in_class": {name: share(p <= LEVEL) for name, (_, p) in ranked.items()},
-            "verdicts": verdict_metrics(self.judge.promises, judged, too_small),
-            "selective": selective(judged, kept),
-            **({} if groups is None else {"groups": groups}),
-        }
-        names = self.model.class_names
-        return Evaluation(self.model, names, metrics, own, scaled, detection, judged, tuple(notes))
 
-    def _judged(
-        self, predictions: Mapping[str, Predictions], p_values: Mapping[str, Tensor]
-    ) -> tuple[dict[str, JudgedSet], dict[str, Any] | None, tuple[str, ...]]:
-        """Return images with verdicts; metrics by group, and small groups, if groups were asked for."""
-        judge = self.judge
-        assert judge is not None
-        if self.options.by is not None:
-            return self._in_groups(predictions)
-        judged = {}
-        for name, each in predictions.items():
-            kinds = [verdict.kind for verdict in judge.verdicts(each, p_values[name])]
-            judged[name] = JudgedSet(each, judge.examine, p_values[name], kinds)
-        return judged, None, ()
-
-    def _in_groups(
-        self, predictions: Mapping[str, Predictions]
-    ) -> tuple[dict[str, JudgedSet], dict[str, Any], tuple[str, ...]]:
-        """Return images with verdicts whose levels hold within groups, metrics by group, and small groups."""
-        names, table, options, by = self.model.class_names, self.table, self.options, self.options.by
-        assert self.judge is not None and by is not None
-
-        def make(held_out: HeldOut) -> Judge:
-            levels = options.score, options.novelty, options.error, held_out
-            return Judge.of(self.model, *levels, novelty_promise=options.novelty_promise)
-
-        def groups(part: Predictions) -> list[str]:
-            if table is None:
-                return [names[y] for y in part.logits.argmax(1).tolist()]
-            return table.of(part.paths, needed=False)
-
-        known = [names[y] for y in self.judge.held_out.statistics["predicted"].tolist()]
-        if table is not None:
-            table.of(predictions[self.part].paths)  # each of them needs a group
-            known = held_out_groups(table, self.model, self.data, self.judge.held_out)
-        judge = GroupedJudge.of(self.judge, make, known)
-
-        def examine(part: Predictions) -> list[Examination]:
-            return judge.examine(part, groups(part))
-
-        judged, promises = {}, {}
-        for name, each in predictions.items():
-            judged[name], promises[name] = judged_set(each, examine)
-        own = judged[self.part]
-        found = group_metrics(by, groups(own.predictions), own, promises[self.part], self.judge.promises)
-        return judged, found, judge.too_small
-
-    def _training_note(self, own: Predictions) -> list[Note]:
+    def _training_note(self, own: Predictions) -> tuple[Note, ...]:
         """Say how many of the images the model was trained on, if it has the keys of its training images."""
         seen = int(seen_in_training(own.columns["keys"], self.model.held_out.get("training_keys")).sum())
         if not seen:
-            return []
+            return ()
         text = (
             f"{seen:,} of {len(own):,} images are among this model's training images: the metrics flatter it."
         )
-        return [Note("training-images", text)]
+        return (Note("training-images", text),)
 
 
 def _with_ensemble(own: Predictions, others: Sequence[Predictions]) -> Predictions:
     """Return the predictions with the log densities that the models of an ensemble give to the images."""
     if not others:
         return own
-    densities = [each.log_density for each in (own, *others) if each.log_density is not None]
-    return replace(own, columns={**own.columns, "log_densities": torch.stack(densities, 1)})
+    densities = [images.log_density for images in (own, *others) if images.log_density is not None]
+    return replace(own, columns={**own.columns, "log_densities": np.stack(densities, 1)})

@@ -1,13 +1,13 @@
-"""The options of evaluate and compare; no torch, so that help texts load quickly."""
+"""The options of evaluate and compare."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import Option, check_fields
+from candid._support.options import Option, check_fields
 from candid._support.text import named_pairs
 from candid.inference.options import DataOptions
-from candid.trust.options import Delta, ErrorLevel, Novelty, Promise, RiskLevel, ScoreName
+from candid.trust.promises import Levels
 
 OtherImages = Annotated[
     tuple[str, ...],
@@ -40,7 +40,7 @@ Groups = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(DataOptions):
+class EvaluateOptions(Levels, DataOptions):
     """What to measure, and where to cache predictions."""
 
     out: Annotated[
@@ -62,12 +62,6 @@ class EvaluateOptions(DataOptions):
         ),
     ] = False
     temperature: Annotated[bool, Option("Also report the metrics with temperature scaling.")] = False
-    score: ScoreName = None
-    novelty: Novelty = None
-    error: ErrorLevel = None
-    risk: RiskLevel = None
-    delta: Delta = 0.05
-    novelty_promise: Promise = "average"
     name: Annotated[str | None, Option("What the model is called in the results.", metavar="NAME")] = None
 
     @property

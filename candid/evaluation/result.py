@@ -1,26 +1,39 @@
 """The result of an evaluation, and the metrics that it is made of."""
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
+from candid._support.files import write_texts
+from candid._support.numbers import Array
+from candid._support.text import as_csv
 from candid.evaluation.calibration_error import calibration_metrics
-from candid.evaluation.selective import KINDS, Judged, selective_metrics
-from candid.inference.intervals import Interval, mean_interval, share_interval
-from candid.inference.metrics import check_labels, label_ranks, log_odds
+from candid.evaluation.selective import Judged, selective_metrics
+from candid.inference.metrics import (
+    Interval,
+    check_labels,
+    label_losses,
+    label_ranks,
+    log_odds,
+    mean_interval,
+    share_interval,
+)
 from candid.inference.predictions import Predictions
 from candid.inference.study import Note
-from candid.models.protocol import Model, as_latent
-from candid.trust.detection import Detection
-from candid.trust.judge import examinations
-from candid.trust.promises import Promises
-from candid.trust.verdict import Examination, Kind
+from candid.judging.detection import Detection
+from candid.judging.examine import examinations
+from candid.judging.held_out import LEVEL
+from candid.models.protocol import Model, require
+from candid.trust.ranking import ALL
+from candid.trust.rule import Rule
+from candid.trust.scores import SCORES
+from candid.trust.verdict import KINDS, Examination, Promises, Verdict
 
 Metrics = dict[str, Interval | None]
 AT_ONCE = 1000
@@ -29,19 +42,21 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class JudgedSet:
-    """One set of images with p-values and verdicts."""
+    """One set of images with verdicts."""
 
     predictions: Predictions
     examine: Callable[[Predictions], list[Examination]]
     """Examines some of these images."""
-    p_value: Tensor
-    """p-values of novelty, (N,)."""
-    kinds: list[Kind]
+    kinds: list[Verdict]
     """The verdicts."""
+    promises: list[Promises]
+    """What each verdict promises."""
+    class_p_values: Array
+    """p-values among held-out images of the same predicted class, (N,); NaN where there is none."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """The result of :func:`candid.evaluate`."""
 
     model: Model | None
@@ -64,13 +79,20 @@ class Evaluation:
         """Yield the name of the set, the label (-1 if unknown) and the examination of every image."""
 
         def without_verdicts(part: Predictions) -> list[Examination]:
-            return examinations(part, self.class_names)
+            return examinations(part.statistics, part.paths, self.class_names)
 
-        sets = [(name, each.predictions, each.examine) for name, each in self.judged.items()]
-        for name, found, examine in sets or [(self.metrics["part"], self.predictions, without_verdicts)]:
-            for rows in torch.arange(len(found)).split(AT_ONCE):
-                part = found[rows]
+        sets = [(name, judged.predictions, judged.examine) for name, judged in self.judged.items()]
+        for name, predictions, examine in sets or [
+            (self.metrics["part"], self.predictions, without_verdicts)
+        ]:
+            for part in _parts(predictions):
                 yield from zip([name] * len(part), part.labels.tolist(), examine(part), strict=True)
+
+
+def _parts(predictions: Predictions) -> Iterator[Predictions]:
+    """Yield some images at a time."""
+    for start in range(0, len(predictions), AT_ONCE):
+        yield predictions[np.arange(start, min(start + AT_ONCE, len(predictions)))]
 
 
 def performance(predictions: Predictions, model: Model | None = None) -> Metrics:
@@ -79,81 +101,249 @@ def performance(predictions: Predictions, model: Model | None = None) -> Metrics
     ``L_X`` and ``L_Y`` are as in the paper's Table 2: L_X without the constant of the Gaussian, L_Y the
     cross-entropy + ln M.
     """
-    found = classification(predictions.logits, predictions.labels)
-    nats = found["cross_entropy"]
+    metrics = classification(predictions.logits, predictions.labels)
+    nats = metrics["cross_entropy"]
     assert nats is not None
-    found["L_Y"] = Interval(*(value + math.log(predictions.logits.shape[1]) for value in nats))
-    latent = None if model is None or model.density_of != "pixels" else as_latent(model)
-    if predictions.log_density is not None and model is not None and latent is not None:
+    metrics["L_Y"] = Interval(*(value + math.log(predictions.logits.shape[1]) for value in nats))
+    if predictions.log_density is not None and model is not None and model.density_of == "pixels":
         bits = mean_interval(-predictions.log_density / (model.dimensions * math.log(2)))
-        constant = latent.bits_offset * math.log(2) + math.log(2 * math.pi) / 2
-        found["bits_per_dim"] = bits
-        found["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
-    return found | calibration_metrics(predictions.posterior, predictions.labels)
+        offset = require(model, "invert", "Bits per dimension").bits_offset
+        constant = offset * math.log(2) + math.log(2 * math.pi) / 2
+        metrics["bits_per_dim"] = bits
+        metrics["L_X"] = Interval(*(value * math.log(2) - constant for value in bits))
+    return metrics | calibration_metrics(predictions.posterior, predictions.labels)
 
 
-def classification(logits: Tensor, labels: Tensor) -> Metrics:
+def classification(logits: Array, labels: Array) -> Metrics:
     """Return accuracy and cross-entropy of logits or log posteriors (N, M)."""
     check_labels(logits, labels)
     ranks = label_ranks(logits, labels)
-    found: Metrics = {"accuracy": share_interval(ranks < 1)}
+    metrics: Metrics = {"accuracy": share_interval(ranks < 1)}
     if logits.shape[1] > 5:
-        found["top5_accuracy"] = share_interval(ranks < 5)
-    found["cross_entropy"] = mean_interval(F.cross_entropy(logits.double(), labels, reduction="none"))
-    return found
+        metrics["top5_accuracy"] = share_interval(ranks < 5)
+    metrics["cross_entropy"] = mean_interval(label_losses(logits, labels))
+    return metrics
 
 
 def as_json(metrics: Metrics) -> dict[str, Any]:
     """Return the values by name, and their intervals under ``intervals``."""
-    known = {name: each for name, each in metrics.items() if each is not None}
-    values: dict[str, Any] = {name: None if each is None else each.value for name, each in metrics.items()}
-    return values | {"intervals": {name: [each.low, each.high] for name, each in known.items()}}
+    values: dict[str, Any] = {
+        name: None if interval is None else interval.value for name, interval in metrics.items()
+    }
+    ends = {name: [interval.low, interval.high] for name, interval in metrics.items() if interval is not None}
+    return values | {"intervals": ends}
 
 
-def judged_set(
-    found: Predictions, examine: Callable[[Predictions], list[Examination]]
-) -> tuple[JudgedSet, list[Promises]]:
-    """Return images with the verdicts that ``examine`` gives, and what each of them promises."""
-    p_value, kinds, promises = [], [], []
-    for rows in torch.arange(len(found)).split(AT_ONCE):
-        for each in examine(found[rows]):
-            assert each.p_value is not None and each.verdict is not None and each.promises is not None
-            p_value.append(each.p_value)
-            kinds.append(each.verdict)
-            promises.append(each.promises)
-    return JudgedSet(found, examine, torch.tensor(p_value, dtype=torch.float64), kinds), promises
+@dataclass(frozen=True)
+class ImageGroups:
+    """Groups of images, within which levels hold."""
+
+    by: str
+    """What they are: "class" (the predicted one), a key, or a column of a table."""
+    names: tuple[str, ...]
+    """The names of the groups that have held-out images."""
+    held_out: Array
+    """The groups of the held-out images, (n,): numbers of names."""
+    of: Callable[[Predictions], list[str]]
+    """Returns the names of the groups of other images."""
+
+    @classmethod
+    def by_class(cls, class_names: tuple[str, ...], predicted: Array) -> "ImageGroups":
+        """Return the predicted classes as groups; ``predicted`` are those of the held-out images."""
+        return cls(
+            "class", class_names, predicted, lambda part: [class_names[y] for y in part.logits.argmax(1)]
+        )
+
+    @classmethod
+    def by_name(
+        cls, by: str, held_out: Sequence[str], of: Callable[[Predictions], list[str]]
+    ) -> "ImageGroups":
+        """Return groups with names; ``held_out`` are those of the held-out images."""
+        names = sorted(set(held_out))
+        return cls(by, tuple(names), np.searchsorted(names, held_out), of)
+
+    def numbers(self, predictions: Predictions) -> Array:
+        """Return the groups of images, (N,); ``ALL`` for those without held-out images."""
+        number = {name: i for i, name in enumerate(self.names)}
+        return np.array([number.get(name, ALL) for name in self.of(predictions)], np.int64)
 
 
-def right_ones(predictions: Predictions) -> Tensor:
+def judged_sets(
+    rule: Rule,
+    sets: Mapping[str, Predictions],
+    class_names: tuple[str, ...],
+    groups: ImageGroups | None = None,
+) -> dict[str, JudgedSet]:
+    """Return sets of images with the verdicts of a rule."""
+
+    def examine(part: Predictions) -> list[Examination]:
+        numbers = None if groups is None else groups.numbers(part)
+        are_classes = groups is not None and groups.by == "class"
+        return rule.examine(part.statistics, part.paths, class_names, numbers, are_classes)
+
+    return {name: _judged(predictions, examine) for name, predictions in sets.items()}
+
+
+def _judged(predictions: Predictions, examine: Callable[[Predictions], list[Examination]]) -> JudgedSet:
+    kinds, promises, within = [], [], []
+    for part in _parts(predictions):
+        for examined in examine(part):
+            assert examined.verdict is not None and examined.promises is not None
+            kinds.append(examined.verdict)
+            promises.append(examined.promises)
+            within.append(math.nan if examined.class_p_value is None else examined.class_p_value)
+    return JudgedSet(predictions, examine, kinds, promises, np.array(within))
+
+
+def right_ones(predictions: Predictions) -> Array:
     """Return whether the most probable class is the true one, (N,) bool."""
     return predictions.logits.argmax(1) == predictions.labels
 
 
 def verdict_metrics(
-    promises: Promises, judged: Mapping[str, JudgedSet], more: Sequence[str] = ()
+    rule: Rule, judged: Mapping[str, JudgedSet], groups: ImageGroups | None = None
 ) -> dict[str, Any]:
-    """Return the shares of the verdicts in each set, and what they promise, with ``more`` sentences."""
+    """Return the shares of the verdicts in each set, and what they promise."""
+    promises = rule.promises[ALL]
+    small = [] if groups is None else rule.too_small(groups.names)
     return {
         "score": promises.score,
         "n_reference": promises.n_reference,
         "novelty": promises.novelty.in_force,
         "error": promises.error.in_force,
         "sets": {
-            name: {kind: each.kinds.count(kind) / len(each.kinds) for kind in KINDS}
-            for name, each in judged.items()
+            name: {kind: images.kinds.count(kind) / len(images.kinds) for kind in KINDS}
+            for name, images in judged.items()
         },
         "promises": promises.to_dict(),
-        "sentences": [*promises.sentences(), *more],
+        "sentences": [*promises.sentences(), *small],
     }
 
 
-def selective(judged: Mapping[str, JudgedSet], kept: Tensor) -> dict[str, Any]:
+def selective(judged: Mapping[str, JudgedSet], kept: Array) -> dict[str, Any]:
     """Return selective metrics of the images ``kept``, (N,) bool, of the first set; others are foreign."""
-    own, *others = (
-        (name, Judged(log_odds(each.predictions.logits), each.kinds)) for name, each in judged.items()
+    (name, (confidence, kinds)), *others = (
+        (name, Judged(log_odds(images.predictions.logits), images.kinds)) for name, images in judged.items()
     )
-    name, (confidence, kinds) = own
     right = right_ones(judged[name].predictions)
-    return selective_metrics(
-        confidence[kept], right[kept], list(compress(kinds, kept.tolist())), dict(others)
-    )
+    return selective_metrics(confidence[kept], right[kept], list(compress(kinds, kept)), dict(others))
+
+
+def group_metrics(groups: ImageGroups, judged: JudgedSet, whole: Promises) -> dict[str, Any]:
+    """Return, by group, its test images, its levels and its verdicts.
+
+    ``own_levels`` says whether the levels hold within the group; in one that is too small they do not.
+
+    Args:
+        groups: the groups.
+        judged: test images with verdicts, each in a group.
+        whole: what verdicts promise over the images of all groups.
+    """
+    names, right = groups.of(judged.predictions), right_ones(judged.predictions)
+    metrics: dict[str, dict[str, Any]] = {}
+    for name in sorted(set(names)):
+        rows = [i for i, group in enumerate(names) if group == name]
+        accepted = [i for i in rows if judged.kinds[i] == "accept"]
+        levels = judged.promises[rows[0]]
+        metrics[name] = {
+            "images": len(rows),
+            "own_levels": levels is not whole,
+            "n_reference": levels.n_reference,
+            "novelty": levels.novelty.in_force,
+            "error": levels.error.in_force,
+            **{kind: sum(judged.kinds[i] == kind for i in rows) / len(rows) for kind in KINDS},
+            "accepted_accuracy": float(right[accepted].mean()) if accepted else None,
+        }
+    return {"by": groups.by, "groups": metrics}
+
+
+def with_verdicts(
+    result: EvaluationResult,
+    sets: Mapping[str, Predictions],
+    rule: Rule,
+    detection: Detection,
+    kept: Array,
+    temperature: float | None = None,
+    groups: ImageGroups | None = None,
+) -> EvaluationResult:
+    """Return the result with all that held-out images add.
+
+    Args:
+        result: what is known without them.
+        sets: the images by set, the data's own first.
+        rule: gives the verdicts.
+        detection: the scores of all sets.
+        kept: which images of the first set are no held-out ones, (N,) bool: they check p-values.
+        temperature: divides the logits, if metrics with temperature scaling are wanted, too.
+        groups: groups within which the levels of the rule hold.
+    """
+    scaled, metrics = None, dict(result.metrics)
+    if temperature is not None:
+        scaled = replace(
+            result.predictions, logits=result.predictions.logits.astype(np.float64) / temperature
+        )
+        values = as_json(performance(scaled, result.model))
+        metrics["temperature_scaled"] = {"temperature": temperature, **values}
+    judged = judged_sets(rule, sets, result.class_names, groups)
+    metrics |= {"false_positives": detection.false_positives(), "ood": detection.metrics()}
+    if rule.by_class is not None:
+        metrics["detected_in_class"] = {
+            name: float((images.class_p_values <= LEVEL).mean()) for name, images in judged.items()
+        }
+    metrics |= {
+        "verdicts": verdict_metrics(rule, judged, groups),
+        "selective": selective(judged, kept),
+    }
+    if groups is not None:
+        metrics["groups"] = group_metrics(groups, judged[metrics["part"]], rule.promises[ALL])
+    return replace(result, metrics=metrics, scaled=scaled, detection=detection, judged=judged)
+
+
+OPTIONAL = ("ood", "ood_zones", "roc", "auc")
+"""The files that not every evaluation has."""
+
+
+def remove_older(out: Path, written: Sequence[Path]) -> None:
+    """Remove results of an earlier evaluation in ``out`` that this one has not ``written`` again."""
+    for name in {*OPTIONAL} - {path.stem for path in written}:
+        for ending in ("csv", "png", "svg"):
+            (out / f"{name}.{ending}").unlink(missing_ok=True)
+
+
+def write(evaluation: EvaluationResult, out: Path) -> list[Path]:
+    """Write the files into ``out`` and return their paths."""
+    texts = {
+        "metrics.json": json.dumps(evaluation.metrics, indent=1, allow_nan=False) + "\n",
+        "images.csv": as_csv(_image_rows(evaluation)),
+    }
+    if evaluation.metrics.get("ood"):
+        texts["ood.csv"] = as_csv(_ood_rows(evaluation))
+    return write_texts(texts, out)
+
+
+def _image_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:
+    """Yield the set, the true label and the keys of ``Examination.to_dict`` of every image."""
+    names, head = evaluation.class_names, False
+    for set_name, label, examined in evaluation.examinations():
+        values = examined.to_dict()
+        if not head:
+            yield "set", "true_label", *values
+            head = True
+        yield set_name, names[label] if label >= 0 else "", *map(_cell, values.values())
+
+
+def _cell(value: Any) -> object:
+    """Return what stands in a cell: eight digits, names separated by semicolons, tables as JSON."""
+    if isinstance(value, float):
+        return f"{value:.8g}"
+    if isinstance(value, list):
+        return ";".join(value)
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _ood_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:
+    yield "set", "score", "family", "auc", "fpr_at_95_tpr", "detected_at_5_percent", "auc_low", "auc_high"
+    for name, scores in evaluation.metrics["ood"].items():
+        for score, metrics in scores.items():
+            values = (metrics[key] for key in ("auc", "fpr95", "detected"))
+            yield name, score, SCORES[score].family, *values, *metrics["intervals"]["auc"]

@@ -9,40 +9,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.randomness import generator
-from candid._support.tables import with_interval
-from candid._support.text import percent
-from candid.inference.intervals import Interval, binomial_interval
-from candid.trust.verdict import Kind
+from candid._support.numbers import Array
+from candid._support.randomness import draws
+from candid._support.text import percent, with_interval
+from candid.inference.metrics import Interval, binomial_interval
+from candid.trust.verdict import Verdict
 
 LEVEL = 0.95
 POINTS = 200
 """Most points of a stored curve."""
 RESAMPLES = 500
 NOVEL_LAST = -math.inf
-Values = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 
 class Judged(NamedTuple):
     """A set of N images with verdicts."""
 
-    confidence: Tensor
+    confidence: Array
     """Log odds of the most probable class, (N,): see :func:`candid.inference.metrics.log_odds`."""
-    kinds: Sequence[Kind]
+    kinds: Sequence[Verdict]
 
 
 class RiskCoverage(NamedTuple):
     """Errors among the i most confident of n images, for i = 1, ..., n."""
 
-    coverage: Values
+    coverage: Array
     """i / n, (n,)."""
-    risk: Values
+    risk: Array
     """The share of wrong ones among the i most confident, (n,)."""
     aurc: float
     """The mean of the risks: area under the risk-coverage curve."""
@@ -50,7 +45,7 @@ class RiskCoverage(NamedTuple):
     """The mean of the numbers of errors divided by n: area under the generalised risk-coverage curve."""
 
 
-def risk_coverage(confidence: Tensor, right: Tensor) -> RiskCoverage:
+def risk_coverage(confidence: Array, right: Array) -> RiskCoverage:
     """Return the risk-coverage curve of n images and the areas under it.
 
     With E_i errors among the i most confident images, AURC = mean of E_i / i and AUGRC = mean of E_i / n.
@@ -64,48 +59,48 @@ def risk_coverage(confidence: Tensor, right: Tensor) -> RiskCoverage:
         right: whether the most probable class is the true one, (n,) bool.
 
     Example:
-        >>> found = risk_coverage(torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([True, False, True, True]))
-        >>> found.risk.round(2).tolist(), found.augrc
+        >>> curve = risk_coverage(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, True]))
+        >>> curve.risk.round(2).tolist(), curve.augrc
         ([0.0, 0.5, 0.33, 0.25], 0.1875)
     """
     group, wrong = _ordered(confidence, right)
     return _curve(_expected_errors(group, wrong, np.ones(len(wrong), dtype=np.int64)))
 
 
-def _ordered(confidence: Tensor, right: Tensor) -> tuple[Numbers, Values]:
+def _ordered(confidence: Array, right: Array) -> tuple[Array, Array]:
     """Return in order of falling confidence the number of the group of equal ones, and 1 for errors."""
-    if confidence.shape != right.shape or right.ndim != 1 or not len(right) or confidence.isnan().any():
+    if confidence.shape != right.shape or right.ndim != 1 or not len(right) or np.isnan(confidence).any():
         raise CandidError(
             "A risk-coverage curve needs one confidence and one flag (right or wrong) for each image, not "
-            f"{tuple(confidence.shape)} and {tuple(right.shape)}."
+            f"{confidence.shape} and {right.shape}."
         )
-    order = np.argsort(-confidence.double().numpy(), kind="stable")
-    ordered = confidence.double().numpy()[order]
-    return np.append(0, (ordered[1:] != ordered[:-1]).cumsum()), 1.0 - right.numpy()[order]
+    order = np.argsort(-confidence, kind="stable")
+    ordered = confidence[order]
+    return np.append(0, (ordered[1:] != ordered[:-1]).cumsum()), 1.0 - right[order]
 
 
-def _expected_errors(group: Numbers, wrong: Values, times: Numbers) -> Values:
+def _expected_errors(group: Array, wrong: Array, times: Array) -> Array:
     """Return the errors of images that were each drawn some ``times``; those of a group share theirs."""
     counts = np.bincount(group, times).astype(np.int64)
     return np.repeat(np.bincount(group, times * wrong) / np.maximum(counts, 1), counts)
 
 
-def _curve(errors: Values) -> RiskCoverage:
+def _curve(errors: Array) -> RiskCoverage:
     n, among = len(errors), np.arange(1, len(errors) + 1)
     total = errors.cumsum()
     risk = total / among
     return RiskCoverage(among / n, risk, float(risk.mean()), float(total.mean() / n))
 
 
-def areas(confidence: Tensor, right: Tensor, seed: int = 0) -> tuple[Interval, Interval]:
+def areas(confidence: Array, right: Array, seed: int = 0) -> tuple[Interval, Interval]:
     """Return AURC and AUGRC with 95 % bootstrap intervals; see :func:`risk_coverage`."""
     group, wrong = _ordered(confidence, right)
-    n, random, drawn = len(wrong), generator(seed, 31), []
+    n, random, resampled = len(wrong), draws(seed, 31), []
     for _ in range(RESAMPLES):
-        times = torch.randint(n, (n,), generator=random).bincount(minlength=n)
-        drawn.append(_curve(_expected_errors(group, wrong, times.numpy()))[2:])
+        times = np.bincount(random.integers(n, n), minlength=n)
+        resampled.append(_curve(_expected_errors(group, wrong, times))[2:])
     values = risk_coverage(confidence, right)[2:]
-    ends = np.quantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0).T.tolist()
+    ends = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0).T.tolist()
     aurc, augrc = (
         Interval(value, min(low, value), max(high, value))
         for value, (low, high) in zip(values, ends, strict=True)
@@ -114,9 +109,9 @@ def areas(confidence: Tensor, right: Tensor, seed: int = 0) -> tuple[Interval, I
 
 
 def selective_metrics(
-    confidence: Tensor,
-    right: Tensor,
-    kinds: Sequence[Kind] | None = None,
+    confidence: Array,
+    right: Array,
+    kinds: Sequence[Verdict] | None = None,
     foreign: Mapping[str, Judged] | None = None,
 ) -> dict[str, Any]:
     """Return what verdicts accept and how much of it is right, next to a plain threshold at equal coverage.
@@ -135,16 +130,16 @@ def selective_metrics(
         accepted, and how many of them are right. What no image enters is None.
 
     Example:
-        >>> confidence = torch.tensor([0.9, 0.8, 0.7, 0.6])
-        >>> right = torch.tensor([True, True, False, False])
-        >>> found = selective_metrics(confidence, right, ["novel", "accept", "accept", "ambiguous"])
-        >>> found["verdicts"]["accepted"], found["plain"]["accepted"], found["difference"]["value"]
+        >>> confidence = np.array([0.9, 0.8, 0.7, 0.6])
+        >>> right = np.array([True, True, False, False])
+        >>> metrics = selective_metrics(confidence, right, ["novel", "accept", "accept", "ambiguous"])
+        >>> metrics["verdicts"]["accepted"], metrics["plain"]["accepted"], metrics["difference"]["value"]
         (0.5, 1.0, -0.5)
     """
     n, curve = len(right), risk_coverage(confidence, right)
     at = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
     aurc, augrc = areas(confidence, right)
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "images": n,
         "aurc": aurc.value,
         "augrc": augrc.value,
@@ -152,34 +147,37 @@ def selective_metrics(
         "curve": {"coverage": curve.coverage[at].tolist(), "risk": curve.risk[at].tolist()},
     }
     if kinds is None:
-        return found
-    accepted, ambiguous, novel = (torch.tensor([each == kind for each in kinds]) for kind in KINDS)
+        return metrics
+    accepted, novel = _are(kinds, "accept"), _are(kinds, "novel")
     k = int(accepted.sum())
-    plain = torch.zeros(n, dtype=torch.bool)
-    plain[confidence.argsort(descending=True, stable=True)[:k]] = True
+    plain = np.zeros(n, dtype=bool)
+    plain[np.argsort(-confidence, kind="stable")[:k]] = True
     threshold = float(confidence[plain].min()) if k else math.inf
-    with_cut = risk_coverage(confidence.double().masked_fill(novel, NOVEL_LAST), right)
-    found["curve"]["novel_last"] = with_cut.risk[at].tolist()
+    with_cut = risk_coverage(np.where(novel, NOVEL_LAST, confidence), right)
+    metrics["curve"]["novel_last"] = with_cut.risk[at].tolist()
     sets = foreign or {}
-    theirs = {name: torch.tensor([kind == "accept" for kind in each.kinds]) for name, each in sets.items()}
-    confident = {name: each.confidence >= threshold for name, each in sets.items()}
-    found["verdicts"] = _shares(
-        {"coverage": accepted, "accepted": right[accepted], "ambiguous": right[ambiguous]}, theirs
+    accepted_of = {name: _are(judged.kinds, "accept") for name, judged in sets.items()}
+    confident_of = {name: judged.confidence >= threshold for name, judged in sets.items()}
+    metrics["verdicts"] = _shares(
+        {"coverage": accepted, "accepted": right[accepted], "ambiguous": right[_are(kinds, "ambiguous")]},
+        accepted_of,
     )
-    found["plain"] = {
-        "threshold": torch.tensor(threshold, dtype=torch.float64).sigmoid().item(),
-        **_shares({"coverage": plain, "accepted": right[plain]}, confident),
+    metrics["plain"] = {
+        "threshold": 1 / (1 + math.exp(-threshold)),
+        **_shares({"coverage": plain, "accepted": right[plain]}, confident_of),
     }
-    found["difference"] = None if not k else paired_difference(accepted, plain, right)._asdict()
+    metrics["difference"] = None if not k else paired_difference(accepted, plain, right)._asdict()
     lost = plain & novel
-    found["novel"] = {"images": int(lost.sum()), "right": int(right[lost].sum())}
-    return found
+    metrics["novel"] = {"images": int(lost.sum()), "right": int(right[lost].sum())}
+    return metrics
 
 
-KINDS: tuple[Kind, ...] = ("accept", "ambiguous", "novel")
+def _are(kinds: Sequence[Verdict], kind: Verdict) -> Array:
+    """Return which verdicts are of one kind, (n,) bool."""
+    return np.array([verdict == kind for verdict in kinds], dtype=bool)
 
 
-def paired_difference(first: Tensor, second: Tensor, right: Tensor) -> Interval:
+def paired_difference(first: Array, second: Array, right: Array) -> Interval:
     """Return the accuracy among ``first`` minus that among ``second``, two equally large sets of images.
 
     Images in both sets cancel. Of the m images that only the one or only the other set has, shares p and q
@@ -192,45 +190,45 @@ def paired_difference(first: Tensor, second: Tensor, right: Tensor) -> Interval:
         right: whether the most probable class is the true one, (n,) bool.
 
     Example:
-        >>> first, second = torch.tensor([[True, True, False], [True, False, True]])
-        >>> paired_difference(first, second, torch.tensor([True, False, True])).value
+        >>> first, second = np.array([[True, True, False], [True, False, True]])
+        >>> paired_difference(first, second, np.array([True, False, True])).value
         -0.5
     """
-    own, other = right[first & ~second], right[second & ~first]
-    k, m = int(first.sum()), len(own)
+    one, other = right[first & ~second], right[second & ~first]
+    k, m = int(first.sum()), len(one)
     if len(other) != m or k == 0:
         raise CandidError(f"Two equally large sets are compared, not {k} and {int(second.sum())} images.")
     if m == 0:
         return Interval(0.0, 0.0, 0.0)
-    p, low_p, high_p = binomial_interval(int(own.sum()), m, LEVEL)
+    p, low_p, high_p = binomial_interval(int(one.sum()), m, LEVEL)
     q, low_q, high_q = binomial_interval(int(other.sum()), m, LEVEL)
     low = p - q - math.hypot(p - low_p, high_q - q)
     high = p - q + math.hypot(high_p - p, q - low_q)
     return Interval(*(share * m / k for share in (p - q, low, high)))
 
 
-def _shares(own: Mapping[str, Tensor], foreign: Mapping[str, Tensor]) -> dict[str, Any]:
+def _shares(shares: Mapping[str, Array], foreign: Mapping[str, Array]) -> dict[str, Any]:
     """Return shares by name, those of foreign sets under ``foreign``, and exact intervals of all."""
     values: dict[str, Any] = {"foreign": {}, "intervals": {"foreign": {}}}
     for flags, place, intervals in (
-        (own, values, values["intervals"]),
+        (shares, values, values["intervals"]),
         (foreign, values["foreign"], values["intervals"]["foreign"]),
     ):
         for name, flag in flags.items():
-            found = binomial_interval(int(flag.sum()), len(flag), LEVEL) if len(flag) else None
-            place[name] = None if found is None else found.value
-            intervals[name] = None if found is None else [found.low, found.high]
+            share = binomial_interval(int(flag.sum()), len(flag), LEVEL) if len(flag) else None
+            place[name] = None if share is None else share.value
+            intervals[name] = None if share is None else [share.low, share.high]
     return values
 
 
-def table(found: Mapping[str, Any], data: str = "the data") -> list[tuple[str, ...]]:
+def table(metrics: Mapping[str, Any], data: str = "the data") -> list[tuple[str, ...]]:
     """Return rows of what is measured, of the verdicts and of the plain threshold; shares in percent.
 
     Args:
-        found: what :func:`selective_metrics` returned, with verdicts.
+        metrics: what :func:`selective_metrics` returned, with verdicts.
         data: what the images are called.
     """
-    rules = found["verdicts"], found["plain"]
+    rules = metrics["verdicts"], metrics["plain"]
     names = {
         "coverage": f"accepted of {data}",
         "accepted": "right of accepted",
@@ -247,29 +245,29 @@ def table(found: Mapping[str, Any], data: str = "the data") -> list[tuple[str, .
         )
         for name in rules[0]["foreign"]
     ]
-    if (gap := found["difference"]) is not None:
+    if (gap := metrics["difference"]) is not None:
         value, low, high = (f"{100 * gap[key]:+.2f}" for key in ("value", "low", "high"))
         rows.append(("right of accepted, difference", f"{value} ({low} to {high})", ""))
-    return rows + [(name.upper(), "", _area(found, name)) for name in ("augrc", "aurc")]
+    return rows + [(name.upper(), "", _area(metrics, name)) for name in ("augrc", "aurc")]
 
 
-def _area(found: Mapping[str, Any], name: str) -> str:
-    low, high = (f"{100 * end:.2f}" for end in found["intervals"][name])
-    return f"{100 * found[name]:.2f} ({low} to {high})"
+def _area(metrics: Mapping[str, Any], name: str) -> str:
+    low, high = (f"{100 * end:.2f}" for end in metrics["intervals"][name])
+    return f"{100 * metrics[name]:.2f} ({low} to {high})"
 
 
-def sentences(found: Mapping[str, Any]) -> list[str]:
+def sentences(metrics: Mapping[str, Any]) -> list[str]:
     """Return in words how the verdicts compare with a plain threshold, and what the novelty cut costs."""
-    if found.get("difference") is None:
-        return ["No image is accepted."] if "difference" in found else []
-    value, low, high = (100 * found["difference"][key] for key in ("value", "low", "high"))
+    if metrics.get("difference") is None:
+        return ["No image is accepted."] if "difference" in metrics else []
+    value, low, high = (100 * metrics["difference"][key] for key in ("value", "low", "high"))
     clear = low > 0 or high < 0
     how = ("better than" if value > 0 else "worse than") if clear else "not clearly better or worse than"
     said = (
         f"At equal coverage, accepted images are {how} those of a plain confidence threshold: the "
         f"accuracy differs by {value:+.2f} points ({low:+.2f} to {high:+.2f})."
     )
-    lost = found["novel"]
+    lost = metrics["novel"]
     if not lost["images"]:
         return [said]
     share = percent(lost["right"] / lost["images"])

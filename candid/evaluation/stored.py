@@ -1,40 +1,26 @@
 """Evaluate a classifier from stored arrays: everything that needs no network."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.config import fields
 from candid._support.errors import CandidError
+from candid._support.options import checked_names, fields
 from candid.data.groups import GroupTable
 from candid.evaluation.calibration_error import BINS
-from candid.evaluation.groups import group_metrics
 from candid.evaluation.options import EvaluateOptions
-from candid.evaluation.result import (
-    Evaluation,
-    JudgedSet,
-    as_json,
-    judged_set,
-    performance,
-    selective,
-    verdict_metrics,
-)
+from candid.evaluation.result import EvaluationResult, ImageGroups, as_json, performance, with_verdicts
+from candid.inference.metrics import fit_temperature
 from candid.inference.predictions import Predictions
 from candid.inference.study import Note
-from candid.models.flow.config import checked_names
-from candid.trust.array_file import KEYS, ArrayFile, about
-from candid.trust.arrays import checked_labels
-from candid.trust.calibrate import held_out_scores, scored
-from candid.trust.combined import Combined
-from candid.trust.detection import Detection, unseen_rows
-from candid.trust.monitor import Monitor
-from candid.trust.promises import Promises
-from candid.trust.scores import Score, Statistics, statistics_of
-from candid.trust.verdict import Examination
+from candid.judging.detection import Detection
+from candid.trust.arrays import KEYS, ArrayFile, about, checked_labels
+from candid.trust.rule import Rule
+from candid.trust.scores import Columns
 
 PART = "test"
 NAME = "classifier"
@@ -45,53 +31,47 @@ NEED_NETWORK = (
 )
 
 
-def evaluate_arrays(options: EvaluateOptions) -> Evaluation:
+def evaluate_arrays(options: EvaluateOptions) -> EvaluationResult:
     """Return the evaluation of stored arrays: ``held_out``, ``test`` and the files of ``ood``."""
     held_out, test, others = _read(options)
     names = checked_names(held_out.class_names, held_out.arrays.logits.shape[1])
     if PART in others:
         raise CandidError(f"The name '{PART}' is taken by the test images: choose another for --ood.")
     files = {PART: test, **others}
-    for each in files.values():
-        _check_alike(each, held_out)
-    monitor = _monitor(held_out, names, options)
-    found = {name: each.predictions for name, each in files.items()}
-    judged, promises = {}, {}
-    for name, each in files.items():
-        judged[name], promises[name] = _judged(monitor, each, found[name], options.by)
-    detection, kept, overlap = _detection(held_out, found)
-    own = found[PART]
+    for file in files.values():
+        _check_alike(file, held_out)
+    groups, sets = _groups(held_out, names, options.by), _predictions(files)
+    with about(held_out.file):
+        labels = checked_labels(held_out.labels, held_out.arrays, names)
+    columns = Columns(held_out.arrays.columns, labels)
+    rule = Rule.fit(columns, labels, None if groups is None else groups.held_out, options)
+    seen = np.zeros(len(test), dtype=bool)
+    if held_out.arrays.features is not None:  # logits alone can be equal for different images
+        seen = np.isin(test.keys(), held_out.keys())
+    kept, overlap = seen if seen.all() else ~seen, int(seen.sum())
+    statistics = {name: images.statistics for name, images in sets.items()}
+    detection = Detection(columns, statistics.pop(PART).rows(kept), statistics, rule)
     metrics: dict[str, Any] = {
         "model": options.name or NAME,
         "kind": "stored arrays",
         "beta": None,
         "data": str(options.test),
         "part": PART,
-        "images": len(own),
+        "images": len(test),
         "calibration_bins": BINS,
-        **as_json(performance(own)),
-    }
-    scaled = None
-    if options.temperature:
-        temperature = detection.held_out.temperature
-        scaled = replace(own, logits=own.logits / temperature)
-        metrics["temperature_scaled"] = {"temperature": temperature, **as_json(performance(scaled))}
-    metrics |= {
+        **as_json(performance(sets[PART])),
         "held_out_images": len(held_out),
         "held_out_overlap": overlap,
-        "false_positives": detection.false_positives(),
-        "ood": detection.metrics(),
-        "verdicts": verdict_metrics(monitor.promises, judged) | {"sentences": monitor.sentences()},
-        "selective": selective(judged, kept),
     }
-    if options.by is not None:
-        groups = test.groups or [names[y] for y in own.logits.argmax(1).tolist()]
-        metrics["groups"] = group_metrics(options.by, groups, judged[PART], promises[PART], monitor.promises)
-    notes = []
+    notes: tuple[Note, ...] = ()
     if overlap:
-        text = f"{overlap:,} of {len(own):,} test images are among the held-out ones: they check no p-values."
-        notes.append(Note("overlap", text))
-    return Evaluation(None, names, metrics, own, scaled, detection, judged, tuple(notes))
+        text = (
+            f"{overlap:,} of {len(test):,} test images are among the held-out ones: they check no p-values."
+        )
+        notes = (Note("overlap", text),)
+    result = EvaluationResult(None, names, metrics, sets[PART], notes=notes)
+    temperature = fit_temperature(held_out.arrays.logits, labels) if options.temperature else None
+    return with_verdicts(result, sets, rule, detection, kept, temperature, groups)
 
 
 def _read(options: EvaluateOptions) -> tuple[ArrayFile, ArrayFile, dict[str, ArrayFile]]:
@@ -116,7 +96,7 @@ def _read(options: EvaluateOptions) -> tuple[ArrayFile, ArrayFile, dict[str, Arr
         return replace(found, groups=tuple(table.of(found.paths, needed=own)))
 
     held_out, test = (read(file, True) for file in (options.held_out, options.test))
-    if torch.equal(held_out.arrays.logits, test.arrays.logits):
+    if np.array_equal(held_out.arrays.logits, test.arrays.logits):
         raise CandidError(
             f"'{test.file}' has the same images as '{held_out.file}': evaluate images that verdicts were not "
             "learned from."
@@ -149,56 +129,28 @@ def _check_alike(file: ArrayFile, held_out: ArrayFile) -> None:
         )
 
 
-def _monitor(held_out: ArrayFile, names: tuple[str, ...], options: EvaluateOptions) -> Monitor:
-    monitor = Monitor(
-        options.novelty,
-        options.error,
-        options.risk,
-        options.delta,
-        options.score or "combined",
-        options.novelty_promise,
-    )
-    arrays, by = held_out.arrays, options.by if options.by == "class" else held_out.groups
-    with about(held_out.file):
-        checked_labels(held_out.labels, arrays, names)
-    return monitor.fit(arrays.logits, held_out.labels, arrays.features, names, by)
+def _predictions(files: Mapping[str, ArrayFile]) -> dict[str, Predictions]:
+    """Return the arrays of files as predictions, with the names of groups in the column ``group``."""
+    predictions = {}
+    for name, file in files.items():
+        columns = {} if file.arrays.features is None else {"features": file.arrays.features}
+        if file.groups is not None:
+            columns["group"] = np.array(file.groups)
+        classes = file.arrays.logits.shape[1]
+        log_priors = np.full(classes, -math.log(classes))
+        predictions[name] = Predictions(file.paths, file.labels, file.arrays.logits, log_priors, columns)
+    return predictions
 
 
-def _judged(
-    monitor: Monitor, file: ArrayFile, found: Predictions, by: str | None
-) -> tuple[JudgedSet, list[Promises]]:
-    """Return the verdicts on the images of a file, and what each of them promises."""
-    names = tuple(dict.fromkeys(file.groups or ()))
+def _groups(held_out: ArrayFile, class_names: tuple[str, ...], by: str | None) -> ImageGroups | None:
+    """Return the groups within which levels hold, if these were asked for."""
+    if by is None:
+        return None
+    if held_out.groups is None:
+        return ImageGroups.by_class(class_names, held_out.arrays.logits.argmax(1))
 
-    def examine(part: Predictions) -> list[Examination]:
-        groups = None
-        if by not in (None, "class"):  # a set without groups is ranked among all images
-            numbers = part.columns.get("group")
-            groups = [""] * len(part) if numbers is None else [names[i] for i in numbers.tolist()]
-        return monitor.examine(part.logits, part.columns.get("features"), groups, part.paths)
+    def names(part: Predictions) -> list[str]:
+        unknown = np.full(len(part), "")  # such images are ranked among those of all groups
+        return part.columns.get("group", unknown).tolist()
 
-    return judged_set(found, examine)
-
-
-def _detection(held_out: ArrayFile, found: Mapping[str, Predictions]) -> tuple[Detection, Tensor, int]:
-    """Return all scores of all sets, which test images are no held-out ones, (N,) bool, and how many are."""
-    known = held_out_scores(held_out.predictions)
-    statistics = {name: statistics_of(scored(each, known.column_scores)) for name, each in found.items()}
-    own = statistics.pop(PART)
-    kept, overlap = torch.ones(len(own["keys"]), dtype=torch.bool), 0
-    extra: tuple[Score, ...] = (COMBINED_LOGITS,)
-    if held_out.arrays.features is not None:  # logits alone can be equal for different images
-        kept, overlap = unseen_rows(own["keys"], known)
-        extra = ()
-    inside = {name: values[kept] for name, values in own.items()}
-    return Detection(known, inside, statistics, extra), kept, overlap
-
-
-def _energy_and_posterior(statistics: Statistics) -> Tensor:
-    return torch.stack((-statistics["log_evidence"], -statistics["max_posterior"]), 1)
-
-
-COMBINED_LOGITS = Score(
-    "combined", "classifier", ("log_evidence", "max_posterior"), Combined, _energy_and_posterior
-)
-"""The combined score of logits alone; see :func:`candid.trust.combined.parts_for`."""
+    return ImageGroups.by_name(by, held_out.groups, names)

@@ -4,15 +4,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.numbers import Array
 from candid._support.randomness import generator
-from candid.inference.predictions import to_float
-from candid.models.protocol import LatentModel, require_latent
+from candid.explanations.options import TARGET, check_target
+from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.network import array_of
+from candid.models.protocol import require
 
-TARGET = 0.5
 CLOSE = 0.01
 """How close to its target the posterior of the 8-bit image has to be."""
 LEGS = 100
@@ -51,7 +54,7 @@ class LatentPath:
 
 
 @torch.no_grad()
-def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) -> LatentPath:
+def path_towards(model: GenerativeClassifier, z: Tensor, y: int, target: float = TARGET) -> LatentPath:
     """Return the path from the latent ``z`` (D,) along the means to a posterior of ``y`` of ``target``.
 
     Each leg goes in the direction ``mu_y - mu_c``, away from the most probable other class c; where that
@@ -81,13 +84,7 @@ def path_towards(model: LatentModel, z: Tensor, y: int, target: float = TARGET) 
     )
 
 
-def check_target(target: float) -> None:
-    """Raise an error unless ``target`` is a posterior that can be reached."""
-    if not 0 < target < 1:
-        raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
-
-
-def _direction(model: LatentModel, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
+def _direction(model: GenerativeClassifier, logits: Tensor, y: int) -> tuple[Tensor, Tensor]:
     """Return a step along the means (D,) that makes ``y`` more probable, and each logit's gain, (M,)."""
     others = logits.index_fill(0, torch.tensor(y, device=logits.device), -math.inf)
     posterior = logits.softmax(0)
@@ -134,14 +131,14 @@ def _bisected(before: Callable[[float], bool], low: float, high: float) -> float
 class Counterfactual:
     """An image, and the 8-bit image that the model would call something else."""
 
-    original: Tensor
+    original: Array
     """(C, H, W) uint8."""
-    image: Tensor
+    image: Array
     """(C, H, W) uint8."""
     y: int
     """The class that was aimed at."""
     target: float
-    posterior: Tensor
+    posterior: Array
     """Posterior of ``image``, (M,) in float64."""
     in_pixels: float
     """Posterior of the class at the path's end, computed from its pixels before they are rounded."""
@@ -153,11 +150,11 @@ class Counterfactual:
     """Length of the path up to there, in standard deviations of a class."""
     bits_per_dim: tuple[float, float]
     """Bits/dim of the original and of ``image``: does it still look like an image to the model?"""
-    steps: Tensor
+    steps: Array
     """8-bit images along the path, from the original to ``image``, (n, C, H, W)."""
-    shares: Tensor
+    shares: Array
     """The positions of ``steps`` on the path, (n,)."""
-    posteriors: Tensor
+    posteriors: Array
     """Posteriors of these images, (n, M) in float64."""
 
     @property
@@ -166,14 +163,15 @@ class Counterfactual:
         return abs(float(self.posterior[self.y]) - self.target) <= CLOSE
 
     @property
-    def difference(self) -> Tensor:
+    def difference(self) -> Array:
         """The change in grey levels, (C, H, W) int16."""
-        return self.image.to(torch.int16) - self.original.to(torch.int16)
+        change: Array = self.image.astype(np.int16) - self.original.astype(np.int16)
+        return change
 
 
 @torch.no_grad()
 def counterfactual(
-    model: LatentModel, image: Tensor, y: int, target: float = TARGET, steps: int = 7
+    model: GenerativeClassifier, image: Array, y: int, target: float = TARGET, steps: int = 7
 ) -> Counterfactual:
     """Move an 8-bit image (C, H, W) along the means until the posterior of class ``y`` is ``target``.
 
@@ -182,30 +180,29 @@ def counterfactual(
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
-    >>> found = counterfactual(model, torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8), y=3, target=0.12)
-    >>> found.image.shape, found.steps.shape
-    (torch.Size([1, 8, 8]), torch.Size([7, 1, 8, 8]))
+    >>> changed = counterfactual(model, np.full((1, 8, 8), 99, np.uint8), y=3, target=0.12)
+    >>> changed.image.shape, changed.steps.shape
+    ((1, 8, 8), (7, 1, 8, 8))
     """
     if steps < 2:
         raise CandidError(f"A path has at least its two ends: ask for 2 steps or more, not {steps}.")
-    image = image.cpu()
-    fast = _checked(model, image).frozen()
-    x = to_float(image[None], fast.device)
-    path = path_towards(fast, fast.latent(x)[0], y, target)
-    pixels, _ = fast.flow.inverse(path.at(torch.ones(1)))
-    in_pixels = float(fast.mixture.posterior(fast.flow(pixels)[0])[0, y])
+    frozen = _checked(model, image).frozen()
+    original = torch.from_numpy(image)
+    path = path_towards(frozen, frozen.latent(_scaled(original[None], frozen))[0], y, target)
+    pixels, _ = frozen.flow.inverse(path.at(torch.ones(1)))
+    in_pixels = float(frozen.mixture.posterior(frozen.flow(pixels)[0])[0, y])
     if not math.isfinite(in_pixels):
         raise NonFiniteError("The path leads to where the network overflows: lower the target.")
-    share, when_rounded = _place(fast, path, y, target)
+    share, when_rounded = _place(frozen, path, y, target)
     shares = torch.linspace(0, share, steps)
-    shown = torch.cat((image[None], _rounded(fast, path.at(shares[1:]))))
-    shown[-1] = _nudged(fast, shown[-1], y, target)
-    outputs = fast(to_float(shown, fast.device))
-    bits = -fast.log_density_of(outputs) / (fast.dimensions * math.log(2))
-    posteriors = outputs.logits.double().softmax(1).cpu()
+    shown = torch.cat((original[None], _rounded(frozen, path.at(shares[1:]))))
+    shown[-1] = _nudged(frozen, shown[-1], y, target)
+    outputs = frozen(_scaled(shown, frozen))
+    bits = -frozen.log_density_of(outputs) / (frozen.dimensions * math.log(2))
+    posteriors = array_of(outputs.logits.double().softmax(1))
     return Counterfactual(
         image,
-        shown[-1],
+        array_of(shown[-1]),
         y,
         target,
         posteriors[-1],
@@ -214,13 +211,13 @@ def counterfactual(
         share,
         share * float(path.lengths[-1]),
         (float(bits[0]), float(bits[-1])),
-        shown,
-        shares,
+        array_of(shown),
+        array_of(shares),
         posteriors,
     )
 
 
-def _place(model: LatentModel, path: LatentPath, y: int, target: float) -> tuple[float, float]:
+def _place(model: GenerativeClassifier, path: LatentPath, y: int, target: float) -> tuple[float, float]:
     """Return the share of ``path`` whose 8-bit image has the target, and the posterior at its end."""
     low, high = 0.0, 2.0
     tried: dict[float, float] = {}
@@ -234,21 +231,21 @@ def _place(model: LatentModel, path: LatentPath, y: int, target: float) -> tuple
     return _closest(tried, target)[0], tried[1.0]
 
 
-def _nudged(model: LatentModel, image: Tensor, y: int, target: float) -> Tensor:
+def _nudged(model: GenerativeClassifier, image: Tensor, y: int, target: float) -> Tensor:
     """Return ``image`` with some pixels changed by a grey level, if its posterior is near the target.
 
     Of images with few pixels, those next to each other on a path can differ by more than that.
     """
     random, rows = generator(0), torch.arange(4 * PLACES)
     for _ in range(NUDGES):
-        error = abs(float(model.posterior(to_float(image[None], model.device))[0, y]) - target)
+        error = abs(float(model.posterior(_scaled(image[None], model))[0, y]) - target)
         if not CLOSE < error < NEAR:
             break
         pixels = torch.randint(image.numel(), (len(rows),), generator=random)
         changed = image.flatten().int().repeat(len(rows), 1)
         changed[rows, pixels] += 1 - 2 * (rows % 2).int()
         candidates = changed.clamp(0, 255).to(torch.uint8).view(-1, *image.shape)
-        errors = (model.posterior(to_float(candidates, model.device))[:, y] - target).abs().cpu()
+        errors = (model.posterior(_scaled(candidates, model))[:, y] - target).abs().cpu()
         if float(errors.min()) < error:
             image = candidates[errors.argmin()]
     return image
@@ -259,21 +256,28 @@ def _closest(tried: dict[float, float], target: float) -> tuple[float, float]:
     return min(((place, abs(reached - target)) for place, reached in tried.items()), key=lambda pair: pair[1])
 
 
-def _reached(model: LatentModel, path: LatentPath, places: list[float], y: int) -> dict[float, float]:
+def _reached(
+    model: GenerativeClassifier, path: LatentPath, places: list[float], y: int
+) -> dict[float, float]:
     """Return the posteriors of ``y`` for the 8-bit images at ``places``."""
     images = _rounded(model, path.at(torch.tensor(places)))
-    reached = model.posterior(to_float(images, model.device))[:, y]
+    reached = model.posterior(_scaled(images, model))[:, y]
     return dict(zip(places, reached.tolist(), strict=True))
 
 
-def _rounded(model: LatentModel, z: Tensor) -> Tensor:
+def _rounded(model: GenerativeClassifier, z: Tensor) -> Tensor:
     """Return the 8-bit images of latents, (N, C, H, W)."""
     return (255 * model.invert(z)).round().clamp(0, 255).to(torch.uint8).cpu()
 
 
-def _checked(model: LatentModel, image: Tensor) -> LatentModel:
-    model = require_latent(model, "A counterfactual")
-    if image.dtype != torch.uint8 or tuple(image.shape) != model.image_shape:
+def _scaled(images: Tensor, model: GenerativeClassifier) -> Tensor:
+    """Return 8-bit images as floats in [0, 1] where the model is."""
+    return images.to(model.device).float() / 255
+
+
+def _checked(model: GenerativeClassifier, image: Array) -> GenerativeClassifier:
+    require(model, "invert", "A counterfactual")
+    if image.dtype != np.uint8 or tuple(image.shape) != model.image_shape:
         expected = " x ".join(map(str, model.image_shape))
         raise CandidError(
             f"Give one 8-bit image of {expected}, not {tuple(image.shape)} of {image.dtype}: fit it first."
@@ -285,14 +289,14 @@ def _checked(model: LatentModel, image: Tensor) -> LatentModel:
 class Interpolation:
     """Images between two images."""
 
-    images: Tensor
+    images: Array
     """(n, C, H, W) uint8; the first and the last are the given ones."""
-    posteriors: Tensor
+    posteriors: Array
     """Posteriors of these images, (n, M) in float64."""
 
 
 @torch.no_grad()
-def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 9) -> Interpolation:
+def interpolate(model: GenerativeClassifier, first: Array, second: Array, steps: int = 9) -> Interpolation:
     """Return images between one 8-bit image (C, H, W) and another, through latent space.
 
     The means of their classes are joined by a straight line. What the images have beyond them is turned from
@@ -300,25 +304,24 @@ def interpolate(model: LatentModel, first: Tensor, second: Tensor, steps: int = 
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
-    >>> two = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
+    >>> two = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
     >>> between = interpolate(model, *two, steps=5)
-    >>> between.images.shape, between.images[[0, -1]].equal(two)
-    (torch.Size([5, 1, 8, 8]), True)
+    >>> between.images.shape, np.array_equal(between.images[[0, -1]], two)
+    ((5, 1, 8, 8), True)
     """
     if steps < 2:
         raise CandidError(
             f"An interpolation has at least its two ends: ask for 2 steps or more, not {steps}."
         )
-    first, second = first.cpu(), second.cpu()
-    fast = _checked(_checked(model, first), second).frozen()
-    outputs = fast(to_float(torch.stack((first, second)), fast.device))
-    means = fast.mixture.means(outputs.logits.argmax(1))
+    frozen = _checked(_checked(model, first), second).frozen()
+    outputs = frozen(_scaled(torch.from_numpy(np.stack((first, second))), frozen))
+    means = frozen.mixture.means(outputs.logits.argmax(1))
     t = torch.linspace(0, 1, steps, device=means.device, dtype=means.dtype)[:, None]
     beyond = outputs.z - means
     z = torch.lerp(means[0], means[1], t) + _turned(beyond[0], beyond[1], t)
-    images = _rounded(fast, z)
-    images[0], images[-1] = first, second
-    return Interpolation(images, fast.posterior(to_float(images, fast.device)).double().cpu())
+    images = _rounded(frozen, z)
+    images[0], images[-1] = torch.from_numpy(first), torch.from_numpy(second)
+    return Interpolation(array_of(images), array_of(frozen.posterior(_scaled(images, frozen)).double()))
 
 
 def _turned(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
@@ -336,13 +339,13 @@ def _turned(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 
 
 def samples(
-    model: LatentModel,
+    model: GenerativeClassifier,
     classes: list[int],
     temperatures: tuple[float, ...],
     n: int = 1,
     seed: int = 0,
-) -> Tensor:
+) -> Array:
     """Return 8-bit images of classes, (temperatures, classes, n, C, H, W); temperatures share their noise."""
-    fast = model.eval().frozen()
-    drawn = [fast.sample(classes, n, each, generator(seed)) for each in temperatures]
-    return (255 * torch.stack(drawn)).round().to(torch.uint8).unflatten(1, (len(classes), n)).cpu()
+    frozen = model.eval().frozen()
+    drawn = [frozen.sample(classes, n, temperature, generator(seed)) for temperature in temperatures]
+    return array_of((255 * torch.stack(drawn)).round().to(torch.uint8).unflatten(1, (len(classes), n)))

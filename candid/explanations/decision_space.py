@@ -6,15 +6,13 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from scipy.optimize import brentq
-from scipy.special import gammainc, gammaincinv, ndtri
-from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array, softmax
+from candid._support.text import percent
 from candid.explanations.similarity import differ, expected_uncertainty
-from candid.models.protocol import LatentModel, Outputs, require_mixture
-from candid.trust.verdict import Kind
+from candid.models.protocol import Model, Outputs, require
+from candid.trust.verdict import Verdict
 
 TOP = 5
 """Classes that span the space, as in the paper."""
@@ -60,7 +58,7 @@ class DecisionSpace:
     """The distance that the mixture expects: the root of the number of directions outside of the span."""
     p_value: float | None = None
     """Share of held-out images that are at least as unusual; None without held-out scores."""
-    verdict: Kind | None = None
+    verdict: Verdict | None = None
 
     @property
     def distance(self) -> float:
@@ -87,45 +85,43 @@ class DecisionSpace:
         return self.outside / self.outside_expected
 
 
-@torch.no_grad()
-def decision_spaces(model: LatentModel, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
+def decision_spaces(model: Model, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
     """Return the decision space of each image, from one forward pass.
 
-    >>> from candid import GenerativeClassifier
-    >>> model = GenerativeClassifier.from_preset("digits").eval()
-    >>> space = decision_spaces(model, model.outputs(torch.rand(1, 1, 8, 8)))[0]
+    >>> import candid
+    >>> model = candid.load("clothing")
+    >>> features = model.centre[None].astype(np.float32)
+    >>> space = decision_spaces(model, model.outputs_of(features))[0]
     >>> len(space.classes), round(space.half_width, 3), round(space.half_height, 3)
     (5, 2.314, 3.405)
     """
-    require_mixture(model, "A decision space")
+    require(model, "geometry", "A decision space")
     assert outputs.latent is not None
     if min(len(model.class_names), top) < 2:
         raise CandidError(
             "A decision is between at least two classes: give a model with two or more, and a top of 2."
         )
-    log_priors = model.mixture.log_priors.double()
-    posterior = outputs.logits.double().softmax(1)
-    best = posterior.topk(min(top, len(model.class_names)))
+    posterior = softmax(outputs.logits.astype(np.float64))
+    best = np.argsort(-posterior, axis=1, kind="stable")[:, :top]
     return [
-        _space(model, z, classes, values, log_priors)
-        for z, values, classes in zip(outputs.latent, best.values, best.indices, strict=True)
+        _space(model, z, classes, shares[classes])
+        for z, shares, classes in zip(outputs.latent, posterior, best, strict=True)
     ]
 
 
-def _space(
-    model: LatentModel, z: Tensor, classes: Tensor, posterior: Tensor, log_priors: Tensor
-) -> DecisionSpace:
-    means = model.mixture.means(classes).double()
+def _space(model: Model, z: Array, classes: Array, posterior: Array) -> DecisionSpace:
+    means = model.geometry.means(classes)
     difference = means[1] - means[0]
-    distance = float(difference.norm())
-    axis = difference / max(distance, torch.finfo(difference.dtype).tiny)
-    points = torch.cat((z.double()[None], means)) - (means[0] + means[1]) / 2
+    distance = float(np.linalg.norm(difference))
+    axis = difference / max(distance, np.finfo(np.float64).tiny)
+    points = np.concatenate((z[None].astype(np.float64), means)) - (means[0] + means[1]) / 2
     along = points @ axis
     span = _basis(means)
-    within = (points @ span).square().sum(1)
-    away = (within - along.square()).clamp(min=0).sqrt()
+    within = np.square(points @ span).sum(1)
+    away = np.sqrt(np.maximum(within - np.square(along), 0))
     away[1:3] = 0  # both lie on the line
-    outside = (points[0].square().sum() - within[0]).clamp(min=0).sqrt()
+    outside = math.sqrt(max(float(np.square(points[0]).sum() - within[0]), 0))
+    log_priors = model.geometry.log_priors.astype(np.float64)
     odds = float(log_priors[classes[0]] - log_priors[classes[1]])
     return DecisionSpace(
         tuple(classes.tolist()),
@@ -136,15 +132,16 @@ def _space(
         tuple(away[1:].tolist()),
         *region(span.shape[1]),
         odds / distance if distance else 0.0,
-        float(outside),
+        outside,
         math.sqrt(max(len(z) - span.shape[1], 1)),
     )
 
 
-def _basis(vectors: Tensor) -> Tensor:
+def _basis(vectors: Array) -> Array:
     """Return orthonormal columns that span the rows of ``vectors``, (D, rank)."""
-    _, values, rows = torch.linalg.svd(vectors, full_matrices=False)
-    return rows[values > 1e-6 * values[0].clamp(min=torch.finfo(values.dtype).tiny)].T
+    _, values, rows = np.linalg.svd(vectors, full_matrices=False)
+    spanning: Array = rows[values > 1e-6 * max(float(values[0]), np.finfo(np.float64).tiny)].T
+    return spanning
 
 
 @lru_cache
@@ -158,6 +155,9 @@ def region(dimensions: int) -> tuple[float, float]:
     >>> [round(half, 3) for half in region(2)]
     [2.146, 2.146]
     """
+    from scipy.optimize import brentq
+    from scipy.special import gammainc, gammaincinv, ndtri
+
     if dimensions < 2:
         return float(ndtri((1 + MASS) / 2)), FLAT
     nodes, weights = np.polynomial.legendre.leggauss(64)
@@ -262,5 +262,5 @@ def _place(space: DecisionSpace, class_names: tuple[str, ...]) -> str:
 
 
 def _percent(share: float) -> str:
-    digits = ".2g" if share < 0.005 else ".0f" if share < 0.995 else ".1f"
-    return f"{100 * share:{digits}} %"
+    """Return a share in percent, with a decimal where it is next to 0 or 100."""
+    return percent(share, 0 if 0.005 <= share < 0.995 else 1)

@@ -1,54 +1,100 @@
 """Explanations of what a model says about an image."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError
-from candid.explanations.counterfactual import TARGET, Counterfactual, check_target, counterfactual
+from candid._support.numbers import Array
+from candid.data.images import to_float
+from candid.explanations.class_maps import ClassMaps, class_maps
 from candid.explanations.decision_space import DecisionSpace, Summary, decision_spaces, summarise
-from candid.explanations.heatmaps import (
+from candid.explanations.options import (
     CONTRAST,
-    Heatmaps,
-    SpatialMixture,
+    TARGET,
+    HeatmapRule,
     check_contrast,
     check_rule,
-    heatmaps,
+    check_target,
 )
-from candid.explanations.nearest_photos import NO_INVERSE, NO_THUMBNAILS, NearestPhotos, nearest_photos
-from candid.explanations.options import HeatmapRule
-from candid.explanations.photo_maps import PhotoMaps, photo_maps
 from candid.explanations.similarity import entry, held_out_uncertainty
-from candid.inference.predictions import to_float
-from candid.models.heads.photo import PhotoModel
-from candid.models.protocol import Model, require_mixture
-from candid.trust.verdict import Evidence, Examination
+from candid.models.protocol import Outputs, can, require
+from candid.trust.verdict import Examination
 
+if TYPE_CHECKING:
+    from candid.explanations.counterfactual import Counterfactual
+    from candid.models.photo.model import PhotoModel
+
+NEAREST, NEAREST_OF_INSTEAD = 5, 3
+NO_INVERSE = "This model looks through a pretrained eye, which has no inverse to pixels"
+NO_THUMBNAILS = "no photos were kept with this model (--no-thumbnails), so the nearest ones can't be shown"
+NO_MEANS = "This model has no class means, so that an image has no place between classes."
 INSTEAD = "the nearest known photos are shown instead"
+
+
+@dataclass(frozen=True)
+class KnownPhoto:
+    """A photo that is kept with the model."""
+
+    y: int
+    """Its class."""
+    jpeg: bytes
+    """A thumbnail of it."""
+    picture: Array
+    """The same, (3, H, W) uint8."""
+
+
+@dataclass(frozen=True)
+class NearestPhotos:
+    """Known photos near one photo, nearest first, by distance along the span of the class means."""
+
+    nearest: tuple[KnownPhoto, ...]
+    """Of all classes."""
+    instead: int
+    """The class that it could be instead."""
+    of_instead: tuple[KnownPhoto, ...]
+    """Of that class."""
+    missing: tuple[int, ...] = ()
+    """Classes that no photo is kept of, such as those that were taught."""
 
 
 @dataclass(frozen=True)
 class Explanation:
     """The explanation of one decision."""
 
-    maps: Any
-    """:class:`~candid.explanations.heatmaps.Heatmaps` of a pixel model,
-    :class:`~candid.explanations.photo_maps.PhotoMaps` of a photo model, or why its eye gives none."""
-    space: DecisionSpace
-    summary: Summary
+    maps: ClassMaps | str
+    """Which parts of the image speak for which class, or why the eye of a photo model gives no maps."""
+    space: DecisionSpace | None
+    """None of an adopted model, which has no class means."""
+    summary: Summary | None
     changed: Counterfactual | str | None
     """The counterfactual, or why there is none; None if it was not asked for."""
     nearest: NearestPhotos | None = None
     """The nearest known photos of a photo model; None if it keeps none."""
 
+    @property
+    def sentence(self) -> str:
+        """The summary in words; for a model without class means, that there is none."""
+        return NO_MEANS if self.summary is None else self.summary.sentence
+
 
 class Explainer:
-    """A generative model that is ready to explain what it says about images."""
+    """A model that is ready to explain what it says about images.
+
+    Args:
+        model: one with class means or with class maps.
+        top: number of classes that get a map.
+        contrast: of the heatmaps of pixel models.
+        towards: the class that a counterfactual should reach.
+        target: the posterior that it should then have.
+        rule: of the heatmaps of pixel models.
+        against: a class; adds the map of the most probable class and not this one.
+    """
 
     def __init__(
         self,
-        model: Model,
+        model: Any,
         top: int = 3,
         contrast: float = CONTRAST,
         towards: int | None = None,
@@ -56,60 +102,95 @@ class Explainer:
         rule: HeatmapRule = "candid",
         against: int | None = None,
     ) -> None:
-        model = require_mixture(model, "An explanation")
-        self.photo = model if isinstance(model, PhotoModel) else None
-        if against is not None and self.photo is None:
+        self.has_means, self.inverts = can(model, "geometry"), can(model, "invert")
+        if not can(model, "class maps"):
+            require(model, "geometry", "An explanation")
+        if towards is not None:
+            require(model, "geometry", "A counterfactual")
+        if against is not None and self.inverts:
             raise CandidError(
                 "--against is for the heatmaps of photo models: leave it out, or try --towards."
             )
-        self.against = against
         if top < 1:
             raise CandidError(f"A page has the heatmap of at least 1 class, not of {top}.")
         check_contrast(contrast)
         check_target(target)
         check_rule(rule)
         self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
-        self.towards, self.target, self.rule = towards, target, rule
-        self.fast = model.frozen()
-        self.spatial = SpatialMixture(model) if self.photo is None else None
+        self.towards, self.target, self.rule, self.against = towards, target, rule, against
+        self.frozen = model.frozen()
         self.measured = held_out_uncertainty(model)
+        if self.inverts:
+            from candid.explanations.heatmaps import SpatialMixture
+
+            self.spatial = SpatialMixture(model)
 
     def explain(self, examined: Examination) -> Explanation:
         """Return heatmaps of the most probable classes, the decision space and perhaps a counterfactual."""
         if examined.evidence is None:
             raise CandidError("This examination has no outputs to explain: examine with evidence=True.")
-        outputs = examined.evidence.outputs
+        image, outputs = examined.evidence.image, examined.evidence.outputs
+        maps = self._maps(image, outputs)
+        if not self.has_means:
+            return Explanation(maps, None, None, None)
         (space,) = decision_spaces(self.model, outputs)
         space = replace(space, p_value=examined.p_value, verdict=examined.verdict)
         first, second = space.classes[:2]
         nearest = None
-        if self.photo is not None:
+        if not self.inverts:
             assert outputs.latent is not None
             asked = self.towards if self.against is None else self.against
-            nearest = nearest_photos(self.photo, outputs.latent, second if asked in (None, first) else asked)
-        return Explanation(
-            self._maps(examined.evidence),
-            space,
-            summarise(space, self.model.class_names, entry(self.measured, first, second)),
-            self._changed(examined.evidence.image),
-            nearest,
-        )
+            nearest = nearest_photos(self.model, outputs.latent, second if asked in (None, first) else asked)
+        summary = summarise(space, self.model.class_names, entry(self.measured, first, second))
+        return Explanation(maps, space, summary, self._changed(image), nearest)
 
-    def _maps(self, evidence: Evidence) -> Heatmaps | PhotoMaps | str:
-        if self.photo is not None:
-            image = to_float(evidence.image, self.photo.device)
-            try:
-                return photo_maps(self.photo, image, self.top, self.against)
-            except CandidError as error:  # the eye gives no maps
-                return str(error)
-        return heatmaps(self.model, evidence.outputs, None, self.top, self.contrast, self.spatial, self.rule)
+    def _maps(self, image: Array, outputs: Outputs) -> ClassMaps | str:
+        if self.inverts:
+            from candid.explanations.heatmaps import heatmaps
 
-    def _changed(self, image: Tensor) -> Counterfactual | str | None:
+            (maps,) = heatmaps(self.model, outputs, None, self.top, self.contrast, self.spatial, self.rule)
+            return maps
+        try:
+            return class_maps(self.model, to_float(image), self.top, self.against)
+        except CandidError as error:  # the eye gives no maps
+            return str(error)
+
+    def _changed(self, image: Array) -> Counterfactual | str | None:
         if self.towards is None:
             return None
-        if self.photo is not None:
-            return f"{NO_INVERSE}; {INSTEAD if self.photo.thumbnails else NO_THUMBNAILS}."
+        if not self.inverts:
+            return f"{NO_INVERSE}; {INSTEAD if self.model.thumbnails else NO_THUMBNAILS}."
+        from candid.explanations.counterfactual import counterfactual
+
         try:
-            return counterfactual(self.fast, image, self.towards, self.target)
+            return counterfactual(self.frozen, image, self.towards, self.target)
         except CandidError as error:  # of this image alone
             return str(error)
+
+
+def nearest_photos(model: PhotoModel, latent: Array, instead: int) -> NearestPhotos | None:
+    """Return the known photos nearest to a photo.
+
+    Args:
+        model: a photo model.
+        latent: of the photo, (1, D).
+        instead: the class that it could be instead.
+
+    Returns:
+        None if no photos were kept with the model.
+    """
+    photos = model.known_photos
+    if photos is None:
+        return None
+    place = model.places(latent)[0]
+
+    def read(rows: list[int]) -> tuple[KnownPhoto, ...]:
+        return tuple(KnownPhoto(int(photos.labels[i]), photos.file(i), photos.picture(i)) for i in rows)
+
+    missing = set(range(len(model.class_names))) - set(photos.labels.tolist())
+    return NearestPhotos(
+        read(photos.nearest(place, NEAREST)),
+        instead,
+        read(photos.nearest(place, NEAREST_OF_INSTEAD, instead)),
+        tuple(sorted(missing)),
+    )

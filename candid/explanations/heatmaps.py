@@ -19,20 +19,19 @@ position by far more than classes differ.
 """
 
 import math
-from dataclasses import dataclass
-from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from candid._support.errors import CandidError, did_you_mean
-from candid.explanations.options import HeatmapRule
+from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid.explanations.class_maps import ClassMaps
+from candid.explanations.options import CONTRAST, HeatmapRule, check_contrast, check_rule
+from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.network import full_precision
 from candid.models.flow.pooling import DCTPooling
-from candid.models.flow.precision import full_precision
-from candid.models.protocol import LatentModel, Outputs, require_latent
-
-CONTRAST = 0.03
-"""The contrast of the paper."""
+from candid.models.protocol import Outputs, require
 
 
 class SpatialMixture:
@@ -44,7 +43,7 @@ class SpatialMixture:
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
-    >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
+    >>> outputs = model.tensor_outputs(torch.rand(2, 3, 32, 32))
     >>> spatial = SpatialMixture(model)
     >>> terms = spatial.terms(spatial.maps(outputs.latent))
     >>> terms.shape, terms.sum(1).allclose((outputs.logits - model.mixture.log_priors).double(), atol=1e-4)
@@ -52,11 +51,12 @@ class SpatialMixture:
     """
 
     @torch.no_grad()
-    def __init__(self, model: LatentModel) -> None:
-        mixture = require_latent(model, "Heatmaps").mixture
+    def __init__(self, model: GenerativeClassifier) -> None:
+        mixture = require(model, "invert", "Heatmaps").mixture
         self.shape = model.grid
         self.positions = math.prod(self.shape)
-        self.dct = DCTPooling(model.feature_size, *self.shape).to(mixture.prototypes.device).double()
+        self.device = mixture.prototypes.device
+        self.dct = DCTPooling(model.feature_size, *self.shape).to(self.device).double()
         self.log_priors, self.weights, self.dtype = mixture.log_priors, mixture.weights, mixture.mean.dtype
         free = mixture.mean / math.sqrt(self.positions)  # at every position the same
         self.mean = free if mixture.constant else None  # (M, C)
@@ -93,41 +93,23 @@ class SpatialMixture:
         return norms
 
 
-@dataclass(frozen=True)
-class Heatmaps:
-    """Maps of B images over the h x w positions of the last feature maps, in nats, in float64."""
-
-    classes: Tensor
-    """The classes of the maps, (B, n)."""
-    log_posterior: Tensor
-    """log q(y | x) of these classes, (B, n): what their maps add up to."""
-    posterior: Tensor
-    """Q_Class, (B, n, h, w)."""
-    saliency: Tensor
-    """Q_Saliency, (B, h, w): the information that the model finds at each position, up to a constant."""
-    largest_error: Tensor
-    """Largest ``|sum_kl Q_Class(k, l, y) - log q(y | x)|`` over all classes, drawn or not, (B,)."""
-    rule: HeatmapRule = "candid"
-    """How S is distributed over the positions."""
-
-
 @torch.no_grad()
 def heatmaps(
-    model: LatentModel,
+    model: GenerativeClassifier,
     outputs: Outputs,
-    classes: Tensor | None = None,
+    classes: Array | None = None,
     top: int = 3,
     contrast: float = CONTRAST,
     spatial: SpatialMixture | None = None,
     rule: HeatmapRule = "candid",
-) -> Heatmaps:
-    """Return saliency and posterior heatmaps from one forward pass: no gradients, no second pass.
+) -> list[ClassMaps]:
+    """Return saliency and posterior heatmaps of each image from one forward pass: no gradients, no second.
 
     The formulas and both rules are those at the top of this module.
 
     Args:
         model: in evaluation mode.
-        outputs: what ``model.outputs(x)`` returned, of B images.
+        outputs: what ``model.outputs(images)`` returned, of B images.
         classes: whose maps to keep, (B, n); the ``top`` most probable ones if None.
         top: number of classes.
         contrast: the paper's constant.
@@ -136,20 +118,20 @@ def heatmaps(
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
-    >>> outputs = model.outputs(torch.rand(2, 3, 32, 32))
-    >>> maps = heatmaps(model, outputs)
-    >>> maps.posterior.shape, maps.saliency.shape
-    (torch.Size([2, 3, 4, 4]), torch.Size([2, 4, 4]))
-    >>> maps.posterior.sum((2, 3)).exp().allclose(maps.log_posterior.exp(), atol=1e-5)
+    >>> first, second = heatmaps(model, model.outputs(np.zeros((2, 3, 32, 32), np.float32)))
+    >>> first.values.shape, first.saliency.shape
+    ((3, 4, 4), (4, 4))
+    >>> np.allclose(np.exp(first.values.sum((1, 2))), np.exp(first.scores), atol=1e-5)
     True
     """
     spatial = spatial or SpatialMixture(model)
-    log_posterior = outputs.logits.double().log_softmax(1)
-    classes = (_best(log_posterior, top) if classes is None else classes).to(log_posterior.device)
     check_contrast(contrast)
     check_rule(rule)
     assert outputs.latent is not None
-    maps = spatial.maps(outputs.latent)
+    logits, latent = (torch.from_numpy(part).to(spatial.device) for part in (outputs.logits, outputs.latent))
+    log_posterior = logits.double().log_softmax(1)
+    chosen = _best(log_posterior, top) if classes is None else torch.from_numpy(classes).to(spatial.device)
+    maps = spatial.maps(latent)
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
     terms, log_priors = spatial.terms(maps), spatial.log_priors.double()
     saliency = half_squares - (terms + log_priors).logsumexp(2)
@@ -159,36 +141,27 @@ def heatmaps(
     share = _shares(saliency, contrast, rule)
     common = half_squares + evidence[:, None] * share  # |w_kl|^2 / 2 + S_kl
     sums = terms.sum(1) + log_priors - common.sum(1)[:, None]
-    own = terms.gather(2, classes[:, None].expand(-1, spatial.positions, -1))
-    posterior = own - common[:, :, None] + log_priors[classes][:, None] / spatial.positions
-    return Heatmaps(
-        classes,
-        log_posterior.gather(1, classes),
+    of_chosen = terms.gather(2, chosen[:, None].expand(-1, spatial.positions, -1))
+    posterior = of_chosen - common[:, :, None] + log_priors[chosen][:, None] / spatial.positions
+    parts = (
+        chosen,
         posterior.mT.unflatten(2, spatial.shape),
+        log_posterior.gather(1, chosen),
         saliency.unflatten(1, spatial.shape),
         (sums - log_posterior).abs().amax(1),
-        rule,
     )
+    return [
+        ClassMaps(tuple(y.tolist()), values, scores, np.zeros_like(scores), seen, None, rule, float(error))
+        for y, values, scores, seen, error in zip(*(part.cpu().numpy() for part in parts), strict=True)
+    ]
 
 
 def _best(log_posterior: Tensor, top: int) -> Tensor:
     """Return the ``top`` most probable classes, (B, top)."""
-    known = log_posterior.shape[1]
-    if not 1 <= top <= known:
-        raise CandidError(f"The model has {known} classes: ask for the maps of 1 to {known}, not {top}.")
+    count = log_posterior.shape[1]
+    if not 1 <= top <= count:
+        raise CandidError(f"The model has {count} classes: ask for the maps of 1 to {count}, not {top}.")
     return log_posterior.topk(top).indices
-
-
-def check_contrast(contrast: float) -> None:
-    """Raise an error unless the contrast is zero, a positive number or infinity."""
-    if not contrast >= 0:
-        raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
-
-
-def check_rule(rule: str) -> None:
-    """Raise an error unless there is such a rule."""
-    if rule not in get_args(HeatmapRule):
-        raise CandidError(f"There is no heatmap rule '{rule}': {did_you_mean(rule, get_args(HeatmapRule))}")
 
 
 def _shares(saliency: Tensor, contrast: float, rule: HeatmapRule) -> Tensor:

@@ -2,12 +2,35 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from candid._support.config import Option, check_fields
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.options import Option, check_fields
 
 HeatmapRule = Literal["candid", "paper"]
 """How posterior heatmaps distribute what all classes share over the positions; see the theory page."""
+CONTRAST = 0.03
+"""The contrast of the paper's heatmaps."""
+TARGET = 0.5
+"""The posterior that a counterfactual should reach."""
+
+
+def check_contrast(contrast: float) -> None:
+    """Raise an error unless the contrast is zero, a positive number or infinity."""
+    if not contrast >= 0:
+        raise CandidError(f"The contrast of heatmaps must be zero or positive, not {contrast}.")
+
+
+def check_rule(rule: str) -> None:
+    """Raise an error unless there is such a heatmap rule."""
+    if rule not in get_args(HeatmapRule):
+        raise CandidError(f"There is no heatmap rule '{rule}': {did_you_mean(rule, get_args(HeatmapRule))}")
+
+
+def check_target(target: float) -> None:
+    """Raise an error unless ``target`` is a posterior that can be reached."""
+    if not 0 < target < 1:
+        raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
 
 
 @dataclass(frozen=True)

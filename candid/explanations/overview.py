@@ -1,37 +1,39 @@
 """What a model has learned as a whole."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.config import build
-from candid._support.distributed import best_device, launch
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid._support.options import build
+from candid._support.processes import launch
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
+from candid.data import Part
+from candid.data.batches import named_batches
 from candid.data.datasets import open_part
-from candid.data.images import Preprocessing
-from candid.data.loader import named_batches
-from candid.data.options import Part
+from candid.data.images import to_float
 from candid.data.splits import Split
-from candid.explanations.coefficients import mean_spread
-from candid.explanations.counterfactual import Interpolation, interpolate, samples
-from candid.explanations.nearest_photos import NO_INVERSE, NO_THUMBNAILS
+from candid.explanations.explainer import NO_INVERSE, NO_THUMBNAILS
 from candid.explanations.options import ExplainOptions
-from candid.explanations.receptive_field import ReceptiveField, receptive_field
-from candid.explanations.similarity import Pair, Similarity, held_out_uncertainty, similarity
+from candid.explanations.similarity import Pair, Similarity, held_out_uncertainty, mean_spread, similarity
 from candid.inference.metrics import measured_uncertainty
-from candid.inference.predictions import batch_size, to_float
 from candid.inference.runner import Runner
 from candid.models import checkpoint
-from candid.models.flow.plane import DecisionPlane, decision_plane
-from candid.models.heads.photo import PhotoModel
-from candid.models.protocol import LatentModel, Model, require_mixture
+from candid.models.decision_plane import DecisionPlane, decision_plane
+from candid.models.protocol import Model, batch_size, can, require
+
+if TYPE_CHECKING:
+    from candid.explanations.counterfactual import Interpolation
+    from candid.explanations.receptive_field import ReceptiveField
+    from candid.models.photo.model import PhotoModel
 
 MEASURED_IMAGES = 2000
 """Images of the data on which the uncertainty of pairs of classes is measured."""
@@ -45,7 +47,7 @@ KNOWN = 6
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that was found."""
+    """What :func:`explain` found."""
 
     class_names: tuple[str, ...]
     similarity: Similarity
@@ -53,13 +55,13 @@ class Overview:
     pairs: list[Pair]
     measured_on: str | None
     """The images on which uncertainties were measured; None if there are none."""
-    spread: Tensor | None
+    spread: Array | None
     """Spread of the class means in each cosine coefficient, (h, w); None of a photo model."""
     sampled: list[int]
     """The classes that were sampled, or whose known photos are shown."""
-    samples: Tensor | None
+    samples: Array | None = None
     """(temperatures, classes, n, C, H, W) uint8; None of a photo model."""
-    known: dict[int, list[Tensor]] = field(default_factory=dict)
+    known: dict[int, list[Array]] = field(default_factory=dict)
     """Known photos of the sampled classes of a photo model, each (3, H, W) uint8."""
     missing: str | None = None
     """What can't be shown, and why."""
@@ -67,9 +69,9 @@ class Overview:
     interpolations: list[Interpolation] = field(default_factory=list)
     plane: DecisionPlane | None = None
     """The plane of the means; None unless the model is planar."""
-    points: Tensor | None = None
+    points: Array | None = None
     """Real images in the plane, (N, 2)."""
-    labels: Tensor | None = None
+    labels: Array | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
@@ -89,11 +91,11 @@ class Overview:
             "missing": self.missing,
             "receptive_fields": {
                 name: {
-                    "width_at_half_maximum_pixels": each.width_at_half_maximum,
-                    "images": each.images,
-                    "projections": each.projections,
+                    "width_at_half_maximum_pixels": seen.width_at_half_maximum,
+                    "images": seen.images,
+                    "projections": seen.projections,
                 }
-                for name, each in self.fields.items()
+                for name, seen in self.fields.items()
             },
         }
 
@@ -126,50 +128,37 @@ def explain(
         CandidError: If the model has no latent, or an option is wrong.
 
     Example:
-        >>> from candid import GenerativeClassifier
-        >>> found = explain(GenerativeClassifier.from_preset("digits"), classes="1,7,4", pairs=1)
-        >>> len(found.pairs), found.samples.shape
-        (1, torch.Size([3, 3, 2, 1, 8, 8]))
+        >>> overview = explain("waste", classes="glass,metal,paper", pairs=1)
+        >>> len(overview.pairs), len(overview.similarity.classes)
+        (1, 3)
     """
     chosen = build(ExplainOptions, options)
     if compare_with and chosen.data is None:
         raise CandidError("Models are compared by receptive fields on real images: name some with --data.")
-    loaded = _resolved(model)
-    latent = require_mixture(loaded, "An explanation of a whole model").to(best_device())
-    photo = loaded if isinstance(loaded, PhotoModel) else None
-    if photo is not None and compare_with:
+    loaded = require(_resolved(model), "geometry", "An explanation of a whole model").ready()
+    inverts = can(loaded, "invert")
+    if not inverts and compare_with:
         raise CandidError("Receptive fields are those of pixel models and ResNets: leave --compare-with out.")
-    images = None if chosen.data is None else _Images(latent, chosen, progress)
-    measured = held_out_uncertainty(latent) if images is None else images.measured()
-    similar = similarity(latent, chosen.classes, chosen.order, measured)
-    groups = {name: similarity(latent, spec, chosen.order, measured) for name, spec in chosen.groups.items()}
-    pairs = similar.closest_pairs(chosen.pairs)
-    sampled = sorted(similar.classes)[:SAMPLED_CLASSES]
-    if photo is not None:
-        measured_on = _measured_on(measured, images)
-        known = _known_photos(photo, sampled)
-        shown = NO_THUMBNAILS if photo.known_photos is None else "known photos are shown instead"
-        missing = f"{NO_INVERSE}, so there are no samples and interpolations; {shown}."
-        return Overview(
-            latent.class_names, similar, groups, pairs, measured_on, None, sampled, None, known, missing
-        )
-    plane = decision_plane(latent) if latent.mixture.planar else None
-    found = Overview(
-        latent.class_names,
+    images = None if chosen.data is None else _Images(loaded, chosen, progress)
+    measured = held_out_uncertainty(loaded) if images is None else images.measured()
+    similar = similarity(loaded, chosen.classes, chosen.order, measured)
+    overview = Overview(
+        loaded.class_names,
         similar,
-        groups,
-        pairs,
-        _measured_on(measured, images),
-        mean_spread(latent),
-        sampled,
-        samples(latent, sampled, chosen.temperatures, SAMPLES, chosen.seed),
-        plane=plane,
+        {name: similarity(loaded, spec, chosen.order, measured) for name, spec in chosen.groups.items()},
+        similar.closest_pairs(chosen.pairs),
+        None if measured is None else "held-out images" if images is None else images.name,
+        mean_spread(loaded) if inverts else None,
+        sorted(similar.classes)[:SAMPLED_CLASSES],
     )
+    if not inverts:
+        return _with_known_photos(overview, loaded)
+    overview = _with_samples(overview, loaded, chosen)
     if images is None:
-        return found
-    points, labels = (None, None) if plane is None else images.projected()
+        return overview
+    points, labels = (None, None) if overview.plane is None else images.projected(overview.plane)
     return replace(
-        found,
+        overview,
         fields=images.receptive_fields(
             dict(zip(_names([model, *compare_with]), [loaded, *compare_with], strict=True))
         ),
@@ -179,26 +168,38 @@ def explain(
     )
 
 
-def _measured_on(measured: Tensor | None, images: "_Images | None") -> str | None:
-    return None if measured is None else "held-out images" if images is None else images.name
+def _with_known_photos(overview: Overview, model: PhotoModel) -> Overview:
+    """Add known photos of each class, those nearest to its mean first: a photo model has no samples."""
+    photos = model.known_photos
+    shown = NO_THUMBNAILS if photos is None else "known photos are shown instead"
+    missing = f"{NO_INVERSE}, so there are no samples and interpolations; {shown}."
+    if photos is None:
+        return replace(overview, missing=missing)
+    means = model.places(model.geometry.means())
+    nearest = {
+        y: [photos.picture(row) for row in photos.nearest(means[y], KNOWN, y)] for y in overview.sampled
+    }
+    return replace(overview, known=nearest, missing=missing)
 
 
-def _known_photos(model: PhotoModel, classes: Sequence[int]) -> dict[int, list[Tensor]]:
-    """Return known photos of each class, those nearest to its mean first."""
-    known = model.known_photos
-    if known is None:
-        return {}
-    means = model.places(model.mixture.means(torch.arange(len(model.class_names), device=model.device)))
-    return {y: [known.picture(row) for row in known.nearest(means[y], KNOWN, y)] for y in classes}
+def _with_samples(overview: Overview, model: Any, options: ExplainOptions) -> Overview:
+    """Add samples of a pixel model, and the plane of its means if there is one."""
+    from candid.explanations.counterfactual import samples
+
+    return replace(
+        overview,
+        samples=samples(model, overview.sampled, options.temperatures, SAMPLES, options.seed),
+        plane=decision_plane(model) if model.geometry.planar else None,
+    )
 
 
 def _resolved(model: ModelLike) -> Model:
-    return checkpoint.load_any(model) if isinstance(model, str | Path) else model
+    return checkpoint.resolve(model) if isinstance(model, str | Path) else model
 
 
 def _names(models: Sequence[ModelLike]) -> list[str]:
     """Return a name of its own for each model: from its path if it has one, else its kind."""
-    names = short_names([Path(each if isinstance(each, str | Path) else each.kind) for each in models])
+    names = short_names([Path(model if isinstance(model, str | Path) else model.kind) for model in models])
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
@@ -211,75 +212,69 @@ def open_images(
     return few.preprocess(model.preprocessing, skip_bad, progress, chosen.part), chosen.part
 
 
-@torch.inference_mode()
 def project(
-    model: LatentModel,
-    split: Split,
-    preprocessing: Preprocessing,
-    workers: int = 0,
-    progress: Progress = SILENT,
-    plane: DecisionPlane | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the points of the images of ``split`` in a plane, (N, 2), and labels, (N,).
-
-    Without ``plane``, it is the plane of ``model``, which must be planar.
-    """
-    plane, frozen = decision_plane(model) if plane is None else plane, model.frozen()
+    model: Model, split: Split, plane: DecisionPlane, workers: int = 0, progress: Progress = SILENT
+) -> tuple[Array, Array]:
+    """Return the points of the images of ``split`` in a plane, (N, 2), and labels, (N,)."""
+    frozen, batch = model.frozen(), batch_size(model)
     points, labels = [], []
-    batch = batch_size(model)
-    batches = named_batches(split, preprocessing, batch, workers=workers)
+    batches = named_batches(split, model.preprocessing, batch, workers=workers)
     for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
-        points.append(plane.project(frozen.latent(to_float(images, model.device))))
+        latent = frozen.outputs(to_float(images)).latent
+        assert latent is not None
+        points.append(plane.project(latent))
         labels.append(y)
-    return torch.cat(points), torch.cat(labels)
+    return np.concatenate(points), np.concatenate(labels)
 
 
 class _Images:
     """Real images, and a model's outputs for them."""
 
-    def __init__(self, model: LatentModel, options: ExplainOptions, progress: Progress) -> None:
+    def __init__(self, model: Any, options: ExplainOptions, progress: Progress) -> None:
         assert options.data is not None
         self.model, self.options, self.progress = model, options, progress
-        self.preprocessing = model.preprocessing
         self.split, self.part = open_images(
             model, options.data, options.part, MEASURED_IMAGES, options.skip_bad, progress
         )
-
         self.name = f"{len(self.split):,} images ({self.part})"
 
-    def measured(self) -> Tensor:
-        passes = Runner(self.model, launch(1), workers=self.options.workers, progress=self.progress)
-        found = passes.predictions(self.split, self.preprocessing, self.part)
-        assert found is not None
-        return measured_uncertainty(found.posterior, found.labels)
+    def measured(self) -> Array:
+        process = launch(1, network=can(self.model, "invert"))
+        passes = Runner(self.model, process, workers=self.options.workers, progress=self.progress)
+        predictions = passes.predictions(self.split, self.model.preprocessing, self.part)
+        assert predictions is not None
+        return measured_uncertainty(predictions.posterior, predictions.labels)
 
-    def projected(self) -> tuple[Tensor, Tensor]:
-        return project(self.model, self.split, self.preprocessing, self.options.workers, self.progress)
+    def projected(self, plane: DecisionPlane) -> tuple[Array, Array]:
+        return project(self.model, self.split, plane, self.options.workers, self.progress)
 
     def receptive_fields(self, models: Mapping[str, ModelLike]) -> dict[str, ReceptiveField]:
+        from candid.explanations.receptive_field import channels, receptive_field
+
         shown = self._few(self.options.images)
         fields: dict[str, ReceptiveField] = {}
-        for name, given in models.items():
-            model = _resolved(given)
-            if model.image_shape != self.model.image_shape:
+        for name, source in models.items():
+            network: Any = _resolved(source)
+            if network.image_shape != self.model.image_shape:
                 raise CandidError(f"'{name}' takes images of another size: compare models of the same size.")
-            model.to(self.model.device)
+            network.to(self.model.device)
             projections = self.options.projections
             if projections is None:
-                with torch.no_grad():
-                    channels = model.feature_maps(shown[:1].to(model.device) / 255).shape[1]
-                projections = PROJECTIONS if channels > EXACT_CHANNELS else 0
+                projections = PROJECTIONS if channels(network, shown[:1]) > EXACT_CHANNELS else 0
             fields[name] = receptive_field(
-                model, shown, projections or None, seed=self.options.seed, progress=self.progress
+                network, shown, projections or None, seed=self.options.seed, progress=self.progress
             )
         return fields
 
     def interpolations(self) -> list[Interpolation]:
         """Return interpolations between images that are far apart in the data, if there are enough."""
+        from candid.explanations.counterfactual import interpolate
+
         ends = self._few(2 * INTERPOLATIONS)
         pairs, frozen = len(ends) // 2, self.model.frozen()
         return [interpolate(frozen, ends[i], ends[i + pairs]) for i in range(pairs)]
 
-    def _few(self, count: int) -> Tensor:
+    def _few(self, count: int) -> Array:
         """Return ``count`` images, evenly spread, (N, C, H, W) uint8."""
-        return next(iter(named_batches(self.split.subsample(count), self.preprocessing, count)))[0]
+        few = self.split.subsample(count)
+        return next(iter(named_batches(few, self.model.preprocessing, count)))[0]

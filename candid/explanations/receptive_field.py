@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.numbers import Array
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import generator
-from candid.models.protocol import Model, as_latent
+from candid.models.flow.network import ImageClassifier, array_of
+from candid.models.protocol import can
 
 NUMBERS_A_BATCH = 64 * 3 * 32 * 32
 """Pixels of the images that are differentiated at once: about 100 MB of activations are stored for them."""
@@ -37,9 +40,9 @@ class ReceptiveField:
     colours and l over the channels of u (the appendix of the paper).
     """
 
-    sensitivity: Tensor
+    sensitivity: Array
     """(H, W) in float64."""
-    standard_error: Tensor | None
+    standard_error: Array | None
     """Standard error of an estimate, for these images, (H, W); None if the sensitivity is exact.
 
     An upper bound: the errors of the colours are taken to have a correlation of one.
@@ -52,12 +55,12 @@ class ReceptiveField:
     """Random projections per image; None if the sensitivity is exact."""
 
     @property
-    def cross_section(self) -> Tensor:
+    def cross_section(self) -> Array:
         """Cross-section along the width: mean over the rows of the cell, (W,)."""
         return _rows(self.sensitivity, self.cell)
 
     @property
-    def cross_section_error(self) -> Tensor | None:
+    def cross_section_error(self) -> Array | None:
         """Upper bound of its standard error, (W,), as if the errors of pixels had a correlation of one."""
         return None if self.standard_error is None else _rows(self.standard_error, self.cell)
 
@@ -72,8 +75,8 @@ class ReceptiveField:
 
 @torch.enable_grad()
 def receptive_field(
-    model: Model,
-    images: Tensor,
+    model: ImageClassifier,
+    images: Array,
     projections: int | None = None,
     batch: int | None = None,
     seed: int = 0,
@@ -97,43 +100,50 @@ def receptive_field(
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits", blocks=(1, 1), widths=(4, 4))
-    >>> field = receptive_field(model, torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8))
+    >>> field = receptive_field(model, np.full((2, 1, 8, 8), 99, np.uint8))
     >>> field.sensitivity.shape, field.cell
-    (torch.Size([8, 8]), Cell(top=4, left=4, height=4, width=4))
+    ((8, 8), Cell(top=4, left=4, height=4, width=4))
     """
     _check(model, images, projections, batch)
-    latent = as_latent(model)
-    model = copy.deepcopy(model).eval().requires_grad_(False) if latent is None else latent.frozen()
-    _, column, cell = _centre_column(model, images[:1])
+    folded = can(model, "invert")
+    model = model.frozen() if folded else copy.deepcopy(model).eval().requires_grad_(False)
+    pixels = torch.from_numpy(images)
+    _, column, cell = _centre_column(model, pixels[:1])
     passes = column.shape[1] if projections is None else projections
     del column  # and the activations that its graph keeps
-    batch = min(len(images), batch or max(1, NUMBERS_A_BATCH // images[0].numel()))
-    steps = _sensitivities(model, images, projections, batch, seed)
+    batch = min(len(images), batch or max(1, NUMBERS_A_BATCH // images[0].size))
+    steps = _sensitivities(model, pixels, projections, batch, seed)
     total = math.ceil(len(images) / batch) * passes
-    first = second = torch.zeros(images.shape[2:], dtype=torch.float64)
+    first = second = np.zeros(images.shape[2:])
     for part in progress.track(steps, "receptive field", total, batch):
         if part is not None:
             first = first + part.sum(0)
-            second = second + part.square().sum(0)
-    if not torch.isfinite(first).all():
+            second = second + np.square(part).sum(0)
+    if not np.isfinite(first).all():
         raise NonFiniteError(
             "The gradients of the feature maps are not finite: look at the images and the weights."
         )
     n = len(images)
-    error = None if projections is None else (_error_share(projections) * second).sqrt() / n
+    error = None if projections is None else np.sqrt(_error_share(projections) * second) / n
     return ReceptiveField(first / n, error, cell, n, projections)
 
 
-def full_width(curve: Tensor) -> float | None:
+@torch.no_grad()
+def channels(model: ImageClassifier, images: Array) -> int:
+    """Return how many features each position of the last feature maps has, seen from 8-bit images."""
+    return model.feature_maps(torch.from_numpy(images).to(model.device) / 255).shape[1]
+
+
+def full_width(curve: Array) -> float | None:
     """Return the distance of the outermost points where ``curve`` (n,) is half its maximum, interpolated.
 
     None if it is above half at an end, or nowhere above zero.
 
-    >>> full_width(torch.tensor([0.0, 4.0, 1.0, 3.0, 0.0]))
+    >>> full_width(np.array([0.0, 4.0, 1.0, 3.0, 0.0]))
     2.833...
     """
     half = float(curve.max()) / 2
-    above = (curve > half).nonzero().flatten().tolist()
+    above = np.flatnonzero(curve > half).tolist()
     if half <= 0 or above[0] == 0 or above[-1] == len(curve) - 1:
         return None
 
@@ -147,9 +157,9 @@ def full_width(curve: Tensor) -> float | None:
 
 
 def _sensitivities(
-    model: Model, images: Tensor, projections: int | None, batch: int, seed: int
-) -> Iterator[Tensor | None]:
-    """Yield, after each backward pass, None or the sensitivities that are complete, (B, H, W) on the CPU."""
+    model: ImageClassifier, images: Tensor, projections: int | None, batch: int, seed: int
+) -> Iterator[Array | None]:
+    """Yield, after each backward pass, None or the sensitivities that are complete, (B, H, W)."""
     for start in range(0, len(images), batch):
         x, column, _ = _centre_column(model, images[start : start + batch])
         draws = [generator(seed, number) for number in range(start, start + len(x))]
@@ -170,10 +180,10 @@ def _sensitivities(
                 yield None
         if projections is not None:
             sums = math.cos(math.pi / (2 * projections)) ** projections * (sums / projections).exp()
-        yield sums.sum(1).cpu()
+        yield array_of(sums.sum(1))
 
 
-def _centre_column(model: Model, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
+def _centre_column(model: ImageClassifier, images: Tensor) -> tuple[Tensor, Tensor, Cell]:
     """Return the images as the model takes them, their centre features (B, C), and where the centre is."""
     x = images.to(model.device, model.dtype)
     x = (x / 255 if images.dtype == torch.uint8 else x).detach().requires_grad_()
@@ -200,12 +210,13 @@ def _error_share(projections: int) -> float:
     return 1 - math.cos(math.pi / m) ** m / math.cos(math.pi / (2 * m)) ** (2 * m)
 
 
-def _rows(values: Tensor, cell: Cell) -> Tensor:
-    return values[cell.top : cell.top + cell.height].mean(0)
+def _rows(values: Array, cell: Cell) -> Array:
+    averaged: Array = values[cell.top : cell.top + cell.height].mean(0)
+    return averaged
 
 
-def _check(model: Model, images: Tensor, projections: int | None, batch: int | None) -> None:
-    if images.dtype != torch.uint8 and not images.is_floating_point():
+def _check(model: ImageClassifier, images: Array, projections: int | None, batch: int | None) -> None:
+    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
         raise CandidError(
             f"Images must be 8-bit or floats in [0, 1], not {images.dtype}: convert them first."
         )
@@ -213,7 +224,7 @@ def _check(model: Model, images: Tensor, projections: int | None, batch: int | N
         expected, shape = (" x ".join(map(str, s)) for s in (model.image_shape, images.shape))
         raise CandidError(
             f"The receptive field needs a batch of {expected} images (channels x height x width), "
-            f"not a tensor of {shape or 'no dimensions'}: resize or crop them first."
+            f"not an array of {shape or 'no dimensions'}: resize or crop them first."
         )
     if projections is not None and projections < FEWEST_PROJECTIONS:
         raise CandidError(

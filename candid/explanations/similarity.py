@@ -1,18 +1,18 @@
 """Class similarity: the distances of the class means, and what follows from them."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-import torch
-from scipy.cluster.hierarchy import leaves_list, linkage
-from torch import Tensor
+import numpy as np
 
-from candid._support.errors import CandidError
-from candid.explanations.classes import chosen_classes
-from candid.models.protocol import Model, require_mixture
-from candid.trust.judge import HeldOut
+from candid._support.errors import CandidError, did_you_mean
+from candid._support.numbers import Array
+from candid.judging.held_out import HeldOut
+from candid.models.protocol import Model, require
 
 DIFFERENCE = 1.5
 """Expected and measured uncertainties that differ by more than this factor are shown side by side."""
@@ -45,20 +45,20 @@ class Similarity:
     classes: tuple[int, ...]
     """Class numbers."""
     names: tuple[str, ...]
-    distances: Tensor
+    distances: Array
     """|mu_i - mu_j| in standard deviations of a class, (n, n), float64."""
-    uncertainty: Tensor
+    uncertainty: Array
     """`expected_uncertainty` of the distances, (n, n), float64."""
-    measured: Tensor | None = None
+    measured: Array | None = None
     """The same, measured on images, (n, n), NaN for pairs without images; None if nothing was measured."""
 
     def closest_pairs(self, count: int = 10) -> list[Pair]:
         """Return the ``count`` most similar pairs of classes, or all if fewer, by rising distance."""
         if count < 1:
             raise CandidError(f"The number of closest pairs must be at least 1, not {count}.")
-        pairs = torch.triu_indices(len(self.classes), len(self.classes), offset=1)
-        nearest = self.distances[pairs[0], pairs[1]].argsort(stable=True)[:count]
-        return [self.pair(i, j) for i, j in pairs[:, nearest].T.tolist()]
+        rows, columns = np.triu_indices(len(self.classes), k=1)
+        nearest = np.argsort(self.distances[rows, columns], kind="stable")[:count]
+        return [self.pair(int(rows[i]), int(columns[i])) for i in nearest]
 
     def pair(self, i: int, j: int) -> Pair:
         """Return the pair in row ``i`` and column ``j``."""
@@ -67,12 +67,11 @@ class Similarity:
         return Pair(first, second, float(self.distances[i, j]), float(self.uncertainty[i, j]), measured)
 
 
-@torch.no_grad()
 def similarity(
     model: Model,
     classes: str | Sequence[str | int] | None = None,
     order: Literal["clustering", "given"] = "clustering",
-    measured: Tensor | None = None,
+    measured: Array | None = None,
 ) -> Similarity:
     """Return the distances of all class means, or of those that `chosen_classes` finds for ``classes``.
 
@@ -80,23 +79,22 @@ def similarity(
     ``"given"`` keeps the order of ``classes``. ``measured`` are the uncertainties between all M classes on
     images, (M, M); by default those that were measured on held-out images and are stored with the model.
 
-    >>> from candid import GenerativeClassifier
-    >>> model = GenerativeClassifier.from_preset("digits")
-    >>> found = similarity(model, "7,1,3", order="given")
-    >>> found.classes, found.distances.shape
-    ((7, 1, 3), torch.Size([3, 3]))
-    >>> found.closest_pairs(1)[0].distance == found.distances[found.distances > 0].min()
-    tensor(True)
+    >>> import candid
+    >>> similar = similarity(candid.load("waste"), "trash,glass,paper", order="given")
+    >>> similar.classes, similar.distances.shape
+    ((5, 1, 3), (3, 3))
+    >>> similar.closest_pairs(1)[0].distance == similar.distances[similar.distances > 0].min()
+    True
     """
-    model = require_mixture(model, "The similarity of classes")
+    require(model, "geometry", "The similarity of classes")
     if order not in ("clustering", "given"):
         raise CandidError(f"The order of classes is 'clustering' or 'given', not '{order}'.")
     names = model.class_names
     chosen = list(range(len(names))) if classes is None else chosen_classes(names, classes)
     if len(chosen) < 2:
         raise CandidError("Similarity is between classes: choose at least two.")
-    distances = model.mixture.pairwise_distances().cpu()
-    if not distances.isfinite().all():
+    distances = model.geometry.distances()
+    if not np.isfinite(distances).all():
         raise CandidError("The model's class means are infinite or NaN: give one whose training went well.")
     distances = (0.5 * (distances + distances.T))[chosen][:, chosen]  # symmetric to the last bit
     if order == "clustering":
@@ -108,49 +106,56 @@ def similarity(
         tuple(names[c] for c in chosen),
         distances,
         expected_uncertainty(distances),
-        None if measured is None else measured[chosen][:, chosen].double(),
+        None if measured is None else measured[chosen][:, chosen].astype(np.float64),
     )
 
 
-def _clustered(distances: Tensor) -> list[int]:
+def _clustered(distances: Array) -> list[int]:
     """Return the rows of ``distances`` in the order of a tree of average linkage."""
-    rows, columns = torch.triu_indices(len(distances), len(distances), offset=1)
-    tree = linkage(distances[rows, columns].numpy(), "average", optimal_ordering=len(distances) <= OPTIMAL)
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    condensed = distances[np.triu_indices(len(distances), k=1)]
+    tree = linkage(condensed, "average", optimal_ordering=len(distances) <= OPTIMAL)
     return [int(leaf) for leaf in leaves_list(tree)]
 
 
-def expected_uncertainty(distance: Tensor | float) -> Tensor:
+def expected_uncertainty(distance: Array | float) -> Array:
     """Return ``1 - E[c] = Phi(-d / 2)`` of decisions between two classes with means d apart, in float64.
 
     c is the posterior of the more probable one of the two; the expectation is over latents that follow the
     model's own density, with equal priors. It is 1/2 at distance 0 and underflows to 0 beyond 76;
     `log_expected_uncertainty` does not.
 
-    >>> expected_uncertainty(torch.tensor([0.0, 1.7, 3.8]))
-    tensor([0.5000, 0.1977, 0.0287], dtype=torch.float64)
+    >>> expected_uncertainty(np.array([0.0, 1.7, 3.8])).round(4)
+    array([0.5   , 0.1977, 0.0287])
     """
-    # torch.special.ndtr is 1 + erf, which is 0 from distance 17 on.
-    return 0.5 * torch.special.erfc(_checked(distance) / math.sqrt(8))
+    from scipy.special import erfc
+
+    uncertainty: Array = 0.5 * erfc(_checked(distance) / math.sqrt(8))
+    return uncertainty
 
 
-def log_expected_uncertainty(distance: Tensor | float) -> Tensor:
+def log_expected_uncertainty(distance: Array | float) -> Array:
     """Return ``log Phi(-d / 2)`` in nats, float64.
 
-    >>> log_expected_uncertainty(100.0)
-    tensor(-1254.8314, dtype=torch.float64)
+    >>> round(float(log_expected_uncertainty(100.0)), 4)
+    -1254.8314
     """
-    return torch.special.log_ndtr(-0.5 * _checked(distance))
+    from scipy.special import log_ndtr
+
+    log_uncertainty: Array = log_ndtr(-0.5 * _checked(distance))
+    return log_uncertainty
 
 
-def held_out_uncertainty(model: Model) -> Tensor | None:
+def held_out_uncertainty(model: Model) -> Array | None:
     """Return the uncertainty between each two classes on held-out images, (M, M), if the model carries it."""
     held_out = HeldOut.of(model)
     return None if held_out is None else held_out.pair_uncertainty
 
 
-def entry(measured: Tensor | None, i: int, j: int) -> float | None:
+def entry(measured: Array | None, i: int, j: int) -> float | None:
     """Return ``measured[i, j]``; None if it was not measured."""
-    if measured is None or measured[i, j].isnan():
+    if measured is None or np.isnan(measured[i, j]):
         return None
     return float(measured[i, j])
 
@@ -164,9 +169,126 @@ def differ(expected: float, measured: float | None) -> bool:
     return measured is not None and max(expected, measured) > DIFFERENCE * min(expected, measured)
 
 
-def _checked(distance: Tensor | float) -> Tensor:
-    checked = torch.as_tensor(distance, dtype=torch.float64)
+def _checked(distance: Array | float) -> Array:
+    checked = np.asarray(distance, np.float64)
     bad = checked[~(checked >= 0)]
     if len(bad):
         raise CandidError(f"Distances of class means are numbers from 0 on, not {float(bad[0])}.")
     return checked
+
+
+LONGEST_HINT = 300
+
+
+def chosen_classes(names: Sequence[str], spec: str | Sequence[str | int]) -> list[int]:
+    """Return class numbers from class names, class numbers and patterns with ``*``, ``?`` and ``[]``.
+
+    ``spec`` is a list of them or a string with commas between them. Names may have commas, too: in a string
+    the longest name that fits is taken. A name comes before a number, a number before a pattern. The order is
+    kept, a class that comes again is left out; a name of several classes stands for all of them.
+
+    >>> chosen_classes(["tench, Tinca tinca", "cat", "tiger cat", "dog"], "dog, *cat, 0, tench, Tinca tinca")
+    [3, 1, 2, 0]
+    """
+    if isinstance(spec, str):
+        spec = _split(names, spec)
+    if not spec:
+        raise CandidError("No classes are chosen: give names, numbers or patterns with commas between them.")
+    return list(dict.fromkeys(number for item in spec for number in _numbers(names, item)))
+
+
+def _split(names: Sequence[str], spec: str) -> list[str]:
+    """Return the items of a string; pieces between commas stay together if they are a name."""
+    most = 1 + max(name.count(",") for name in names)
+    pieces, items = spec.split(","), []
+    while pieces:
+        for length in range(min(most, len(pieces)), 0, -1):
+            item = ",".join(pieces[:length]).strip()
+            if item in names or length == 1:
+                break
+        items.append(item)
+        pieces = pieces[length:]
+    return [item for item in items if item]
+
+
+def _numbers(names: Sequence[str], item: str | int) -> list[int]:
+    """Return the classes that one name, number or pattern stands for."""
+    if isinstance(item, str):
+        if equal := [number for number, name in enumerate(names) if name == item]:
+            return equal
+        if not item.removeprefix("-").isdecimal():
+            if matching := [number for number, name in enumerate(names) if fnmatchcase(name, item)]:
+                return matching
+            raise CandidError(f"The model has no class '{item}': {_hint(item, names)}")
+    number = operator.index(item) if not isinstance(item, str) else int(item)
+    if not 0 <= number < len(names):
+        raise CandidError(f"The model has no class {number}: class numbers go from 0 to {len(names) - 1}.")
+    return [number]
+
+
+def _hint(item: str, names: Sequence[str]) -> str:
+    """Return the nearest names, few enough for one sentence."""
+    holding = [name for name in names if item.lower() in name.lower()]
+    hint = did_you_mean(item, holding or names)
+    return hint if len(hint) < LONGEST_HINT else f"choose from its {len(names)} names, such as '{names[0]}'."
+
+
+CHUNK = 4096
+"""Columns of the prototypes that are computed at a time in float64."""
+
+
+def dct_basis(height: int, width: int) -> Array:
+    """Return the image that each coefficient is the product with, (height, width, height, width), float64.
+
+    ``[i, j]`` is the image of frequency i along the height and j along the width: with feature map f the
+    coefficient is ``(basis[i, j] * f).sum()``. The images are orthonormal.
+
+    >>> dct_basis(1, 2)[0].round(4)
+    array([[[ 0.7071,  0.7071]],
+    <BLANKLINE>
+           [[ 0.7071, -0.7071]]])
+    """
+    if min(height, width) < 1:
+        raise CandidError(f"A feature map has at least 1 x 1 positions, not {height} x {width}.")
+    from scipy.fft import dct
+
+    down, across = (dct(np.eye(side), norm="ortho", axis=0) for side in (height, width))
+    basis: Array = down[:, None, :, None] * across[None, :, None, :]
+    return basis
+
+
+def mean_spread(model: Model) -> Array:
+    """Return how much the class means differ in each cosine coefficient, (height, width), float64.
+
+    ``[i, j]`` is the standard deviation over classes (divisor M) of the entries of mu_y at frequency i along
+    the height and j along the width, averaged over channels, in standard deviations of a class. Where it is
+    0 the coefficient doesn't affect the classification.
+
+    >>> from candid import GenerativeClassifier
+    >>> mean_spread(GenerativeClassifier.from_preset("cifar")).shape
+    (4, 4)
+    """
+    network = require(model, "invert", "The spread of class means")
+    mixture = network.mixture
+    mean, prototypes = (part.detach().cpu().numpy() for part in (mixture.mean, mixture.prototypes))
+    weights = None if mixture.weights is None else mixture.weights.detach().cpu().numpy()
+    height, width = network.grid
+    spreads = [_spread(mean, None)]
+    spreads += [
+        _spread(prototypes[:, start : start + CHUNK], weights)
+        for start in range(0, prototypes.shape[1], CHUNK)
+    ]
+    by_frequency = np.concatenate(spreads).reshape(width, height, -1)  # z runs along the width slowest
+    return by_frequency.mean(2).T
+
+
+def _spread(rows: Array, weights: Array | None) -> Array:
+    """Return the standard deviations of the columns of ``weights @ rows``, or of ``rows``, (columns,)."""
+    rows = rows.astype(np.float64)
+    per_class = rows if weights is None else weights.astype(np.float64)
+    centred = (per_class - per_class.mean(0)) / len(per_class) ** 0.5
+    if weights is not None:
+        # |R p|^2 is the variance of alpha_y . p over classes: what is formed has K rows, not M.
+        centred = np.linalg.qr(centred, mode="r") @ rows
+    norms: Array = np.linalg.norm(centred, axis=0)
+    return norms

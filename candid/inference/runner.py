@@ -7,35 +7,22 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
-from torch import Tensor
 
-from candid._support.distributed import first_error, gathered
 from candid._support.errors import CandidError
-from candid._support.files import cache_file, digest
+from candid._support.files import cache_file
+from candid._support.numbers import Array, digest, log_softmax, logsumexp, use_threads
+from candid._support.processes import OneProcess, Processes, first_error, gathered, launch
 from candid._support.progress import SILENT, Progress
-from candid._support.threads import use_threads
-from candid.data.augment import reflected_frame, ten_crops
-from candid.data.images import Preprocessing, image_keys
-from candid.data.loader import NamedBatch, named_batches
+from candid.data.batches import NamedBatch, named_batches
+from candid.data.crops import reflected_frame, ten_crops
+from candid.data.images import Preprocessing, image_keys, to_float
 from candid.data.splits import Split
-from candid.inference.predictions import (
-    FEATURES,
-    NO_MEASURES,
-    Measure,
-    Predictions,
-    batch_size,
-    predict,
-    to_float,
-    without_noise,
-)
-from candid.models.protocol import Model, Outputs
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+from candid.inference.predictions import FEATURES, NO_MEASURES, Measure, Predictions, predict, without_noise
+from candid.models.protocol import Model, Outputs, batch_size
 
 T = TypeVar("T")
 VERSION = 3
@@ -45,12 +32,17 @@ MARGIN = 8 / 7
 """Ten crops are taken from an image that is larger by this factor: 256 pixels for 224."""
 
 
+def launch_for(model: Model, devices: int | None = None) -> Processes:
+    """Start the processes that share a pass of ``model``; one that is no network runs without torch."""
+    return launch(devices, network=hasattr(model, "parameters"))
+
+
 class Transform(NamedTuple):
     """Something that is done to 8-bit images (B, C, H, W) before the model sees them."""
 
     key: str
     """Distinguishes transforms in the cache."""
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[[Array], Array]
 
 
 class Runner:
@@ -62,14 +54,14 @@ class Runner:
     def __init__(
         self,
         model: Model,
-        fabric: "Fabric | None" = None,
+        processes: Processes | None = None,
         folder: Path | None = None,
         workers: int = 0,
         progress: Progress = SILENT,
     ) -> None:
-        self.fabric = fabric or _one_process()
-        self.is_first = self.fabric.is_global_zero
-        self.model = model.eval().to(self.fabric.device)
+        self.processes = processes or OneProcess()
+        self.is_first = self.processes.is_global_zero
+        self.model = model.ready()
         use_threads(self.model)
         self.frozen = self.model.frozen()
         self.batch = batch_size(model)
@@ -92,9 +84,8 @@ class Runner:
             measures: what else to measure of each image; keys of the images are added.
             transform: what to do to the images first.
         """
-        parts = (vars(measure).values() for measure in measures.values() if hasattr(measure, "__dict__"))
-        tensors = [value for part in parts for value in part if isinstance(value, Tensor)]
-        key = digest(*tensors).hexdigest() + ("" if transform is None else transform.key)
+        learned = [array for measure in measures.values() for array in getattr(measure, "arrays", ())]
+        key = digest(*learned).hexdigest() + ("" if transform is None else transform.key)
         measures = {**measures, "keys": _image_keys}
 
         def make(batch: NamedBatch) -> Predictions:
@@ -114,19 +105,18 @@ class Runner:
         """
         quiet = without_noise(self.frozen)
 
-        @torch.inference_mode()
         def make(batch: NamedBatch) -> Predictions:
-            found = predict(self.frozen, *batch)
+            predictions = predict(self.frozen, *batch)
             if quiet is self.frozen:
-                return found
-            return replace(found, logits=quiet.logits(to_float(batch[0], self.fabric.device)).cpu())
+                return predictions
+            return replace(predictions, logits=quiet.outputs(to_float(batch[0])).logits)
 
         view = replace(preprocessing, published="centre")
         return self._cached_or_made(make, split, view, f"{name}, as published", self.batch, NO_NOISE)
 
     def ten_crops(
         self, split: Split, preprocessing: Preprocessing, name: str, published: bool = False
-    ) -> Tensor | None:
+    ) -> Array | None:
         """Return log posteriors averaged over ten crops, (N, M); None in all processes but the first.
 
         Photos are resized to 8/7 of the model's size, and the crops are those of the central square. Images
@@ -148,20 +138,19 @@ class Runner:
         elif not reflected:
             view = replace(preprocessing, height=sides[0], width=sides[1], crop="none")
 
-        @torch.inference_mode()
         def averaged(batch: NamedBatch) -> Predictions:
             crops, labels, paths = batch
             if not published:
                 larger = reflected_frame(crops, sides) if reflected else crops
                 crops = ten_crops(larger, preprocessing.size)
-            logits = model.outputs(to_float(crops.flatten(0, 1), self.fabric.device)).logits
-            of_crops = logits.double().log_softmax(1).unflatten(0, (-1, 10)).cpu()
-            mean = of_crops.logsumexp(1) - math.log(10)
-            return Predictions(paths, labels, mean, torch.zeros(mean.shape[1]))
+            logits = model.outputs(to_float(crops.reshape(-1, *crops.shape[2:]))).logits
+            of_crops = log_softmax(logits.astype(np.float64)).reshape(len(crops), 10, -1)
+            mean = logsumexp(of_crops, axis=1) - math.log(10)
+            return Predictions(paths, labels, mean, np.zeros(mean.shape[1], np.float32))
 
         name = f"{TEN_CROPS} of {name}"
-        found = self._cached_or_made(averaged, split, view, name, max(1, self.batch // 10), key)
-        return None if found is None else found.logits
+        predictions = self._cached_or_made(averaged, split, view, name, max(1, self.batch // 10), key)
+        return None if predictions is None else predictions.logits
 
     def each(
         self,
@@ -176,7 +165,7 @@ class Runner:
 
         All processes raise an error that one of them meets.
         """
-        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        rank, processes = self.processes.global_rank, self.processes.world_size
         batch = batch or self.batch
         results, error = [], None
         try:
@@ -186,7 +175,7 @@ class Runner:
                 results.append(work(item))
         except CandidError as problem:
             error = problem
-        error = first_error(self.fabric, error)
+        error = first_error(self.processes, error)
         if error is not None:
             raise error
         return results
@@ -202,12 +191,12 @@ class Runner:
         def make(batch: NamedBatch) -> Predictions:
             return predict(self.frozen, *batch, FEATURES)
 
-        batches = math.ceil(most / self.batch / self.fabric.world_size)
+        batches = math.ceil(most / self.batch / self.processes.world_size)
         return self._joined(self.each(make, split, preprocessing, name, most=batches))
 
     def _joined(self, own: list[Predictions]) -> Predictions | None:
         """Return the batches of all processes in order; None in all processes but the first."""
-        by_process = gathered(self.fabric, own)
+        by_process = gathered(self.processes, own)
         in_turn = [part for parts in zip_longest(*by_process) for part in parts if part is not None]
         return Predictions.joined(in_turn) if self.is_first else None
 
@@ -222,22 +211,23 @@ class Runner:
         columns: Iterable[str] = (),
     ) -> Predictions | None:
         file = self._file(name, split, preprocessing, key) if self.is_first else None
-        found = self._cached(file, split)
-        if found is not None and not all(column in found.columns for column in columns):
-            found = None  # it was made for scores that need less
-        if self.fabric.broadcast(found is not None):
-            return found
-        found = self._joined(self.each(make, split, preprocessing, name, batch))
-        if found is None:
+        predictions = self._cached(file, split)
+        if predictions is not None and not all(column in predictions.columns for column in columns):
+            predictions = None  # it was made for scores that need less
+        if self.processes.broadcast(predictions is not None):
+            return predictions
+        predictions = self._joined(self.each(make, split, preprocessing, name, batch))
+        if predictions is None:
             return None
         if not split.can_index:  # in one order for any number of processes
-            found = found[torch.tensor(sorted(range(len(found)), key=found.paths.__getitem__))]
+            order = sorted(range(len(predictions)), key=predictions.paths.__getitem__)
+            predictions = predictions[np.array(order, np.int64)]
         try:
             if file is not None:
-                found.save(file, split.state())
+                predictions.save(file, split.state())
         except (OSError, SafetensorError) as error:
             self.progress.log(f"The results can't be cached in '{self.folder}' for later studies: {error}")
-        return found
+        return predictions
 
     def _file(self, name: str, split: Split, preprocessing: Preprocessing, key: str) -> Path | None:
         """Return the file for a hash of everything that decides what is in it; ``name`` is for people."""
@@ -251,30 +241,24 @@ class Runner:
         )
         if preprocessing.published is not None:
             described += f" published: {preprocessing.published}"
-        found = self.model_hash.copy()
-        found.update(described.encode())
-        found.update(split.fingerprint())
-        return cache_file(self.folder, name, found)
+        hashed = self.model_hash.copy()
+        hashed.update(described.encode())
+        hashed.update(split.fingerprint())
+        return cache_file(self.folder, name, hashed)
 
     @cached_property
     def model_hash(self) -> "hashlib._Hash":
         """The hash of all weights; copy it before adding to it."""
-        return digest(*self.model.state_dict().values())
+        return digest(*self.model.state().values())
 
     def _cached(self, file: Path | None, split: Split) -> Predictions | None:
         if file is None or not file.exists():
             return None
-        found = Predictions.load(file, split.state())
-        if found is None:
+        predictions = Predictions.load(file, split.state())
+        if predictions is None:
             self.progress.log(f"'{file}' is damaged or its images were replaced: it is computed again.")
-        return found
+        return predictions
 
 
-def _one_process() -> "Fabric":
-    from lightning_fabric import Fabric
-
-    return Fabric(accelerator="cpu", devices=1)
-
-
-def _image_keys(images: Tensor, outputs: Outputs) -> Tensor:
+def _image_keys(images: Array, outputs: Outputs) -> Array:
     return image_keys(images)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from candid._support.errors import CandidError
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
+from candid.data import Part
 from candid.data.datasets import open_part
-from candid.data.options import Part
 from candid.data.splits import Split
 from candid.inference.options import DataOptions
 from candid.models import checkpoint

@@ -5,153 +5,94 @@ a digest of itself, of each file, and of the model that the held-out scores were
 Loading reads numbers and text; it runs no code from the files.
 """
 
+import hashlib
 import json
 import logging
 import os
+import re
+import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from safetensors import SafetensorError
 
-from candid._support.config import from_dict, to_dict
-from candid._support.errors import CandidError, CheckpointError, did_you_mean
-from candid._support.version import __version__
-from candid.models import eyes, zoo
-from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.config import ClassifierConfig, Memory, checked_names
-from candid.models.heads.adopted import AdoptedConfig, AdoptedModel
-from candid.models.heads.photo import PhotoConfig, PhotoModel
-from candid.models.model_files import (
-    FORMAT,
-    FORMAT_VERSION,
-    loaded_again,
-    read_json,
-    read_part,
-    saving,
-    write_parts,
-)
-from candid.models.model_files import (
-    RECORD as RECORD,
-)
-from candid.models.protocol import Model, weights_digest
-from candid.models.resnet import ResNet, ResNetConfig
+from candid._support import __version__
+from candid._support.errors import CandidError, CheckpointError, did_you_mean, missing_extra
+from candid._support.numbers import Array, tensors_of
+from candid._support.old_formats import HELD_OUT, version_1_digest
+from candid._support.options import checked_names, from_dict, without_repeats
+from candid.models import zoo
+from candid.models.protocol import ModelBase
+
+if TYPE_CHECKING:
+    from candid.models.flow.config import ClassifierConfig, Memory
+
+TRIES = 100
+"""How often a folder that others save to at the same time is read again."""
+
+RECORD = zoo.RECORD
+FORMAT, FORMAT_VERSION = "candid-model", 2
+READABLE = (1, FORMAT_VERSION)
+"""Version 1 has no digests and calls the held-out scores "calibration"."""
+PARTS = {"weights": "weights", "held_out": "held-out scores", "thumbnails": "thumbnails"}
+"""What a model consists of: each in a file ``weights-<hash>.safetensors`` that the record names."""
+OURS = re.compile(rf"({'|'.join(PARTS)}|calibration)-[0-9a-f]{{16}}\.safetensors")
+"""Files of tensors that were written here: no others are read or removed."""
+_OLD: set[Path] = set()
+"""Folders of version 1 that were mentioned."""
 
 FINGERPRINT = "fingerprint"
 """In the held-out scores: the fingerprint of the model that they were measured with begins it, in uint8."""
 RUN = zoo.RUN
 """Where the folder of a training run has its model."""
 log = logging.getLogger("candid")
+T = TypeVar("T")
 
 
 class Kind(NamedTuple):
-    """A kind of model that can be saved and loaded."""
+    """Where the classes of a kind of model are; they are imported when such a model is loaded."""
 
-    config: Any
-    """The dataclass that rebuilds it."""
-    build: Callable[[Any, list[str], Memory], Any]
-    """From configuration, class names and how to save memory in training."""
+    module: str
+    config: str
+    """The dataclass that rebuilds the model."""
+    model: str
+    network: bool = False
+    """Whether it needs torch."""
+
+    def imported(self, name: str) -> Any:
+        """Return the class of this name: ``config`` or ``model``."""
+        try:
+            return getattr(import_module(self.module), name)
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, f"A {self.model}") or error from error
 
 
 KINDS: dict[str, Kind] = {
-    "generative": Kind(ClassifierConfig, GenerativeClassifier),
-    "resnet": Kind(ResNetConfig, lambda config, names, memory: ResNet(config, names)),
-    "photo": Kind(PhotoConfig, lambda config, names, memory: PhotoModel(config, names)),
-    "adopted": Kind(AdoptedConfig, lambda config, names, memory: AdoptedModel(config, names)),
+    "generative": Kind("candid.models.flow.classifier", "ClassifierConfig", "GenerativeClassifier", True),
+    "resnet": Kind("candid.models.resnet", "ResNetConfig", "ResNet", True),
+    "photo": Kind("candid.models.photo.model", "PhotoConfig", "PhotoModel"),
+    "adopted": Kind("candid.models.photo.adopted", "AdoptedConfig", "AdoptedModel"),
 }
 """All kinds by the name that :attr:`Model.kind` gives: a new one is one entry here."""
 
 
-def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path:
-    """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
-
-    One process saves to a folder at a time; another one waits.
-
-    Args:
-        model: of any kind in :data:`KINDS`. Held-out scores that were measured before its weights, classes
-            or preprocessing changed are left out.
-        path: the folder.
-        half: whether to store the network's matrices and kernels in half precision. That halves the file and
-            rounds them, so held-out scores are left out, too. Class means stay exact.
-
-    Returns:
-        The folder.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> model = GenerativeClassifier.from_preset("digits")
-    >>> with TemporaryDirectory() as folder:
-    ...     load(save(model, folder)).config == model.config
-    True
-    """
-    folder = Path(path)
-    if folder.is_file():
-        raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
-    if getattr(model, "kind", None) not in KINDS:
-        raise CheckpointError(
-            f"A {type(model).__name__} is not a model of candid ({', '.join(KINDS)}): "
-            "save it with torch.save."
-        )
-    if getattr(model, "is_frozen", False):
-        raise CheckpointError("A frozen model can't be saved: save the one it was made from.")
-    record = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "library_version": __version__,
-        "kind": model.kind,
-        "config": to_dict(model.config),
-        "class_names": list(model.class_names),
-        "metadata": model.metadata,
-    }
-    try:
-        json.dumps(model.metadata, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The metadata can't be written as JSON: {error}.") from error
-    weights, scores = model.state_dict(), model.held_out
-    if half:
-        weights, scores = {name: _halved(name, tensor) for name, tensor in weights.items()}, {}
-    elif scores.keys() - {"training_keys"} and not scores_belong(model):
-        log.warning("The held-out scores are left out: the model has changed since. Calibrate it again.")
-        scores = {}
-    thumbnails = getattr(model, "thumbnails", {})
-    with saving(folder):
-        write_parts(folder, record, {"weights": weights, "held_out": scores, "thumbnails": thumbnails})
-    return folder
-
-
-EXACT = ("mixture.", "flow.span.")
-"""Tensors that are never rounded to half precision: posteriors depend on them directly."""
-
-
-def _halved(name: str, tensor: Tensor) -> Tensor:
-    """Return the tensor in half precision; vectors and numbers too large for it stay as they are."""
-    if tensor.ndim < 2 or not tensor.is_floating_point() or name.startswith(EXACT):
-        return tensor
-    rounded = tensor.half()
-    return rounded if rounded.isfinite().all() else tensor
-
-
-def save_held_out(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write the held-out scores of ``model`` into the folder it was loaded from; its weights stay there."""
-    folder = own_folder(path)
-    with saving(folder):
-        record = read_json(folder)
-        record.pop("calibration", None)
-        write_parts(folder, record, {"held_out": model.held_out})
-
-
-def scores_belong(model: Model) -> bool:
+def scores_belong(model: Any) -> bool:
     """Return whether the held-out scores of ``model`` were measured with the model as it is now."""
     scores = model.held_out
     if FINGERPRINT in scores:
-        return bytes(scores[FINGERPRINT].byte().flatten()[:32].tolist()).hex() == model.fingerprint()
-    old = weights_digest(model)  # version 1: of the weights alone
-    old.update(b"3")
-    found = scores.get("weights")
-    return found is not None and found.dtype == torch.uint8 and bytes(found.tolist()) == old.digest()
+        return bytes(scores[FINGERPRINT].astype(np.uint8).ravel()[:32]).hex() == model.fingerprint()
+    stored = scores.get("weights")
+    return (
+        stored is not None
+        and stored.dtype == np.uint8
+        and bytes(stored) == version_1_digest(model.weights_digest())
+    )
 
 
-def load(path: str | os.PathLike[str], memory: Memory = "plain", held_out: bool = True) -> Any:
+def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: bool = True) -> Any:
     """Return the model saved in the folder ``path``: in float32, in evaluation mode, on the CPU.
 
     Args:
@@ -171,17 +112,17 @@ def load(path: str | os.PathLike[str], memory: Memory = "plain", held_out: bool 
     return loaded_again(folder / RECORD, lambda: _load(folder, memory, held_out))
 
 
-def _load(folder: Path, memory: Memory, held_out: bool) -> Any:
+def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
     record = _read_record(folder)
-    with torch.device("meta"):
-        model = KINDS[record["kind"]].build(record["config"], record["class_names"], memory)
+    model = _without_weights(KINDS[record["kind"]], record["config"], record["class_names"])
+    if hasattr(model, "memory"):
+        model.memory = memory
     model.metadata, model.folder = record["metadata"], folder
     try:
         model.record  # noqa: B018  checks its types
     except CandidError as error:
         raise CheckpointError(f"'{folder / RECORD}' was edited: {error}") from error
     load_weights(model, read_part(folder, "weights", record["weights"]), source=str(folder))
-    model = model.float().eval().to(memory_format=torch.channels_last)
     if isinstance(record.get("thumbnails"), dict):
         model.thumbnails = read_part(folder, "thumbnails", record["thumbnails"])
     if held_out and record.get("held_out") is not None:
@@ -194,8 +135,15 @@ def _load(folder: Path, memory: Memory, held_out: bool) -> Any:
     return model
 
 
-load_any = load
-"""The name that :func:`load` had for all kinds of models."""
+def _without_weights(kind: Kind, config: Any, class_names: list[str]) -> Any:
+    """Return a new model; the weights of a network have no memory yet."""
+    model_class = kind.imported(kind.model)
+    if not kind.network:
+        return model_class(config, class_names)
+    import torch
+
+    with torch.device("meta"):
+        return model_class(config, class_names)
 
 
 def resolve(model: Any) -> Any:
@@ -213,31 +161,40 @@ def resolve(model: Any) -> Any:
     return model
 
 
-def load_config(path: str | os.PathLike[str]) -> ClassifierConfig:
+def load_config(path: str | os.PathLike[str]) -> "ClassifierConfig":
     """Return the configuration of the generative classifier in the folder ``path``, without its weights."""
-    config = _read_record(model_folder(path))["config"]
-    if not isinstance(config, ClassifierConfig):
+    record = _read_record(model_folder(path))
+    if record["kind"] != "generative":
         raise CheckpointError(
             f"'{path}' has no invertible network: name a pixel model, such as 'cifar10-beta1'."
         )
+    config: ClassifierConfig = record["config"]
     return config
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Put ``state`` into ``model`` after every name and shape was found right."""
-    expected = model.state_dict()
-    for name in sorted(expected.keys() ^ state.keys()):
-        problem = "lacks" if name in expected else "has an unknown"
+def named_model(name: str) -> Any:
+    """Return a bundled model, or one in a folder, without held-out scores; None if there is none."""
+    if not name or (not Path(name).exists() and name not in zoo.MODELS):
+        return None
+    return load(name, held_out=False)
+
+
+def load_weights(model: ModelBase, state: Mapping[str, Array], source: str) -> None:
+    """Put ``state`` into ``model`` after every name, type and shape was found right."""
+    layout = model.layout()
+    for name in sorted(layout.keys() ^ state.keys()):
+        problem = "lacks" if name in layout else "has an unknown"
         raise CheckpointError(f"'{source}' {problem} tensor '{name}': it was made for another network.")
-    for name, tensor in state.items():
-        if tensor.is_floating_point() != expected[name].is_floating_point():
-            raise CheckpointError(f"Tensor '{name}' of '{source}' has the wrong type, {tensor.dtype}.")
-        if tensor.shape != expected[name].shape:
+    for name, weights in state.items():
+        shape, floating = layout[name]
+        if (weights.dtype.kind == "f") != floating:
+            raise CheckpointError(f"Tensor '{name}' of '{source}' has the wrong type, {weights.dtype}.")
+        if weights.shape != shape:
             raise CheckpointError(
-                f"Tensor '{name}' of '{source}' has the shape {tuple(tensor.shape)} where the network "
-                f"has {tuple(expected[name].shape)}: it was made for another network."
+                f"Tensor '{name}' of '{source}' has the shape {weights.shape} where the network "
+                f"has {shape}: it was made for another network."
             )
-    model.load_state_dict(state, assign=True)
+    model.load_state(state)
 
 
 def own_folder(path: str | os.PathLike[str]) -> Path:
@@ -262,11 +219,11 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
             "or of a training run."
         )
     if not path.exists():
-        bundled = zoo.folder(str(path))
+        bundled = zoo.MODELS.get(str(path))
         if bundled is None:
             raise CheckpointError(
                 f"There is no model at '{path}': name the folder of a saved model, or one that comes with "
-                f"candid: {did_you_mean(str(path), zoo.names())}"
+                f"candid: {did_you_mean(str(path), zoo.MODELS)}"
             )
         return bundled
     if path.name == RECORD:
@@ -280,7 +237,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 def _read_record(folder: Path) -> dict[str, Any]:
     record = read_json(folder)
     path = folder / RECORD
-    record["held_out"] = record.get("held_out", record.get("calibration"))
+    record["held_out"] = record.get("held_out", record.get(HELD_OUT))
     types = {"config": dict, "class_names": list, "metadata": dict, "weights": dict}
     for key, kind in types.items() | ({("held_out", dict)} if record["held_out"] is not None else set()):
         if not isinstance(record.get(key), kind):
@@ -289,19 +246,85 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in KINDS:
         shown = repr(kind)[:60]
         raise CheckpointError(f"'{path}' holds a model of the unknown kind {shown}: use a newer candid.")
+    config_class = KINDS[kind].imported(KINDS[kind].config)
     try:
-        record["config"] = from_dict(KINDS[kind].config, record["config"])
+        record["config"] = from_dict(config_class, record["config"])
         checked_names(record["class_names"], len(record["class_names"]))
     except CandidError as error:
         raise CheckpointError(f"'{path}' doesn't describe a model: {error}") from error
     return record
 
 
-def _named_model(name: str) -> Model | None:
-    """Return a bundled model, or one in a folder; None if there is nothing of this name."""
-    if not name or (not Path(name).exists() and zoo.folder(name) is None):
-        return None
-    return load(name, held_out=False)
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a model in the present format, with a digest of itself at the end."""
+    content = {key: value for key, value in record.items() if key != "digest"}
+    content["format_version"] = FORMAT_VERSION
+    return {**content, "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-eyes.LOADERS.append(_named_model)
+def read_json(folder: Path) -> dict[str, Any]:
+    """Return the record, of a version that can be read, and unchanged since it was written."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CheckpointError(f"'{path}' was not written by candid: save a model with candid.save first.")
+    version = record.get("format_version")
+    if version not in READABLE or isinstance(version, bool):
+        raise CheckpointError(
+            f"'{path}' has format version {str(version)[:20]}, this candid {__version__} reads up to "
+            f"{FORMAT_VERSION}: use the candid that wrote it ({str(record.get('library_version'))[:20]})."
+        )
+    if version > 1 and record.get("digest") != sealed(record)["digest"]:
+        raise CheckpointError(
+            f"'{path}' was edited since candid wrote it: restore it. To change a model, load it in Python, "
+            "change it and save it; then calibrate again."
+        )
+    if version == 1 and "digest" in record:
+        raise CheckpointError(f"'{path}' was edited since candid wrote it: restore it.")
+    if version == 1 and folder not in _OLD and folder.parent != zoo.FOLDER:
+        _OLD.add(folder)
+        log.warning("'%s' is of an older format without digests: save it again to protect it.", folder)
+    return record
+
+
+def read_part(folder: Path, part: str, entry: dict[str, Any]) -> dict[str, Array]:
+    """Return the tensors of a part of the model, unchanged since they were saved."""
+    name = str(entry.get("file"))
+    path = folder / name
+    if not OURS.fullmatch(name) or not path.is_file():
+        raise CheckpointError(
+            f"The file '{name[:60]}' with the {PARTS[part]} is missing from '{folder}': "
+            "copy the whole folder."
+        )
+    try:
+        if (size := path.stat().st_size) != entry.get("bytes"):
+            raise CheckpointError(
+                f"'{path}' has {size} bytes instead of {str(entry.get('bytes'))[:20]}: copy it again."
+            )
+        content = path.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not path.stem.endswith(sha256[:16]) or entry.get("sha256", sha256) != sha256:
+            raise CheckpointError(f"The content of '{path}' was changed since it was saved: copy it again.")
+        return tensors_of(content)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
+
+
+def loaded_again(record: Path, read: Callable[[], T]) -> T:
+    """Return what ``read`` finds; if it fails and ``record`` was replaced meanwhile, it reads again."""
+
+    def content() -> bytes | None:
+        return record.read_bytes() if record.is_file() else None
+
+    for _ in range(TRIES):
+        before = content()
+        try:
+            return read()
+        except CheckpointError:
+            if content() == before:
+                raise
+        time.sleep(0.02)
+    return read()

@@ -11,23 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import numpy as np
 
-from candid._support.errors import CandidError
+from candid._support import __version__
+from candid._support.errors import CandidError, require_extra
 from candid._support.files import replacing
-from candid._support.randomness import generator
+from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid._support.text import short_name
-from candid._support.version import __version__
 from candid.models import checkpoint
-from candid.models.flow.mixture import log_standard_normal
-from candid.models.protocol import as_latent
+from candid.models.photo.efficientnet import session_of
+
+if TYPE_CHECKING:
+    import torch
 
 Format = Literal["onnx", "torch-export"]
-Run = Callable[[Tensor], Sequence[Tensor]]
+Run = Callable[[Array], Sequence[Array]]
 ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch-export"}
 OUTPUTS = {
     "logits": "(batch, classes): log posterior up to a constant of the image; softmax gives the posterior",
@@ -42,8 +43,9 @@ IMAGES = (
     "normalisation is part of the model"
 )
 TOLERANCE = 1e-4
-"""Tolerance of the largest difference from PyTorch, as :func:`difference` measures it."""
+"""Tolerance of the largest difference from the model, as :func:`difference` measures it."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""What writing the ONNX file of a network takes."""
 METADATA = "candid.json"
 """The name of the metadata in a .pt2 archive."""
 CHECKED = 4
@@ -60,31 +62,7 @@ class Exported:
     """Images in a batch; None for any number."""
     bytes: int
     differences: dict[str, float]
-    """Largest difference from PyTorch by output; see :func:`difference`."""
-
-
-class Inference(nn.Module):
-    """Maps images to plain float32 tensors: ``logits``, and what a generative model has more."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model.frozen()
-        latent = as_latent(model)
-        self.has_latent = latent is not None
-        self.constant = 0.0 if latent is None else -latent.dimensions * latent.bits_offset * math.log(2)
-        for part in self.model.modules():
-            for name, buffer in part.named_buffers(recurse=False):
-                if name.startswith("inverse_"):  # the way back is not exported
-                    setattr(part, name, buffer.new_empty(0))
-        self.eval().requires_grad_(False)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        if self.model.density_of == "features":
-            return _of_features(self.model, images)
-        if not self.has_latent:
-            return (self.model(images),)
-        z, log_det, logits = self.model(images)
-        return logits, logits.logsumexp(1) + log_standard_normal(z) + log_det + self.constant, z
+    """Largest difference from the model by output; see :func:`difference`."""
 
 
 def export(
@@ -93,7 +71,7 @@ def export(
     formats: Sequence[Format] | None = None,
     batch: int | None = None,
 ) -> list[Exported]:
-    """Write a model as files for other programs; each is run and compared with PyTorch before.
+    """Write a model as files for other programs; each is run and compared with the model before.
 
     Args:
         model: a model, its folder, the folder of a run, or a bundled name.
@@ -113,27 +91,24 @@ def export(
     targets = _targets(Path(name), Path(out), formats)
     if batch is not None and batch < 1:
         raise CandidError(f"--batch takes a number from 1 on, or 'dynamic', not {batch}.")
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing and "onnx" in targets.values():
-        raise CandidError(
-            f"ONNX files need {' and '.join(missing)}: install them with "
-            "'pip install candid-vision[export]', or choose --format torch-export."
-        )
     model = checkpoint.resolve(model)
-    _check_eye(model)
-    program = _program(model, batch)
     metadata = metadata_of(model)
-    made = {
-        file: _onnx(program, metadata) if form == "onnx" else _archive(program, metadata)
+    graph = _photo_graph(model, batch) if "onnx" in targets.values() else None
+    if graph is None or "torch-export" in targets.values():
+        program = _program(model, batch, "onnx" in targets.values() and graph is None)
+    contents = {
+        file: _archive(program, metadata)
+        if form == "torch-export"
+        else _onnx(_network_graph(program, metadata) if graph is None else graph, metadata)
         for file, form in targets.items()
     }
-    found = [
-        Exported(file, form, batch, len(made[file]), _checked(model, made[file], form, batch))
+    exported = [
+        Exported(file, form, batch, len(contents[file]), _checked(model, contents[file], form, batch))
         for file, form in targets.items()
     ]
-    for file, content in made.items():
+    for file, content in contents.items():
         _write(content, file)
-    return found
+    return exported
 
 
 def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Path, Format]:
@@ -143,13 +118,13 @@ def _targets(path: Path, out: Path, formats: Sequence[Format] | None) -> dict[Pa
         if out.is_file():
             raise CandidError(f"'{out}' is a file: name a folder, or a file that ends in .onnx or .pt2.")
         return {out / f"{short_name(path)}{ending[form]}": form for form in formats or ("onnx",)}
-    own = ENDINGS[out.suffix]
-    if formats is not None and tuple(formats) != (own,):
+    form = ENDINGS[out.suffix]
+    if formats is not None and tuple(formats) != (form,):
         raise CandidError(
-            f"'{out.name}' would be of the format {own}, not {' and '.join(formats)}: name a folder instead, "
-            "or change the ending."
+            f"'{out.name}' would be of the format {form}, not {' and '.join(formats)}: name a folder "
+            "instead, or change the ending."
         )
-    return {out: own}
+    return {out: form}
 
 
 def metadata_of(model: Any) -> dict[str, str]:
@@ -170,35 +145,73 @@ def _outputs(model: Any) -> list[str]:
     return list({"pixels": PIXELS, "features": FEATURES}.get(model.density_of, ("logits",)))
 
 
-def _of_features(model: Any, images: Tensor) -> tuple[Tensor, ...]:
-    found = model.outputs(images)
-    return found.logits, found.novelty
+def _photo_graph(model: Any, batch: int | None) -> Any:
+    """Return eye and head of a model with a density of features as one ONNX model; None if torch runs it."""
+    if model.density_of != "features":
+        return None
+    from candid.models.photo.traced import graph_of
+
+    return graph_of(model, "batch" if batch is None else batch)
 
 
-def _check_eye(model: Any) -> None:
-    eye = getattr(model, "eye", None)
-    if eye is not None and not eye.differentiable:
+def _program(model: Any, batch: int | None, onnx: bool) -> "torch.export.ExportedProgram":
+    """Return the network as a graph of torch, for a fixed or any number of images."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing and onnx:
         raise CandidError(
-            f"The eye '{eye.name}' is an ONNX file already, and can't be joined with the head in one file: "
-            "train the model with an eye in torch, such as lite0 or a .pt2 file."
+            f"ONNX files need {' and '.join(missing)}: install them with "
+            "'pip install candid-vision[export]', or choose --format torch-export."
         )
-
-
-def _program(model: Any, batch: int | None) -> torch.export.ExportedProgram:
-    """Return the network as a graph, for a fixed or any number of images."""
+    torch = require_extra("torch", "paper", "The export of a network, or to torch.export,")
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
-    if model.density_of == "features":
-        model.outputs(sample[:1].requires_grad_())  # reads the weights in torch, which tracing can't
+    strict = model.density_of != "features"  # what eyes do besides tensors can't be traced strictly
     try:
         with _quiet():
-            strict = model.density_of != "features"  # what eyes do besides tensors can't be traced strictly
-            return torch.export.export(Inference(model), (sample,), dynamic_shapes=shapes, strict=strict)
+            return torch.export.export(_module(model), (sample,), dynamic_shapes=shapes, strict=strict)
     except RuntimeError as error:
         raise _refused(error, batch) from error
 
 
-def _onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+def _module(model: Any) -> "torch.nn.Module":
+    """Return a module from images to plain float32 tensors: logits, and what a generative model has more."""
+    import torch
+
+    if model.density_of == "features":
+        from candid.models.photo.torch_models import photo_module
+
+        network: Any = photo_module(model)
+    else:
+        network = model.frozen()
+    for part in network.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name.startswith("inverse_"):  # the way back is not exported
+                setattr(part, name, buffer.new_empty(0))
+    constant = -model.dimensions * model.bits_offset * math.log(2) if model.density_of == "pixels" else 0.0
+
+    class Inference(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if model.density_of == "features":
+                outputs = self.network.tensor_outputs(images)
+                return outputs.logits, outputs.novelty
+            if model.density_of is None:
+                return (self.network(images),)
+            from candid.models.flow.mixture import log_standard_normal
+
+            z, log_det, logits = self.network(images)
+            return logits, logits.logsumexp(1) + log_standard_normal(z) + log_det + constant, z
+
+    return Inference().eval().requires_grad_(False)
+
+
+def _network_graph(program: "torch.export.ExportedProgram", metadata: dict[str, str]) -> Any:
+    """Return a network as an ONNX model."""
+    import torch
+
     names = list(json.loads(metadata["outputs"]))
     try:
         with _quiet():
@@ -207,12 +220,17 @@ def _onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> by
             )
             assert made is not None
             model = made.model_proto
-        _name_the_batch(model.graph)
-        for key, value in metadata.items():
-            model.metadata_props.add(key=key, value=value)
-        return model.SerializeToString()
     except RuntimeError as error:
         raise _refused(error, None) from error
+    _name_the_batch(model.graph)
+    return model
+
+
+def _onnx(model: Any, metadata: dict[str, str]) -> bytes:
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    try:
+        return bytes(model.SerializeToString())
     except ValueError as error:  # protobuf's limit
         raise CandidError(
             f"The model is too large for one ONNX file ({error}): choose --format torch-export."
@@ -228,7 +246,9 @@ def _name_the_batch(graph: Any) -> None:
                 size.dim_param = "batch"
 
 
-def _archive(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+def _archive(program: "torch.export.ExportedProgram", metadata: dict[str, str]) -> bytes:
+    import torch
+
     content = io.BytesIO()
     with _quiet():
         torch.export.save(program, content, extra_files={METADATA: json.dumps(metadata)})
@@ -252,19 +272,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _refused(error: Exception, batch: int | None) -> CandidError:
+    import torch
+
     reason = str(error).strip().split("\n")[0]
     advice = "try --batch 1" if batch is None else "try another torch"
     return CandidError(f"torch {torch.__version__} can't export this network ({reason}): {advice}.")
 
 
-@torch.inference_mode()
 def _checked(model: Any, content: bytes, form: Format, batch: int | None) -> dict[str, float]:
     """Return the largest differences between what the file computes and what the model does."""
     run = _onnx_runner(content) if form == "onnx" else _archive_runner(content)
     images = check_images(model.image_shape, CHECKED if batch is None else batch)
-    sizes = (1, len(images) - 1) if batch is None else (batch,)
-    found = [torch.cat(parts) for parts in zip(*map(run, images.split(sizes)), strict=True)]
-    expected = [torch.cat(parts) for parts in zip(*map(_expected(model), images.split(8)), strict=True)]
+    found = _joined(run, np.split(images, [1]) if batch is None else [images])
+    expected = _joined(_expected(model), np.split(images, range(8, len(images), 8)))
     differences = {
         name: max(map(difference, own.T, theirs.T)) if name == "novelty" else difference(own, theirs)
         for name, own, theirs in zip(_outputs(model), expected, found, strict=True)
@@ -278,54 +298,60 @@ def _checked(model: Any, content: bytes, form: Format, batch: int | None) -> dic
     return differences
 
 
-def difference(expected: Tensor, found: Tensor) -> float:
+def _joined(run: Run, parts: Sequence[Array]) -> list[Array]:
+    return [np.concatenate(outputs) for outputs in zip(*map(run, parts), strict=True)]
+
+
+def difference(expected: Array, found: Array) -> float:
     """Return the largest value over images of max |difference| / max(1, max |expected|), in float64.
 
     So it is relative for log densities, and for logits and latents to the largest of the image.
 
-    >>> difference(torch.tensor([-2000.0]), torch.tensor([-2001.0]))
+    >>> difference(np.array([-2000.0]), np.array([-2001.0]))
     0.0005
     """
-    expected, found = (values.double().reshape(len(values), -1) for values in (expected, found))
-    return float(((expected - found).abs().amax(1) / expected.abs().amax(1).clamp(min=1)).max())
+    expected, found = (values.astype(np.float64).reshape(len(values), -1) for values in (expected, found))
+    return float((abs(expected - found).max(1) / abs(expected).max(1).clip(min=1)).max())
 
 
-def check_images(shape: tuple[int, int, int], count: int) -> Tensor:
+def check_images(shape: tuple[int, int, int], count: int) -> Array:
     """Return 8-bit images in [0, 1], alternately noise and smooth, (count, C, H, W)."""
-    random = generator(0, 13)
-    noise = torch.randint(0, 256, (count, *shape), generator=random).float()
-    coarse = torch.randint(0, 256, (count, shape[0], 4, 4), generator=random).float()
-    smooth = F.interpolate(coarse, shape[1:], mode="bilinear", antialias=True).round().clamp(0, 255)
-    return torch.where((torch.arange(count) % 2 == 0)[:, None, None, None], noise, smooth) / 255
+    from PIL import Image
+
+    random, (channels, height, width) = draws(0, 13), shape
+    noise = random.integers(256, count * math.prod(shape)).reshape(count, *shape)
+    coarse = random.integers(256, count * channels * 16).reshape(-1, 4, 4).astype(np.float32)
+    larger = [Image.fromarray(each).resize((width, height), Image.Resampling.BILINEAR) for each in coarse]
+    smooth = np.stack([np.asarray(each) for each in larger]).reshape(count, *shape).round().clip(0, 255)
+    images = np.where((np.arange(count) % 2 == 0)[:, None, None, None], noise, smooth)
+    return images.astype(np.float32) / np.float32(255)
 
 
 def _expected(model: Any) -> Run:
-    """Return the outputs of the model itself, which is not folded."""
+    """Return what gives the outputs of the model itself, which is not folded."""
 
-    def run(images: Tensor) -> Sequence[Tensor]:
-        latent = as_latent(model)
+    def run(images: Array) -> Sequence[Array]:
+        outputs = model.outputs(images)
         if model.density_of == "features":
-            return _of_features(model, images)
-        if latent is None:
-            return (model.logits(images),)
-        outputs = latent(images)
-        return outputs.logits, latent.log_density_of(outputs), outputs.z
+            return outputs.logits, outputs.novelty
+        if model.density_of is None:
+            return (outputs.logits,)
+        return outputs.logits, outputs.log_density_terms.sum(1), outputs.latent
 
     return run
 
 
 def _onnx_runner(content: bytes) -> Run:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(each) for each in session.run(None, {"images": images.numpy()})]
+    session = session_of(content)
+    return lambda images: session.run(None, {"images": images})
 
 
 def _archive_runner(content: bytes) -> Run:
+    import torch
+
     with _quiet():
-        return torch.export.load(io.BytesIO(content)).module()
+        program: Any = torch.export.load(io.BytesIO(content)).module()
+    return lambda images: [part.detach().numpy() for part in program(torch.from_numpy(images))]
 
 
 def _write(content: bytes, path: Path) -> None:

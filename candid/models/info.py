@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
-
-from candid.models.flow.classifier import GenerativeClassifier
+from candid._support.errors import require_extra
+from candid.models.checkpoint import PARTS
 from candid.models.flow.config import ClassifierConfig, FlowConfig
-from candid.models.heads.photo import PhotoModel
-from candid.models.model_files import PARTS
-from candid.models.resnet import EXPANSION, ResNet, ResNetConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from candid.models.photo.model import PhotoModel
+    from candid.models.resnet import ResNetConfig
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     >>> describe(PRESETS["imagenet"])["network_parameters"]
     55412304
     """
-    resnet_config = ResNetConfig.beside(config)
+    torch = require_extra("torch", "paper", "The size of a network")
+    from candid.models.flow.classifier import GenerativeClassifier
+    from candid.models.resnet import ResNet, ResNetConfig
+
+    resnet_config = ResNetConfig.matching(config)
     with torch.device("meta"):
         flow, resnet = GenerativeClassifier(config).eval(), ResNet(resnet_config).eval()
     shape = flow.image_shape
@@ -57,7 +61,7 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     }
 
 
-def describe_photo(model: PhotoModel, folder: Path) -> dict[str, Any]:
+def describe_photo(model: "PhotoModel", folder: Path) -> dict[str, Any]:
     """Return what a photo model in ``folder`` consists of, and what its parts take on disk."""
     eye, config = model.eye, model.config
     files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
@@ -75,16 +79,19 @@ def describe_photo(model: PhotoModel, folder: Path) -> dict[str, Any]:
         "posterior": config.posterior,
         "known_photos": 0 if model.known_photos is None else len(model.known_photos),
         "megabytes": {
-            PARTS[part]: sum(file.stat().st_size for file in found) / 1e6 for part, found in files.items()
+            PARTS[part]: sum(file.stat().st_size for file in stored) / 1e6 for part, stored in files.items()
         },
     }
 
 
-def _parameters(module: nn.Module) -> int:
+def _parameters(module: "nn.Module") -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _gmacs(run: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> float:
+def _gmacs(run: "Callable[[Tensor], Tensor]", shape: tuple[int, ...]) -> float:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     def flops(batch: int) -> int:
         with FlopCounterMode(display=False) as counter:
             run(torch.empty(batch, *shape, device="meta"))
@@ -114,8 +121,10 @@ def flow_stages(config: FlowConfig) -> list[Stage]:
     return table.rows
 
 
-def resnet_stages(config: ResNetConfig) -> list[Stage]:
+def resnet_stages(config: "ResNetConfig") -> list[Stage]:
     """Return the same for the matching ResNet."""
+    from candid.models.resnet import EXPANSION
+
     table = _Table(config.channels, config.height, config.width)
     table.widen(int(config.stem[0]) - 1)
     table.halve(channels=config.widths[0])

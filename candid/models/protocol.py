@@ -1,43 +1,50 @@
-"""What every model is: one protocol for pixel models, ResNets and all that come after them."""
+"""What every model is: one protocol for pixel models, photo models, adopted classifiers and ResNets."""
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from candid._support.errors import CandidError
-from candid._support.files import digest
-from candid.data.images import Crop, Preprocessing, current_crop
-from candid.models.flow.chain import Chain
-from candid.models.flow.coupling import OrthogonalMatrix
-from candid.models.flow.mixture import LatentMixture
+from candid._support.numbers import Array, digest
+from candid._support.old_formats import CROPS
+from candid.data.images import Crop, Preprocessing
+from candid.trust.scores import OWN_PARTS
+
+NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 
 DensityOf = Literal["pixels", "features"] | None
+Ability = Literal["geometry", "invert", "class maps", "gradients", "teach", "density"]
+"""What a model may be able to do: class means in a latent space, a latent that goes back to an image, maps
+that add up to the score of a class, gradients with respect to images, new classes by examples, a density."""
 
 
 class Outputs(NamedTuple):
     """What one forward pass over B images gives; None where the model has no such thing."""
 
-    logits: Tensor
+    logits: Array
     """Log posterior up to a constant of the image, (B, M)."""
-    features: Tensor
+    features: Array
     """Mean-pooled features, (B, F)."""
-    log_density_terms: Tensor | None
+    log_density_terms: Array | None
     """Terms that add up to the log density in nats, (B, T) in float64."""
-    latent: Tensor | None
+    latent: Array | None
     """z, (B, D)."""
-    novelty: Tensor | None = None
+    novelty: Array | None = None
     """Scores of the model's own that rise with outlyingness, (B, J): the score ``combined`` ranks them."""
 
     def at(self, i: int) -> "Outputs":
         """Return the outputs of image ``i`` alone, (1, ...)."""
-        own = (None if part is None else part[i : i + 1] for part in self[2:])
-        return Outputs(self.logits[i : i + 1], self.features[i : i + 1], *own)
+        return Outputs(*(None if part is None else part[i : i + 1] for part in self))  # type: ignore[arg-type]
+
+    def columns(self) -> dict[str, Array]:
+        """Return the columns that scores are computed from: see :class:`candid.trust.scores.Columns`."""
+        parts = {"logits": self.logits, "log_density_terms": self.log_density_terms, OWN_PARTS: self.novelty}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 @dataclass(frozen=True)
@@ -76,12 +83,12 @@ class TrainingRecord:
         beta = config.get("beta", metadata.get("beta"))
         if beta is not None and not _is_number(beta):
             raise CandidError(f"{WRONG_ENTRY} 'beta': it must be a number.")
-        found = {key: config[key] for key in _FIELDS if config.get(key) is not None}
-        if "crop" in found:
-            found["crop"] = current_crop(found["crop"])
+        entries = {key: config[key] for key in _FIELDS if config.get(key) is not None}
+        if "crop" in entries:
+            entries["crop"] = CROPS.get(entries["crop"], entries["crop"])
         source = metadata.get("source")
         beta = None if beta is None else float(beta)
-        return cls(beta=beta, source=None if source is None else str(source), config=config, **found)
+        return cls(beta=beta, source=None if source is None else str(source), config=config, **entries)
 
 
 def _is_number(value: Any) -> bool:
@@ -107,7 +114,7 @@ WRONG_ENTRY = "The model's record of its training has a wrong"
 _FIELDS = ("data", "crop", "holdout", "split_seed")
 _ENTRIES: dict[str, tuple[Any, str]] = {
     "data": (_is_text, "text"),
-    "crop": (lambda value: current_crop(value) in get_args(Crop), f"one of {', '.join(get_args(Crop))}"),
+    "crop": (lambda value: value in (*get_args(Crop), *CROPS), f"one of {', '.join(get_args(Crop))}"),
     "holdout": (_is_share, "a number from 0 to 1"),
     "split_seed": (_is_whole, "a whole number"),
     "split": (lambda value: value in ("hash", "shuffled"), "hash or shuffled"),
@@ -118,19 +125,38 @@ _ENTRIES: dict[str, tuple[Any, str]] = {
 }
 
 
+class ClassGeometry(Protocol):
+    """Where the classes of a model lie in its latent space: one unit Gaussian for each."""
+
+    @property
+    def log_priors(self) -> Array:
+        """Log p(y), (M,)."""
+
+    @property
+    def planar(self) -> bool:
+        """Whether all means lie in one plane by construction."""
+
+    def means(self, classes: Array | None = None) -> Array:
+        """Means of ``classes``, all of them if None, (k, D) in float64."""
+
+    def distances(self) -> Array:
+        """Distances of the means in standard deviations, (M, M) in float64."""
+
+
 class Model(Protocol):
     """An image classifier that Candid can judge.
 
-    Images are float tensors in [0, 1], (B, C, H, W); gradients reach them.
+    Images are float32 arrays in [0, 1], (B, C, H, W).
     """
 
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     metadata: dict[str, Any]
     """What else is saved with the model, as JSON: how it was trained."""
-    held_out: dict[str, Tensor]
-    """Scores of held-out images; :class:`candid.trust.judge.Judge` reads them. Empty if there are none."""
-    training: bool
+    held_out: dict[str, Array]
+    """Scores of held-out images; :class:`candid.judging.held_out.HeldOut` reads them. Empty without."""
+    folder: Path | None
+    """Where it was loaded from."""
 
     @property
     def config(self) -> Any:
@@ -139,6 +165,10 @@ class Model(Protocol):
     @property
     def kind(self) -> str:
         """The key of :data:`candid.models.checkpoint.KINDS`."""
+
+    @property
+    def can(self) -> frozenset[Ability]:
+        """What it is able to do; see :data:`Ability`."""
 
     @property
     def density_of(self) -> DensityOf:
@@ -150,7 +180,7 @@ class Model(Protocol):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How a file becomes a tensor that the model takes."""
+        """How a file becomes an image that the model takes."""
 
     @property
     def dimensions(self) -> int:
@@ -161,146 +191,44 @@ class Model(Protocol):
         """Number of mean-pooled features, F."""
 
     @property
-    def log_priors(self) -> Tensor:
-        """Log p(y) on the CPU, (M,)."""
+    def log_priors(self) -> Array:
+        """Log p(y), (M,)."""
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
+    def size(self) -> int:
+        """Number of weights."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of the numbers that it computes with."""
+    def geometry(self) -> ClassGeometry:
+        """Where the classes lie; only with the ability "geometry"."""
 
-    def outputs(self, images: Tensor) -> Outputs:
+    def outputs(self, images: Array) -> Outputs:
         """One forward pass."""
-
-    def logits(self, x: Tensor, /) -> Tensor:
-        """The logits alone, (B, M)."""
-
-    def feature_maps(self, x: Tensor, /) -> Tensor:
-        """The last maps before pooling, (B, C, h, w)."""
 
     def frozen(self) -> Self:
         """The same function, folded for inference; the model itself if there is nothing to fold."""
 
+    def ready(self) -> Self:
+        """The model itself, prepared to be asked: on the GPU if there is one and it can use it."""
+
     def fingerprint(self) -> str:
         """A SHA-256 digest that changes whenever a result can change."""
 
-    def eval(self) -> Self:
-        """Switch to evaluation mode."""
-
-    def to(self, device: torch.device | str, /) -> Self:
-        """Move the weights."""
-
-    def state_dict(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         """The weights by name."""
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """What is trained."""
 
-    def modules(self) -> Iterator[nn.Module]:
-        """The layers."""
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Choose whether gradients reach the weights."""
-
-
-class LatentModel(Model, Protocol):
-    """A model whose latent can be read and turned back: explanations need it."""
-
-    @property
-    def flow(self) -> Chain:
-        """The invertible map to the latent."""
-
-    @property
-    def mixture(self) -> LatentMixture:
-        """The classes in latent space."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Height and width of the feature maps that the latent is the cosine transform of."""
-
-    @property
-    def bits_offset(self) -> float:
-        """What turns L_X of the loss into bits per dimension: ``L_X / ln 2 + bits_offset``."""
-
-    def __call__(self, x: Tensor, /) -> Any:
-        """One forward pass: z, log_det, logits."""
-
-    def latent(self, x: Tensor, /) -> Tensor:
-        """z, (B, D)."""
-
-    def posterior(self, x: Tensor, /) -> Tensor:
-        """p(y | x), (B, M)."""
-
-    def log_density_of(self, outputs: Any, /) -> Tensor:
-        """Log density in nats from a forward pass, (B,) in float64."""
-
-    def invert(self, z: Tensor, /) -> Tensor:
-        """Return the images of latents."""
-
-    def sample(
-        self,
-        y: Any,
-        n: int = 1,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """``n`` images of each class in ``y``."""
-
-
-def density_dimensions(model: Model) -> int:
-    """Return how many numbers the density is of: the pixels of an image, or its features."""
-    return model.feature_size if model.density_of == "features" else model.dimensions
-
-
-def as_latent(model: object) -> LatentModel | None:
-    """Return the model if it has a latent that can be turned back into an image, else None."""
-    found = hasattr(model, "mixture") and getattr(model, "density_of", None) == "pixels"
-    return cast(LatentModel, model) if found else None
-
-
-def require_mixture(model: object, purpose: str) -> LatentModel:
-    """Return the model if it has class means in a latent space: a pixel model or a photo model."""
-    return cast(LatentModel, model) if hasattr(model, "mixture") else require_latent(model, purpose)
-
-
-def require_latent(model: object, purpose: str) -> LatentModel:
-    """Return the model, or raise a CandidError that names the ``purpose``: "Heatmaps", "A counterfactual"."""
-    latent = as_latent(model)
-    if latent is not None:
-        return latent
-    kind = {"resnet": "ResNet"}.get(name := getattr(model, "kind", type(model).__name__), name)
-    if kind == "adopted":
-        raise CandidError(
-            f"{purpose} can't come from an adopted model, which has one density for all classes and no "
-            "inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
-        )
-    if getattr(model, "density_of", None) == "features":
-        raise CandidError(
-            f"{purpose} can't come from a {kind} model, whose eye has no inverse to pixels: use a pixel "
-            "model, such as 'cifar10-beta1'."
-        )
-    raise CandidError(
-        f"{purpose} can't come from a {kind}, which has no class means in a latent space: "
-        "use a generative classifier."
-    )
-
-
-class ImageClassifier(nn.Module):
-    """What pixel models and ResNets share of :class:`Model`."""
+class ModelBase:
+    """What all kinds of models share of :class:`Model`; ``state`` and the rest are theirs."""
 
     image_shape: tuple[int, int, int]
-    image_mean: Tensor
     config: Any
 
     def __init__(self, class_names: tuple[str, ...]) -> None:
-        super().__init__()
         self.class_names = class_names
         self.metadata: dict[str, Any] = {}
         """What else is saved with the model, as JSON: how it was trained."""
-        self.held_out: dict[str, Tensor] = {}
+        self.held_out: dict[str, Array] = {}
         """Scores of held-out images: p-values come from them."""
         self.folder: Path | None = None
         """Where it was loaded from."""
@@ -312,23 +240,39 @@ class ImageClassifier(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How a file becomes a tensor that the model takes."""
+        """How a file becomes an image that the model takes."""
         return Preprocessing(*self.image_shape, self.record.crop)
+
+    @property
+    def geometry(self) -> ClassGeometry:
+        """Where the classes lie; only with the ability "geometry"."""
+        raise missing(self, "geometry", "Class means")
 
     @property
     def dimensions(self) -> int:
         """Numbers in an image; of a pixel model also the length of the latent."""
         return math.prod(self.image_shape)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.image_mean.device
+    def frozen(self) -> Self:
+        """Return the same function, folded for inference; the model itself if there is nothing to fold."""
+        return self
+
+    def state(self) -> dict[str, Array]:
+        """Return the weights by name."""
+        raise NotImplementedError
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take weights by name, of the right shapes; those in half precision are widened."""
+        raise NotImplementedError
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Return the shape of each weight in :meth:`state`, and whether it has floating-point numbers."""
+        return {name: (weights.shape, weights.dtype.kind == "f") for name, weights in self.state().items()}
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of the numbers that it computes with."""
-        return self.image_mean.dtype
+    def fixed_weights(self) -> frozenset[str]:
+        """The weights that the fingerprint leaves out."""
+        return frozenset()
 
     def fingerprint(self) -> str:
         """Return a SHA-256 digest of configuration, class names, preprocessing and weights.
@@ -338,24 +282,16 @@ class ImageClassifier(nn.Module):
         from its defaults counts, so that a later version may have more keys.
         """
         described = [_without_defaults(self.config), self.class_names, self.image_shape, self.record.crop]
-        return digest(described, weights_digest(self).digest()).hexdigest()
+        return digest(described, self.weights_digest().digest()).hexdigest()
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the log posterior up to a constant of the image, (B, M): for decisions and attacks."""
-        raise NotImplementedError
-
-    def posterior(self, x: Tensor) -> Tensor:
-        """Return p(y | x), (B, M); rows sum to one."""
-        return self.logits(x).softmax(dim=1)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the most probable class, (B,)."""
-        return self.logits(x).argmax(dim=1)
+    def weights_digest(self) -> "hashlib._Hash":
+        """Return the SHA-256 of all weights but fixed rotations; see :meth:`fingerprint`."""
+        fixed = self.fixed_weights
+        return digest(*(weights for name, weights in self.state().items() if name not in fixed))
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:
-    values = {each.name: (getattr(config, each.name), each.default) for each in fields(config)}
+    values = {entry.name: (getattr(config, entry.name), entry.default) for entry in fields(config)}
     return {
         name: _without_defaults(value) if is_dataclass(value) else value
         for name, (value, default) in values.items()
@@ -363,28 +299,108 @@ def _without_defaults(config: Any) -> dict[str, Any]:
     }
 
 
-def weights_digest(model: Any) -> "hashlib._Hash":
-    """Return the SHA-256 of all weights but fixed rotations; see :meth:`ImageClassifier.fingerprint`."""
-    fixed = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, OrthogonalMatrix)}
-    return digest(*(tensor for name, tensor in model.state_dict().items() if name not in fixed))
+def density_dimensions(model: Model) -> int:
+    """Return how many numbers the density is of: the pixels of an image, or its features."""
+    return model.feature_size if model.density_of == "features" else model.dimensions
 
 
-def check_batch(x: Tensor, shape: tuple[int, int, int]) -> None:
-    """Raise an error unless ``x`` is a batch of float images of this ``shape`` (C, H, W) in [0, 1]."""
-    if torch.compiler.is_compiling():
-        return
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        given = getattr(x, "dtype", type(x).__name__)
-        raise CandidError(f"Images must be float tensors in [0, 1], not {given}: divide 8-bit ones by 255.")
-    expected, found = (" x ".join(map(str, s)) for s in (shape, x.shape))
-    if tuple(x.shape) == shape:
+def can(model: object, ability: Ability) -> bool:
+    """Return whether ``model`` has the ability; anything that is no model of Candid has none.
+
+    >>> can("everyday", "teach")
+    False
+    """
+    return ability in getattr(model, "can", ())
+
+
+def require(model: Any, ability: Ability, purpose: str) -> Any:
+    """Return the model, or raise a CandidError that says why it can't serve the purpose.
+
+    Args:
+        model: any model.
+        ability: what the purpose needs.
+        purpose: "Heatmaps", "A counterfactual"; for "teach" and "gradients" what is done: "learn new
+            classes", "be attacked".
+    """
+    if can(model, ability):
+        return model
+    raise missing(model, ability, purpose)
+
+
+def missing(model: Any, ability: Ability, purpose: str) -> CandidError:
+    """Return the error of a model that lacks an ability; see :func:`require`."""
+    name = str(getattr(model, "kind", type(model).__name__))
+    kind = {"resnet": "ResNet"}.get(name, name)
+    eye = getattr(getattr(model, "config", None), "eye", None)
+    if ability == "teach":
+        return CandidError(
+            f"Only a photo model can {purpose}, and this is a model of the kind '{name}': train one "
+            "with 'candid train PHOTOS'."
+        )
+    if ability == "gradients":
+        cause = f"A {kind}" if eye is None else f"The eye '{eye}' runs in onnxruntime, which"
+        return CandidError(
+            f"{cause} gives no gradients, so this model can't {purpose}: train it with an eye in torch, such "
+            "as lite0 or a .pt2 file."
+        )
+    if ability == "class maps" and eye is not None:
+        return CandidError(
+            f"The logits of '{eye}' are not known to be linear in its maps, so there are no "
+            "heatmaps: adopt an EfficientNet-Lite or a ResNet."
+        )
+    if ability == "density":
+        return CandidError(f"{purpose} can't come from a {kind}, which has no density of images or features.")
+    return CandidError(f"{purpose} can't come from {_without_inverse(model, kind)}")
+
+
+def _without_inverse(model: Any, kind: str) -> str:
+    """Return what the model is, why it has no means or no inverse, and what to use instead."""
+    if kind == "adopted":
+        return (
+            "an adopted model, which has one density for all classes and no inverse to pixels: use a pixel "
+            "model, such as 'cifar10-beta1'."
+        )
+    if getattr(model, "density_of", None) == "features":
+        return (
+            f"a {kind} model, whose eye has no inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
+        )
+    return f"a {kind}, which has no class means in a latent space: use a generative classifier."
+
+
+def check_batch(images: Array, shape: tuple[int, int, int]) -> None:
+    """Raise an error unless ``images`` is a batch of float images of this ``shape`` (C, H, W) in [0, 1]."""
+    if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
+        raise wrong_type(images, "arrays")
+    check_batch_shape(images.shape, shape, "an array")
+    check_white(images.max())
+
+
+def wrong_type(images: Any, wanted: str) -> CandidError:
+    """Return the error of images that are no float ``wanted``: arrays or tensors."""
+    kind = getattr(images, "dtype", type(images).__name__)
+    return CandidError(f"Images must be float {wanted} in [0, 1], not {kind}: divide 8-bit ones by 255.")
+
+
+def check_batch_shape(batch: tuple[int, ...], shape: tuple[int, int, int], what: str) -> None:
+    """Raise an error unless ``batch`` is the shape of ``what``, an array or a tensor, of some images."""
+    expected, actual = (" x ".join(map(str, sizes)) for sizes in (shape, batch))
+    if tuple(batch) == shape:
         raise CandidError(f"The model takes batches: give a single {expected} image as x[None].")
-    if tuple(x.shape[1:]) != shape or not len(x):
+    if tuple(batch[1:]) != shape or not batch[0]:
         raise CandidError(
             f"The model takes a batch of {expected} images (channels x height x width), "
-            f"not a tensor of {found or 'no dimensions'}: resize or crop them first."
+            f"not {what} of {actual or 'no dimensions'}: resize or crop them first."
         )
-    if not x.is_meta and x.max() > 20:
+
+
+def check_white(largest: Any) -> None:
+    """Raise an error if the largest number of some images is far above that of white, 1."""
+    if largest > 20:
         raise CandidError(
-            f"The images reach {float(x.max()):.4g} where white is 1: divide 8-bit pixels by 255."
+            f"The images reach {float(largest):.4g} where white is 1: divide 8-bit pixels by 255."
         )
+
+
+def batch_size(model: Model) -> int:
+    """Return the number of images that should pass a network at a time."""
+    return min(250, max(1, NUMBERS_A_BATCH // math.prod(model.image_shape)))

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid._support.config import check_fields, check_range
 from candid._support.errors import CandidError
-from candid.models.flow.config import ClassifierConfig, checked_names
-from candid.models.flow.presets import IMAGENET_MEAN, IMAGENET_STD
-from candid.models.protocol import DensityOf, ImageClassifier, Outputs, TrainingRecord, check_batch
+from candid._support.numbers import Array
+from candid._support.options import check_fields, check_range, checked_names
+from candid.models.flow.config import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig
+from candid.models.flow.network import ImageClassifier, TensorOutputs, array_of, check_batch
+from candid.models.protocol import Ability, DensityOf, TrainingRecord
 
 EXPANSION = 4
 
@@ -57,7 +58,7 @@ class ResNetConfig:
             )
 
     @classmethod
-    def beside(cls, generative: ClassifierConfig) -> "ResNetConfig":
+    def matching(cls, generative: ClassifierConfig) -> "ResNetConfig":
         """Return the ResNet with the same stages and widths; ResNet-50 for the imagenet preset."""
         flow = generative.flow
         return cls(
@@ -88,6 +89,7 @@ class ResNet(ImageClassifier):
 
     kind: ClassVar = "resnet"
     density_of: ClassVar[DensityOf] = None
+    can: ClassVar[frozenset[Ability]] = frozenset(("gradients",))
     config: ResNetConfig
     image_std: Tensor
 
@@ -131,21 +133,17 @@ class ResNet(ImageClassifier):
         return self.fc.in_features
 
     @property
-    def log_priors(self) -> Tensor:
+    def log_priors(self) -> Array:
         """Log p(y), uniform, (M,)."""
-        return torch.full((self.config.classes,), 1 / self.config.classes).log()
-
-    def frozen(self) -> "ResNet":
-        """Return the model itself: nothing is folded."""
-        return self
+        return array_of(torch.full((self.config.classes,), 1 / self.config.classes).log())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))
 
-    def outputs(self, images: Tensor) -> Outputs:
+    def tensor_outputs(self, x: Tensor) -> TensorOutputs:
         """Make one forward pass."""
-        features = self.features(images)
-        return Outputs(self.fc(features), features, None, None)
+        features = self.features(x)
+        return TensorOutputs(self.fc(features), features, None, None)
 
     def features(self, x: Tensor) -> Tensor:
         """Return mean-pooled features, (B, 4 x last width)."""

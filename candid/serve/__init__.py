@@ -1,1 +1,79 @@
-"""A model as a web page and a JSON API; needs the extra ``web``."""
+"""The options of a server: where it listens, and what it refuses before it looks any closer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from candid._support.errors import CandidError
+from candid._support.options import Option, check_fields
+
+FILES = 16
+"""Files in one request, at most."""
+PIXELS = 89_478_485
+"""The largest image that is read anywhere: ``candid.data.images.LARGEST``."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server accepts."""
+
+    max_queue: Annotated[int, Option("Longest queue of requests; more get HTTP 429.", least=1)] = 64
+    batch: Annotated[
+        int | None,
+        Option("Most images that pass the network together.", least=1, default="64, fewer if they are large"),
+    ] = None
+    max_megabytes: Annotated[float, Option("Largest request, in MB.", above=0, below=1e6)] = 16
+    max_pixels: Annotated[
+        int, Option("Largest image; decoding takes up to 24 bytes per pixel.", least=1, most=PIXELS)
+    ] = 25_000_000
+    timeout: Annotated[float, Option("Seconds until a request must be answered.", above=0, below=1e6)] = 30
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest request in bytes."""
+        return int(self.max_megabytes * 1_000_000)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a server listens, and how its network runs."""
+
+    host: Annotated[str, Option("Address; 0.0.0.0 lets other machines in: set a token then.")] = "127.0.0.1"
+    port: Annotated[int, Option("Port; 0 takes any free one.", least=0, most=65535)] = 8000
+    token: Annotated[
+        str | None,
+        Option("Token that clients must send. Prefer CANDID_TOKEN: other users can read your command line."),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "Processes that hold a network each; 0 runs it in the server's own process.",
+            least=0,
+            default="one per core, at most 4, for images up to 64 x 64, else 1",
+        ),
+    ] = None
+
+    state: Annotated[
+        Path | None,
+        Option("Folder for the state of the watch for drift, which then survives a restart.", metavar="DIR"),
+    ] = None
+    store: Annotated[
+        Path | None,
+        Option(
+            "Store judged images and results in this folder; by default nothing is stored.", metavar="DIR"
+        ),
+    ] = None
+    store_megabytes: Annotated[
+        float, Option("Most MB of stored images; the oldest are removed first.", above=0, below=1e9)
+    ] = 1000
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        token = self.token
+        if token is not None and not (
+            token.isascii() and token.isprintable() and token.strip() == token != ""
+        ):
+            raise CandidError("The token must be printable ASCII characters without a space at its ends.")

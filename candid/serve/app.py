@@ -13,30 +13,28 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
+import numpy as np
 from fastapi import FastAPI, File, Form, Query, Request, Response, Security, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartParser
-from torch import Tensor
+from starlette.routing import Route
 
-from candid._support.version import __version__
+from candid._support import __version__
+from candid._support.numbers import Array
 from candid.data.images import BadImageError, to_png
 from candid.data.uploads import decode_upload, decoding_cost
-from candid.serve import schemas
-from candid.serve.guard import NOTHING, RETRY, Guard, failure, is_trouble
-from candid.serve.limits import FILES, Limits
-from candid.serve.metrics import CONTENT_TYPE, Metrics
-from candid.serve.queue import HarmfulError, LostError, Queue
+from candid.serve import FILES, Limits, schemas
+from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
+from candid.serve.queue import HarmfulError, LostError, Queue, Turns
 from candid.serve.schemas import ImageRequest
 from candid.serve.sensor import Sensor
 from candid.serve.service import Service, unusable
-from candid.serve.turns import Turns
 from candid.serve.worker import Worker
 
-Decoded = Tensor | schemas.UnusableResponse
+Decoded = Array | schemas.UnusableResponse
 DECODERS = 2
 """Images that are decoded at a time."""
 LOOK = 250_000
@@ -45,6 +43,13 @@ BUDGET = 8
 """The pixels of all images of a request, in largest images."""
 MANY_PIXELS = "the images before it have as many pixels as one request may have; send fewer images at a time"
 PAGE = Path(__file__).parent / "page"
+ADDRESSES = {
+    file: "/" if file.name == "index.html" else f"/{file.name.removesuffix('.html')}"
+    for file in PAGE.iterdir()
+}
+"""Where each file of the page is."""
+PUBLIC = frozenset(ADDRESSES.values()) | {"/healthz", "/openapi.json"}
+"""What needs no token: the page without what it shows, whether the server runs, and what it can be asked."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
 MEANINGS = {
@@ -79,7 +84,7 @@ def guarded_app(
         limits = replace(limits, batch=networks[0].description.batch)
     metrics = Metrics()
     api = _Api(networks, limits, metrics, token, sensor or Sensor.of(networks[0].description))
-    return Guard(api.app, limits, metrics, token, api)
+    return Guard(api.app, _addresses(api.app), limits, metrics, token, api)
 
 
 class _Api:
@@ -118,8 +123,8 @@ class _Api:
         self._add_work_routes(security, token is not None)
         self._add_status_routes(security, token is not None)
         sensor.add_routes(self.app, security, partial(_problems, token is not None), self.model, self.limits)
-        for file in PAGE.iterdir():
-            _add_file(self.app, file)
+        for file, address in ADDRESSES.items():
+            _add_file(self.app, file, address)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -151,7 +156,7 @@ class _Api:
 
     async def _warm_up(self) -> None:
         """Decode an image and refuse a request, which loads what the first user would wait for."""
-        grey = to_png(torch.full(self.info.image_shape, 128, dtype=torch.uint8))
+        grey = to_png(np.full(self.info.image_shape, 128, dtype=np.uint8))
         await self._decoded([UploadFile(BytesIO(grey))], "")
         part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
         body = {"type": "http.request", "body": part + grey + b"\r\n--x--\r\n", "more_body": False}
@@ -176,11 +181,11 @@ class _Api:
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            found = await self._examine(file, explain, _client(request))
-            for each in found:
-                self.metrics.judged(each.kind)
-            await self.sensor.see(file, found)
-            results = b",".join(each.json for each in found)
+            answers = await self._examine(file, explain, _client(request))
+            for answer in answers:
+                self.metrics.judged(answer.kind)
+            await self.sensor.see(file, answers)
+            results = b",".join(answer.json for answer in answers)
             content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
             return Response(content, media_type="application/json")
 
@@ -226,16 +231,15 @@ class _Api:
         asked = [
             ImageRequest(_name(file), image, explain)
             for file, image in zip(files, images, strict=True)
-            if isinstance(image, Tensor)
+            if not isinstance(image, schemas.UnusableResponse)
         ]
         judged = iter(
             await self._from_network(self.queue.together(asked, len(asked)), asked) if asked else ()
         )
-        results = [
-            schemas.EncodedResponse.of(each) if isinstance(each, schemas.UnusableResponse) else next(judged)
-            for each in images
+        return [
+            schemas.EncodedResponse.of(image) if isinstance(image, schemas.UnusableResponse) else next(judged)
+            for image in images
         ]
-        return results
 
     async def _change(self, file: UploadFile, towards: int, target: float, client: str) -> Any:
         (image,) = await self._decoded([file], client)
@@ -262,15 +266,15 @@ class _Api:
             looked = await _all(submit(LOOK, partial(self._look, file)) for file in files)
             left = BUDGET * self.limits.max_pixels
             jobs: list[Future[Decoded]] = []
-            for file, found in zip(files, looked, strict=True):
-                if isinstance(found, int) and found > left:
-                    found = unusable(_name(file), MANY_PIXELS)
-                if isinstance(found, int):
-                    left -= found
-                    jobs.append(submit(found, partial(self._decode, file)))
+            for file, decoded in zip(files, looked, strict=True):
+                if isinstance(decoded, int) and decoded > left:
+                    decoded = unusable(_name(file), MANY_PIXELS)
+                if isinstance(decoded, int):
+                    left -= decoded
+                    jobs.append(submit(decoded, partial(self._decode, file)))
                 else:
                     jobs.append(Future())
-                    jobs[-1].set_result(found)
+                    jobs[-1].set_result(decoded)
             return await _all(jobs)
 
     def _look(self, file: UploadFile) -> Decoded | int:
@@ -316,17 +320,26 @@ def _name(file: UploadFile) -> str:
     return (file.filename or "").encode("utf-8", "replace").decode()
 
 
-def _add_file(app: FastAPI, file: Path) -> None:
-    """Add a file of the page, from memory, at the address of its name."""
+def _addresses(app: FastAPI) -> Addresses:
+    """Return the addresses of an application, by how they are guarded."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    listed = {route.path for route in routes if route.include_in_schema}
+    return Addresses(
+        public=PUBLIC,
+        work=frozenset(route.path for route in routes if "POST" in (route.methods or ())),
+        pages=frozenset(address for file, address in ADDRESSES.items() if file.suffix == ".html"),
+        counted=frozenset({*listed, "/", "/openapi.json"}),
+    )
+
+
+def _add_file(app: FastAPI, file: Path, address: str) -> None:
+    """Add a file of the page, from memory."""
     content = file.read_bytes()
     kind = TYPES[file.suffix]
 
     async def answer() -> Response:
         return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
-    address = {"index.html": "/", "api.html": "/api", "verdicts.html": "/verdicts"}.get(
-        file.name, f"/{file.name}"
-    )
     app.get(address, include_in_schema=False)(answer)
 
 

@@ -10,17 +10,21 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from candid.serve.limits import Limits
-from candid.serve.metrics import Metrics
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from candid.serve import Limits
+
+if TYPE_CHECKING:
+    from candid.serve.sensor import Drift
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -36,13 +40,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """On every answer."""
-WORK = ("/v1/examine", "/v1/counterfactual")
-SECRET = (*WORK, "/v1/models", "/v1/drift", "/v1/verdicts", "/v1/verdicts/image", "/metrics")
-"""What needs the token, if there is one."""
-PAGES = ("/", "/api", "/verdicts")
-"""What a link of another site may lead to."""
-KNOWN = (*SECRET, "/healthz", "/openapi.json", "/")
-"""What is counted by its own name."""
 ACCEPTED = "candid.accepted"
 """Is in the scope of a request that has come whole and has its place in the queue."""
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
@@ -54,6 +51,10 @@ GRACE, RATE = 5.0, 1000.0
 """A body may come at this many bytes a second or more; its first seconds are free."""
 LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
 log = logging.getLogger("candid.serve")
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper ends of the buckets of latencies."""
+prometheus_client.disable_created_metrics()
 
 
 class _RefusedError(Exception):
@@ -79,13 +80,90 @@ class Backend(Protocol):
         """Let all requests fail that wait for a network."""
 
 
+class Addresses(NamedTuple):
+    """The addresses of an application, by how they are guarded."""
+
+    public: frozenset[str]
+    """Those that need no token; every other one does, whether it exists or not."""
+    work: frozenset[str]
+    """Those that take a body and wait in the queue."""
+    pages: frozenset[str]
+    """Those that a link on another site may lead to."""
+    counted: frozenset[str]
+    """Those that are counted by their own name."""
+
+
+class Metrics:
+    """Counts what happened since the start of the server; any thread may count.
+
+    >>> metrics = Metrics()
+    >>> metrics.answered("/v1/examine", 200, 0.04)
+    >>> metrics.judged("accept")
+    >>> print(metrics.as_text().splitlines()[2])
+    candid_requests_total{path="/v1/examine",status="200"} 1.0
+    """
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """Requests that are waiting or being answered."""
+        self._registry = own = CollectorRegistry()
+        self._requests = Counter("candid_requests", "Answered requests.", ("path", "status"), registry=own)
+        self._images = Counter("candid_images", "Images by verdict.", ("verdict",), registry=own)
+        self._refusals = Counter("candid_refusals", "Refused requests by reason.", ("reason",), registry=own)
+        queue = Gauge("candid_queue_length", "Requests waiting or being answered.", registry=own)
+        queue.set_function(lambda: self.accepted)
+        self._seconds = Histogram(
+            "candid_request_seconds",
+            "Seconds from the first byte of a request to its answer.",
+            buckets=SECONDS,
+            registry=own,
+        )
+
+    def watch(self, drift: "Drift") -> None:
+        """Show what a watch for drift has found."""
+        for name, text in (
+            ("evidence", "Evidence that images changed; it rings at 100."),
+            ("alarm", "1 if the alarm has rung."),
+            ("images", "Images that were watched."),
+        ):
+            gauge = Gauge(f"candid_drift_{name}", text, registry=self._registry)
+            gauge.set_function(lambda name=name: float(getattr(drift, name)))  # type: ignore[misc]
+
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self._requests.labels(path, status).inc()
+        self._seconds.observe(seconds)
+
+    def judged(self, kind: str) -> None:
+        """Count an image by its verdict, or as ``unusable`` or ``no verdict``."""
+        self._images.labels(kind).inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was refused before anything was computed."""
+        self._refusals.labels(reason).inc()
+
+    def as_text(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
+
+
 class Guard:
-    """An ASGI application around another one."""
+    """An ASGI application around another one.
+
+    In nginx, ``client_max_body_size``, ``client_body_timeout`` and ``proxy_read_timeout`` do some of it, too.
+    """
 
     def __init__(
-        self, app: App, limits: Limits, metrics: Metrics, token: str | None, backend: Backend
+        self,
+        app: App,
+        addresses: Addresses,
+        limits: Limits,
+        metrics: Metrics,
+        token: str | None,
+        backend: Backend,
     ) -> None:
         self.app, self.limits, self.metrics, self.backend = app, limits, metrics, backend
+        self.addresses = addresses
         self.token = None if token is None else token.encode()
         self.stopping = False
         self.most_connections = 1000
@@ -109,7 +187,7 @@ class Guard:
         except _RefusedError as refusal:
             self.metrics.refused(refusal.reason)
             if "expect" not in _headers(scope):  # else its sender waits for the answer before it sends more
-                await request.discard(self.limits.max_bytes if scope["path"] in WORK else LEFT)
+                await request.discard(self.limits.max_bytes if scope["path"] in self.addresses.work else LEFT)
             close = not request.whole or refusal.reason == "framing"  # what follows may be of another request
             await answer.problem(refusal.status, refusal.sentence, refusal.headers, close)
         except _GoneError:
@@ -122,7 +200,7 @@ class Guard:
                 await answer.problem(*failure(error))
         finally:
             self._held -= request.held
-        path = scope["path"] if scope["path"] in KNOWN else "other"
+        path = scope["path"] if scope["path"] in self.addresses.counted else "other"
         self.metrics.answered(path, answer.status, time.monotonic() - started)
 
     async def _answered(self, scope: Message, request: "_Request", answer: "_Answer") -> None:
@@ -134,9 +212,9 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:
             raise _RefusedError(400, "framing", "A request has a length or is chunked, not both.")
         self._check_site(scope, headers)
-        if path in SECRET:
+        if path not in self.addresses.public:
             self._check_token(headers)
-        if path in WORK and scope["method"] == "POST":
+        if path in self.addresses.work and scope["method"] == "POST":
             await self._work(scope, headers, request, answer)
             return
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
@@ -173,7 +251,7 @@ class Guard:
             sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
             raise _RefusedError(403, "host", sentence)
         sites = [value for key, value in scope["headers"] if key == b"sec-fetch-site"]
-        is_link = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
+        is_link = scope["path"] in self.addresses.pages and scope["method"] in ("GET", "HEAD")
         if sites:
             foreign = sites not in ([b"none"], [b"same-origin"])
             is_link &= len(sites) == 1 and headers.get("sec-fetch-mode") == "navigate"

@@ -1,14 +1,16 @@
-"""The threads in which the network runs, and what waits for them."""
+"""What waits: images for their turn to be decoded, and requests for a network."""
 
+import heapq
+import itertools
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
-
-from candid.serve.threads import Threads
+from typing import Any, Generic, TypeVar
 
 Network = TypeVar("Network")
 Item = TypeVar("Item")
@@ -21,6 +23,93 @@ ENDS = 2
 """Networks that an item may end, each time alone, before it is given up."""
 
 
+class Threads:
+    """Threads that wait for work until they are closed: what :class:`Turns` and :class:`Queue` share.
+
+    Whoever adds work or takes it holds ``_changed``; a thread ends once ``_closed`` is set and nothing waits.
+    """
+
+    def __init__(self) -> None:
+        self._changed, self._closed = threading.Condition(), False
+        self._threads: list[threading.Thread] = []
+
+    def _start(self, name: str, work: Sequence[Callable[[], None]]) -> None:
+        self._threads = [threading.Thread(target=each, name=name, daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Do what waits, then end the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+
+class Turns(Threads):
+    """Threads that take turns between clients and their requests (start-time fair queueing).
+
+    Every job has a cost. A request's jobs count one after the other, those of different requests next to each
+    other, so a cheap job of a new request comes before the expensive ones of requests that wait already. The
+    more requests a client has at a time, the more expensive are its jobs: clients get equal shares. In nginx,
+    ``limit_req`` and ``limit_conn`` by address do something similar.
+
+    >>> turns = Turns(1)
+    >>> with turns.request("client") as submit:
+    ...     submit(1, lambda: 6 * 7).result()
+    42
+    >>> turns.close()
+    """
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self._waiting: list[tuple[float, int, float, Callable[[], Any], Future[Any]]] = []
+        self._clients: Counter[str] = Counter()
+        self._number = itertools.count()
+        self._now = 0.0
+        self._start("decoder", [self._work] * threads)
+
+    @contextmanager
+    def request(self, client: str) -> Iterator[Callable[[float, Callable[[], Any]], "Future[Any]"]]:
+        """Give a function ``submit(cost, job)`` for one request; jobs that wait can be cancelled."""
+        self._clients[client] += 1
+        end = self._now
+
+        def submit(cost: float, job: Callable[[], Any]) -> "Future[Any]":
+            nonlocal end
+            future: Future[Any] = Future()
+            with self._changed:
+                start = max(self._now, end)
+                end = start + cost * self._clients[client]
+                heapq.heappush(self._waiting, (end, next(self._number), start, job, future))
+                self._changed.notify()
+            return future
+
+        try:
+            yield submit
+        finally:
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._closed):
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                _, _, start, job, future = heapq.heappop(self._waiting)
+                self._now = max(self._now, start)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
+            del job, future
+
+
 class LostError(Exception):
     """A network ended before it answered, or there is none."""
 
@@ -31,7 +120,7 @@ class LostError(Exception):
 
 
 class HarmfulError(Exception):
-    """An item ended every network that was asked about it alone."""
+    """Every process that was asked about this item alone has crashed."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from torch import Tensor
 
-from candid.trust.verdict import Sighting
+from candid._support.numbers import Array
+from candid.trust.verdict import Sighting, Verdict
 
 
 @dataclass(frozen=True)
@@ -16,19 +14,10 @@ class ImageRequest:
     """An image as the model sees it, and what is asked about it."""
 
     path: str
-    image: Tensor
+    image: Array
     explain: bool = False
     towards: int = 0
     target: float = 0.5
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the pixels as an array, which is faster than torch's own way."""
-        pixels = self.image.contiguous().numpy()
-        return _image_request, (self.path, pixels, self.explain, self.towards, self.target)
-
-
-def _image_request(path: str, pixels: "np.ndarray[Any, Any]", *others: Any) -> ImageRequest:
-    return ImageRequest(path, torch.from_numpy(pixels), *others)
 
 
 class ErrorResponse(BaseModel):
@@ -165,7 +154,7 @@ class ExaminationResponse(BaseModel):
     posterior: dict[str, float] = Field(description="The five most probable classes, falling.")
     p_value: float | None = Field(description="Among held-out images; null without held-out scores.")
     class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
-    verdict: Literal["accept", "ambiguous", "novel"] | None
+    verdict: Verdict | None
     classes: list[str] | None = Field(description="The class set: the classes that can't be ruled out.")
     log_density_nats: float | None = Field(description="Log density of the 8-bit image, or of its features.")
     promises: PromisesResponse | None
@@ -194,13 +183,17 @@ class EncodedResponse(NamedTuple):
     json: bytes
     sighting: Sighting | None = None
     """What a watch for drift needs to know; None of an image that can't be used."""
+    record: dict[str, Any] | None = None
+    """What a list of verdicts shows of the result; None of an image that can't be used."""
 
     @classmethod
-    def of(cls, found: ExaminationResponse | UnusableResponse) -> "EncodedResponse":
-        """Return ``found`` as JSON."""
-        kind = found.verdict or "no verdict" if isinstance(found, ExaminationResponse) else found.status
-        sighting = found._sighting if isinstance(found, ExaminationResponse) else None
-        return cls(kind, found.model_dump_json(by_alias=True).encode(), sighting)
+    def of(cls, response: ExaminationResponse | UnusableResponse) -> "EncodedResponse":
+        """Return the response as JSON."""
+        json = response.model_dump_json(by_alias=True).encode()
+        if isinstance(response, UnusableResponse):
+            return cls(response.status, json)
+        record = {name: getattr(response, name) for name in ("label", "confidence", "p_value")}
+        return cls(response.verdict or "no verdict", json, response._sighting, record)
 
 
 class ExamineResponse(BaseModel):
@@ -273,6 +266,17 @@ class LimitsResponse(BaseModel):
     pixels: int
 
 
+class VerdictResponse(BaseModel):
+    """A verdict that the model can give."""
+
+    kind: str = Field(description="Its name in results.")
+    word: str
+    sentence: str = Field(description="What it means.")
+    tone: str = Field(description="good, fair or poor.")
+    colour: str = Field(description="On a light ground.")
+    dark_colour: str = Field(description="On a dark ground.")
+
+
 class ModelResponse(BaseModel):
     """A model that can be asked."""
 
@@ -282,6 +286,8 @@ class ModelResponse(BaseModel):
     classes: list[str]
     image_shape: tuple[int, int, int] = Field(description="Channels, height, width.")
     held_out: HeldOutResponse | None
+    verdicts: list[VerdictResponse] = Field(description="All verdicts, those that need attention first.")
+    abilities: list[str] = Field(description="What the model is able to do, by name.")
     can: list[str] = Field(description="What an explanation shows, to go on after 'it shows'.")
     cannot: list[str] = Field(description="What the model can't show, and why: one sentence each.")
     limits: LimitsResponse | None = None
@@ -340,7 +346,7 @@ class StoredResponse(BaseModel):
 
 
 class VerdictsResponse(BaseModel):
-    """Stored images: novel ones of any age first, then ambiguous ones, then the others, each newest first."""
+    """Stored images by verdict, those that need attention first, of any age; then newest first."""
 
     stored: dict[str, int] = Field(description="All stored images by verdict.")
     verdicts: list[StoredResponse]

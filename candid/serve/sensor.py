@@ -2,26 +2,285 @@
 
 import asyncio
 import json
+import logging
+import re
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, Query, Response, UploadFile
 from starlette.exceptions import HTTPException
 
+from candid._support.errors import CandidError
+from candid._support.files import locked, remove_unfinished, replacing, write_text
 from candid.data.images import BadImageError, to_png
 from candid.data.uploads import decode_upload
-from candid.serve import schemas
-from candid.serve.drift import Drift
-from candid.serve.limits import Limits, ServeOptions
-from candid.serve.schemas import EncodedResponse
+from candid.serve import Limits, ServeOptions, schemas
+from candid.serve.schemas import DriftResponse, EncodedResponse
 from candid.serve.service import Description
-from candid.serve.storage import Storage
+from candid.trust.drift import Watch
+from candid.trust.verdict import KINDS
 
 MOST = 1000
 """Verdicts in one answer."""
+SECONDS = 1.0
+"""Between two looks at whether the state must be written."""
+NOT_WRITTEN = "Can't write the state of the watch to '%s' (%s): free some space."
+log = logging.getLogger("candid.serve")
+IMAGES, RECORDS = "images", "verdicts.sqlite"
+SCHEMA = """CREATE TABLE IF NOT EXISTS verdicts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT NOT NULL, bytes INTEGER NOT NULL, kind TEXT NOT NULL,
+    result TEXT NOT NULL, model TEXT NOT NULL)"""
+PLACES = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
+FIRST = f"CASE kind {PLACES} ELSE {len(KINDS)} END"
+"""What needs attention comes first."""
+BEGINNINGS = {
+    b"\x89PNG": "png",
+    b"\xff\xd8": "jpg",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+    b"RIFF": "webp",
+}
+OTHERS = ("heic", "ppm")
+NAME = re.compile(rf"(\d{{9,}})\.(?:{'|'.join({*BEGINNINGS.values(), *OTHERS})})")
+"""The names of stored images."""
+
+
+class Drift:
+    """The watch of a server. Only the thread that answers requests uses it.
+
+    Args:
+        start: a watch that has seen the held-out images, as text; None if the model has no held-out scores.
+        model: the fingerprint of the model and its held-out scores.
+        folder: where the state is read and written; None to keep it in memory.
+    """
+
+    def __init__(self, start: str | None, model: str, folder: Path | None) -> None:
+        self.watch = None if start is None else Watch.from_json(start)
+        self._file = None if folder is None else folder / f"drift-{model[:16]}.json"
+        self._written, self._writing, self._held = 0, threading.Lock(), ExitStack()
+        if self._file is not None and self.watch is not None:
+            self.watch = self._opened(self._file, self.watch)
+
+    def _opened(self, file: Path, start: Watch) -> Watch:
+        """Lock the state for as long as the server runs, and return the watch that it holds."""
+        lock = file.with_name(f".{file.stem}.lock")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+        except OSError as error:
+            raise CandidError(
+                f"Can't use '{file.parent}' as --state ({error}): name another folder."
+            ) from error
+        self._held.enter_context(locked(lock, "keeps the state of its watch by", seconds=0))
+        watch = start
+        if file.exists():
+            watch = Watch.load(file)
+            watch.proven = start.proven  # states of earlier versions don't say it
+        self._written = watch.images
+        watch.save(file)  # a folder that can't be written is named at the start
+        return watch
+
+    def see(self, answers: Sequence[EncodedResponse], names: Sequence[str | None]) -> None:
+        """Count judged images; a name is only for those that are stored."""
+        if self.watch is None:
+            return
+        for answer, name in zip(answers, names, strict=True):
+            if answer.sighting is not None:
+                score, predicted, confidence = answer.sighting
+                rang = self.watch.alarm
+                called = None if name is None else [name]
+                self.watch.update(score, predicted, confidence, called)
+                if self.watch.alarm and not rang:
+                    log.warning(self.watch.sentence())
+
+    @property
+    def evidence(self) -> float:
+        """The largest evidence so far."""
+        return 0.0 if self.watch is None else self.watch.evidence
+
+    @property
+    def images(self) -> int:
+        """The images so far."""
+        return 0 if self.watch is None else self.watch.images
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the alarm has rung."""
+        return self.watch is not None and self.watch.alarm
+
+    def response(self) -> DriftResponse:
+        """Return the answer of the API."""
+        if self.watch is None:
+            sentence = "This model has no held-out scores, so its images can't be watched."
+            return DriftResponse(watching=False, sentence=sentence)
+        return DriftResponse(watching=True, sentence=self.watch.sentence(), **self.watch.report())
+
+    async def keep(self) -> None:
+        """Write the state once a second while there are new images, until it is cancelled."""
+        trouble = False
+        while True:
+            await asyncio.sleep(SECONDS)
+            if self.watch is None or self._file is None or self.watch.images == self._written:
+                continue
+            text, images = self.watch.to_json(), self.watch.images
+            try:
+                await asyncio.to_thread(self._write, self._file, text, images)
+                trouble = False
+            except OSError as error:  # the answers go on
+                if not trouble:
+                    log.error(NOT_WRITTEN, self._file, error)
+                trouble = True
+
+    def close(self) -> None:
+        """Write the state for the last time, and let others use it."""
+        if self.watch is not None and self._file is not None:
+            try:
+                self._write(self._file, self.watch.to_json(), self.watch.images)
+            except OSError as error:
+                log.error(NOT_WRITTEN, self._file, error)
+        self._held.close()
+
+    def _write(self, file: Path, text: str, images: int) -> None:
+        """Write a state unless a newer one is there: a thread may end after the task that waited for it."""
+        with self._writing:
+            if images > self._written:
+                write_text(text, file)
+                self._written = images
+
+
+class Stored(NamedTuple):
+    """An image that was judged."""
+
+    id: int
+    file: str
+    kind: str
+    result: str
+    """What the API answered, as JSON."""
+
+
+class Storage:
+    """What a server stores; any thread may use it.
+
+    Args:
+        folder: the folder; it may exist already.
+        most: bytes of all images together; the oldest are removed first.
+        model: the name of the model, for the records.
+    """
+
+    def __init__(self, folder: Path, most: int, model: str) -> None:
+        self.folder, self.most, self.model = folder, most, model
+        self._lock, self._trouble = threading.Lock(), False
+        try:
+            (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+            if not (folder / RECORDS).exists() and any((folder / IMAGES).iterdir()):
+                raise CandidError(
+                    f"'{folder / IMAGES}' has files that no server stored: name another folder with --store."
+                )
+            self._database = sqlite3.connect(
+                folder / RECORDS, isolation_level=None, check_same_thread=False, timeout=0
+            )
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(SCHEMA)
+            self._repair()
+        except (OSError, sqlite3.Error) as error:
+            reason = "another process uses it" if "locked" in str(error) else error
+            raise CandidError(f"Can't use '{folder}' as --store ({reason}): name another folder.") from error
+
+    def add(self, content: bytes, kind: str, result: str) -> str | None:
+        """Store one image and what was said of it; return its file, or None if it can't be stored."""
+        with self._lock:
+            try:
+                file = f"{1 + self._last():09d}.{_ending(content)}"
+                with replacing(self.folder / IMAGES / file) as temporary:
+                    temporary.write_bytes(content)
+                row = file, len(content), kind, result, self.model
+                self._database.execute(
+                    "INSERT INTO verdicts (file, bytes, kind, result, model) VALUES (?, ?, ?, ?, ?)", row
+                )
+                self._bytes += len(content)
+                self._remove_oldest()
+            except (OSError, sqlite3.Error) as error:  # the answers go on
+                if not self._trouble:
+                    log.error("Can't store images in '%s' (%s): free some space.", self.folder, error)
+                self._trouble = True
+                return None
+            self._trouble = False
+            return file
+
+    def last(self, limit: int) -> list[Stored]:
+        """Return some images by verdict, those that need attention first, of any age; then newest first."""
+        with self._lock:
+            rows = self._database.execute(
+                f"SELECT id, file, kind, result FROM verdicts ORDER BY {FIRST}, id DESC LIMIT ?", (limit,)
+            )
+            return [Stored(*row) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of stored images by verdict."""
+        with self._lock:
+            return dict(self._database.execute("SELECT kind, count(*) FROM verdicts GROUP BY kind"))
+
+    def content(self, number: int) -> bytes | None:
+        """Return a stored image as it was sent; None if there is none with this number."""
+        with self._lock:
+            row = self._database.execute("SELECT file FROM verdicts WHERE id = ?", (number,)).fetchone()
+        try:
+            return None if row is None else (self.folder / IMAGES / row[0]).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def close(self) -> None:
+        """Let others open it."""
+        with self._lock:
+            self._database.close()
+
+    def _remove_oldest(self) -> None:
+        """Remove images until the others fit, records first: a start removes files without a record."""
+        while self._bytes > self.most:
+            number, file, size = self._database.execute(
+                "SELECT id, file, bytes FROM verdicts ORDER BY id LIMIT 1"
+            ).fetchone()
+            self._database.execute("DELETE FROM verdicts WHERE id = ?", (number,))
+            self._bytes -= size
+            (self.folder / IMAGES / file).unlink(missing_ok=True)
+
+    def _repair(self) -> None:
+        """Remove what a killed process left: files without a record, and records without a file."""
+        remove_unfinished(self.folder / IMAGES)
+        known = {file: number for number, file in self._database.execute("SELECT id, file FROM verdicts")}
+        there = {path.name for path in (self.folder / IMAGES).iterdir()}
+        last = self._last()
+        for file in there - known.keys():
+            ours = NAME.fullmatch(file)
+            if ours is not None and int(ours[1]) <= last:
+                (self.folder / IMAGES / file).unlink(missing_ok=True)
+        lost = [(known[file],) for file in known.keys() - there]
+        self._database.executemany("DELETE FROM verdicts WHERE id = ?", lost)
+        self._bytes = self._number("SELECT coalesce(sum(bytes), 0) FROM verdicts")
+        self._remove_oldest()
+
+    def _last(self) -> int:
+        """Return the highest number that an image ever had; 0 if there was none."""
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
+
+    def _number(self, query: str) -> int:
+        return int(self._database.execute(query).fetchone()[0])
+
+
+def _ending(content: bytes) -> str:
+    if content[4:8] == b"ftyp":
+        return OTHERS[0]
+    return next((ending for start, ending in BEGINNINGS.items() if content.startswith(start)), OTHERS[1])
 
 
 @dataclass(frozen=True)
@@ -57,23 +316,23 @@ class Sensor:
             if self.storage is not None:
                 self.storage.close()
 
-    async def see(self, files: Sequence[UploadFile], found: Sequence[EncodedResponse]) -> None:
+    async def see(self, files: Sequence[UploadFile], answers: Sequence[EncodedResponse]) -> None:
         """Watch judged images, and store them if that was asked for."""
-        names: list[str | None] = [None] * len(found)
+        names: list[str | None] = [None] * len(answers)
         if self.storage is not None:
-            names = await asyncio.to_thread(self._store, self.storage, files, found)
-        self.drift.see(found, names)
+            names = await asyncio.to_thread(self._store, self.storage, files, answers)
+        self.drift.see(answers, names)
 
     def _store(
-        self, storage: Storage, files: Sequence[UploadFile], found: Sequence[EncodedResponse]
+        self, storage: Storage, files: Sequence[UploadFile], answers: Sequence[EncodedResponse]
     ) -> list[str | None]:
         names: list[str | None] = []
-        for file, each in zip(files, found, strict=True):
-            if each.kind == "unusable":
+        for file, answer in zip(files, answers, strict=True):
+            if answer.record is None:
                 names.append(None)
                 continue
             file.file.seek(0)
-            names.append(storage.add(file.file.read(), each.kind, _record(each.json)))
+            names.append(storage.add(file.file.read(), answer.kind, json.dumps(answer.record)))
         return names
 
     def add_routes(
@@ -101,13 +360,12 @@ class Sensor:
         async def verdicts(
             limit: Annotated[int, Query(ge=1, le=MOST, description="The most verdicts to return.")] = 100,
         ) -> schemas.VerdictsResponse:
-            """Stored images: novel ones of any age first, then ambiguous ones, then others, newest first."""
-            found = await asyncio.to_thread(storage.last, limit)
+            """Stored images by verdict, those that need attention first, of any age; then newest first."""
             rows = [
                 schemas.StoredResponse(
-                    id=each.id, file=each.file, verdict=each.kind, **json.loads(each.result)
+                    id=image.id, file=image.file, verdict=image.kind, **json.loads(image.result)
                 )
-                for each in found
+                for image in await asyncio.to_thread(storage.last, limit)
             ]
             return schemas.VerdictsResponse(stored=await asyncio.to_thread(storage.counts), verdicts=rows)
 
@@ -127,15 +385,9 @@ class Sensor:
         ) -> Response:
             """A stored image as the model sees it."""
             try:
-                found = await asyncio.get_running_loop().run_in_executor(self.decoder, thumbnail, id)
+                png = await asyncio.get_running_loop().run_in_executor(self.decoder, thumbnail, id)
             except BadImageError:
-                found = None
-            if found is None:
+                png = None
+            if png is None:
                 raise HTTPException(404)
-            return Response(found, media_type="image/png")
-
-
-def _record(answer: bytes) -> str:
-    """Return what a list of verdicts shows of an answer."""
-    found = json.loads(answer)
-    return json.dumps({name: found[name] for name in ("label", "confidence", "p_value")})
+            return Response(png, media_type="image/png")

@@ -2,47 +2,48 @@
 
 import base64
 import math
+import os
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid._support.threads import usable_cpus
+from candid._support.numbers import Array, usable_cpus
 from candid.data.images import Preprocessing, to_png
-from candid.explanations.adopted_maps import AdoptedMaps, adopted_maps
-from candid.explanations.counterfactual import Counterfactual, counterfactual
-from candid.explanations.explainer import Explainer, Explanation
-from candid.explanations.nearest_photos import NO_INVERSE, NearestPhotos
-from candid.explanations.photo_maps import PhotoMaps
+from candid.explanations.class_maps import ClassMaps
+from candid.explanations.decision_space import DecisionSpace
+from candid.explanations.explainer import NO_INVERSE, Explainer, Explanation, KnownPhoto, NearestPhotos
 from candid.explanations.similarity import entry, similarity
-from candid.inference.predictions import to_float
+from candid.judging.examine import Examiner, UnusableImage
+from candid.judging.held_out import HeldOut
+from candid.judging.watched import WatchedScore
 from candid.models import checkpoint, zoo
-from candid.models.heads.adopted import AdoptedModel
-from candid.models.heads.photo import PhotoModel
-from candid.models.protocol import Model, as_latent, require_latent
+from candid.models.protocol import Model, require
 from candid.serve import schemas
 from candid.serve.schemas import EncodedResponse, ImageRequest
-from candid.trust.examine import Examiner, Unusable
-from candid.trust.judge import HeldOut, Judge
-from candid.trust.verdict import Examination
-from candid.trust.watched import WatchedScore
+from candid.trust.ranking import ALL
+from candid.trust.rule import Rule
+from candid.trust.verdict import KINDS, Examination
+
+if TYPE_CHECKING:
+    from candid.explanations.counterfactual import Counterfactual
 
 Response = schemas.ExaminationResponse | schemas.UnusableResponse
-TOP = 5
-"""Heatmaps and nearest classes."""
+TOP, TOP_WITHOUT_MEANS = 5, 3
+"""Heatmaps and nearest classes, and heatmaps of models without class means."""
 SPACE = (
     *("along", "away", "means_along", "means_away", "half_width", "half_height", "boundary"),
     *("inside", "outside", "outside_expected"),
 )
 """The parts of a decision space that are sent unchanged."""
-KINDS = {"resnet": "ResNet"}
+NAMES = {"resnet": "ResNet"}
+"""How people write kinds of models."""
 SMALL = 64
 """Pixels on a side."""
 BARS, KNOWN = 40, 2000
@@ -71,15 +72,17 @@ class Service:
     ready = True
 
     def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
-        score = None if HeldOut.of(model) is None else WatchedScore.of(model)
+        held_out = HeldOut.of(model)
+        score = None if held_out is None else WatchedScore.of(model)
         self.examiner = Examiner(model, name, evidence=True, watched=score)
         self.model, self.classes = self.examiner.model, model.class_names
-        described = as_latent(self.model) is not None or isinstance(self.model, PhotoModel)
-        explainable = described and len(self.classes) > 1
-        self.explainer = Explainer(self.model, TOP) if explainable else None
-        self.neighbours = _neighbours(self.model) if explainable else []
+        has_means = "geometry" in self.model.can and len(self.classes) > 1
+        has_maps = "geometry" not in self.model.can and "class maps" in self.model.can
+        top = TOP if has_means else TOP_WITHOUT_MEANS
+        self.explainer = Explainer(self.model, top) if has_means or has_maps else None
+        self.neighbours = _neighbours(self.model) if has_means else []
         self.description = Description(
-            self._info(name, summary),
+            self._info(name, summary, 0 if held_out is None else len(held_out)),
             self.examiner.preprocessing,
             min(64, self.examiner.batch),
             _workers(self.model),
@@ -94,180 +97,156 @@ class Service:
         return cls(loaded, name, None if Path(model).exists() else zoo.card(model)["summary"])
 
     def use_threads(self, threads: int) -> None:
-        """Let the network use this number of threads, and let torch prepare for it."""
-        torch.set_num_threads(threads)
+        """Let the network use this number of threads, and prepare what that needs."""
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Answer a few requests, so that the first user does not wait for what torch prepares."""
-        grey = torch.full(self.model.image_shape, 128, dtype=torch.uint8)
+        """Answer a few requests, so that the first user does not wait for what is prepared once."""
+        grey = np.full(self.model.image_shape, 128, dtype=np.uint8)
         for explain in (True, False, False):
             self.answer([[ImageRequest("", grey, explain)]])
 
-    def _info(self, name: str, summary: str | None) -> schemas.ModelResponse:
-        judge = self.examiner.judge
+    def _info(self, name: str, summary: str | None, held_out: int) -> schemas.ModelResponse:
+        rule = self.examiner.rule
         return schemas.ModelResponse(
             name=name,
             kind=self.model.kind,
             summary=summary,
             classes=list(self.classes),
             image_shape=self.model.image_shape,
-            held_out=None if judge is None else _held_out(judge),
+            held_out=None if rule is None else _held_out(rule, held_out),
+            verdicts=[schemas.VerdictResponse(kind=kind, **look._asdict()) for kind, look in KINDS.items()],
+            abilities=sorted(self.model.can),
             can=self._shown(),
-            cannot=_missing(self.model, judge),
+            cannot=_missing(self.model, rule),
         )
 
     def _shown(self) -> list[str]:
         """Return what an explanation shows."""
-        where = "which parts of the image speak for which class"
         if self.explainer is None:
-            return [where] if _adopted_with_maps(self.model) else []
-        between = "where the image lies between the classes"
-        if isinstance(self.model, PhotoModel):
-            maps = [where] if getattr(self.model.eye, "has_maps", True) else []
-            known = ["the nearest photos that the model knows"] if self.model.thumbnails else []
-            return [*maps, between, *known]
-        return [where, between, "how it would have to change to become another class"]
+            return []
+        shown = {
+            "which parts of the image speak for which class": "class maps" in self.model.can,
+            "where the image lies between the classes": "geometry" in self.model.can,
+            "how it would have to change to become another class": "invert" in self.model.can,
+            "the nearest photos that the model knows": _keeps_photos(self.model),
+        }
+        return [what for what, is_shown in shown.items() if is_shown]
 
     def answer(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[EncodedResponse] | Exception]:
         """Return the answers of :meth:`examine` as JSON."""
         return [
-            each if isinstance(each, Exception) else [EncodedResponse.of(found) for found in each]
-            for each in self.examine(requests)
+            responses if isinstance(responses, Exception) else [*map(EncodedResponse.of, responses)]
+            for responses in self.examine(requests)
         ]
 
     def examine(self, requests: Sequence[Sequence[ImageRequest]]) -> list[list[Response] | Exception]:
         """Return the answers to each request, from one pass; an exception if there are none."""
-        found = iter(self.examiner.judged([(each.path, each.image) for asked in requests for each in asked]))
+        judged = iter(self.examiner.judged([(each.path, each.image) for asked in requests for each in asked]))
         answers: list[list[Response] | Exception] = []
         for asked in requests:
-            judged = list(islice(found, len(asked)))
+            examinations = list(islice(judged, len(asked)))
             try:
-                answers.append([self._answer(*pair) for pair in zip(asked, judged, strict=True)])
+                answers.append([self._answer(*pair) for pair in zip(asked, examinations, strict=True)])
             except Exception as error:
                 error.add_note(traceback.format_exc())  # which is lost on the way to another process
                 answers.append(error)
         return answers
 
-    def _answer(self, asked: ImageRequest, found: Examination | Unusable) -> Response:
-        if isinstance(found, Unusable):
-            return unusable(asked.path, found.reason)
+    def _answer(self, asked: ImageRequest, examined: Examination | UnusableImage) -> Response:
+        if isinstance(examined, UnusableImage):
+            return unusable(asked.path, examined.reason)
         explanation = None
         if asked.explain and self.explainer is not None:
-            explanation = self._explained(found, self.explainer.explain(found))
-        elif asked.explain and _adopted_with_maps(self.model):
-            explanation = self._adopted(found)
+            explanation = self._explained(examined, self.explainer.explain(examined))
         seen = as_png(asked.image) if asked.explain else None
-        response = schemas.ExaminationResponse(**found.to_dict(), seen=seen, explanation=explanation)
-        response._sighting = found.sighting
+        response = schemas.ExaminationResponse(**examined.to_dict(), seen=seen, explanation=explanation)
+        response._sighting = examined.sighting
         return response
 
     def _explained(self, examined: Examination, explanation: Explanation) -> schemas.ExplanationResponse:
-        space = explanation.space
+        space, summary, maps = explanation.space, explanation.summary, explanation.maps
         return schemas.ExplanationResponse(
-            kind=explanation.summary.kind,
-            summary=explanation.summary.sentence,
-            heatmaps=self._heatmaps(explanation.maps, examined),
-            decision_space=schemas.DecisionSpaceResponse(
-                posterior={
-                    self.classes[y]: share for y, share in zip(space.classes, space.posterior, strict=True)
-                },
-                **{name: getattr(space, name) for name in SPACE},
-            ),
-            nearest_classes=self.neighbours[self.classes.index(examined.label)],
+            kind=None if summary is None else summary.kind,
+            summary=None if summary is None else summary.sentence,
+            heatmaps=None if isinstance(maps, str) else self._heatmaps(maps, examined),
+            decision_space=None if space is None else self._space(space),
+            nearest_classes=self.neighbours[self.classes.index(examined.label)] if self.neighbours else [],
             nearest_photos=None if explanation.nearest is None else self._nearest(explanation.nearest),
         )
 
-    def _adopted(self, examined: Examination) -> schemas.ExplanationResponse:
-        assert examined.evidence is not None and isinstance(self.model, AdoptedModel)
-        found = adopted_maps(self.model, to_float(examined.evidence.image, self.model.device))
-        return schemas.ExplanationResponse(
-            kind=None,
-            summary=None,
-            heatmaps=self._heatmaps(found, examined),
-            decision_space=None,
-            nearest_classes=[],
-            nearest_photos=None,
+    def _space(self, space: DecisionSpace) -> schemas.DecisionSpaceResponse:
+        names = [self.classes[y] for y in space.classes]
+        return schemas.DecisionSpaceResponse(
+            posterior=dict(zip(names, space.posterior, strict=True)),
+            **{name: getattr(space, name) for name in SPACE},
         )
 
-    def _heatmaps(self, maps: Any, examined: Examination) -> schemas.HeatmapsResponse | None:
-        if isinstance(maps, str):
-            return None
-        if isinstance(maps, PhotoMaps | AdoptedMaps):
-            if isinstance(maps, PhotoMaps):
-                why = [(each.y, each.values, each.score, each.baseline) for each in maps.why]
-            else:
-                why = list(
-                    zip(maps.classes, maps.maps, maps.scores.tolist(), maps.baselines.tolist(), strict=True)
-                )
-            return schemas.HeatmapsResponse(
-                saliency_nats=None,
-                classes=[
-                    schemas.ClassMapResponse(
-                        class_=self.classes[y],
-                        log_posterior_nats=math.log(max(examined.posterior[self.classes[y]], 1e-300)),
-                        values_nats=values.tolist(),
-                        score_nats=score,
-                        baseline_nats=baseline,
-                    )
-                    for y, values, score, baseline in why
-                ],
-            )
-        by_class = (maps.classes[0], maps.log_posterior[0], maps.posterior[0])
+    def _heatmaps(self, maps: ClassMaps, examined: Examination) -> schemas.HeatmapsResponse:
+        """Return the maps; those with a saliency add up to the log posterior, others to score - baseline."""
+        of_posterior = maps.saliency is not None
         return schemas.HeatmapsResponse(
-            saliency_nats=maps.saliency[0].tolist(),
+            saliency_nats=None if maps.saliency is None else maps.saliency.tolist(),
             classes=[
                 schemas.ClassMapResponse(
                     class_=self.classes[y],
-                    log_posterior_nats=total,
+                    log_posterior_nats=score if of_posterior else _log(examined.posterior[self.classes[y]]),
                     values_nats=values,
-                    score_nats=None,
-                    baseline_nats=None,
+                    score_nats=None if of_posterior else score,
+                    baseline_nats=None if of_posterior else baseline,
                 )
-                for y, total, values in zip(*(each.tolist() for each in by_class), strict=True)
+                for y, values, score, baseline in zip(
+                    maps.classes,
+                    maps.values.tolist(),
+                    maps.scores.tolist(),
+                    maps.baselines.tolist(),
+                    strict=True,
+                )
             ],
         )
 
-    def _nearest(self, found: NearestPhotos) -> schemas.NearestPhotosResponse:
-        nearest, of_instead = (
-            [
-                schemas.KnownPhotoResponse(
-                    class_=self.classes[each.y], image=base64.b64encode(each.jpeg).decode()
-                )
-                for each in photos
-            ]
-            for photos in (found.nearest, found.of_instead)
-        )
+    def _nearest(self, photos: NearestPhotos) -> schemas.NearestPhotosResponse:
         return schemas.NearestPhotosResponse(
-            nearest=nearest, instead=self.classes[found.instead], of_instead=of_instead
+            nearest=[self._photo(photo) for photo in photos.nearest],
+            instead=self.classes[photos.instead],
+            of_instead=[self._photo(photo) for photo in photos.of_instead],
         )
+
+    def _photo(self, photo: KnownPhoto) -> schemas.KnownPhotoResponse:
+        image = base64.b64encode(photo.jpeg).decode()
+        return schemas.KnownPhotoResponse(class_=self.classes[photo.y], image=image)
 
     def change(self, asked: ImageRequest) -> schemas.ChangedResponse | schemas.ImpossibleResponse:
         """Return what would make the image the class ``asked.towards``."""
         try:
-            model = require_latent(self.examiner.frozen, "A counterfactual")
+            model = require(self.examiner.frozen, "invert", "A counterfactual")
+            from candid.explanations.counterfactual import counterfactual
+
             return self._changed(asked, counterfactual(model, asked.image, asked.towards, asked.target))
         except CandidError as error:
             return schemas.ImpossibleResponse(path=asked.path, error=str(error))
 
-    def _changed(self, asked: ImageRequest, found: Counterfactual) -> schemas.ChangedResponse:
-        before = int(found.posteriors[0].argmax())
+    def _changed(self, asked: ImageRequest, changed: "Counterfactual") -> schemas.ChangedResponse:
+        before = int(changed.posteriors[0].argmax())
         return schemas.ChangedResponse(
             path=asked.path,
-            class_=self.classes[found.y],
+            class_=self.classes[changed.y],
             class_before=self.classes[before],
-            target=found.target,
-            posterior=float(found.posterior[found.y]),
-            reached=found.reached,
-            length_in_standard_deviations=found.length,
-            bits_per_dim=found.bits_per_dim,
+            target=changed.target,
+            posterior=float(changed.posterior[changed.y]),
+            reached=changed.reached,
+            length_in_standard_deviations=changed.length,
+            bits_per_dim=changed.bits_per_dim,
             steps=[
                 schemas.StepResponse(
                     image=as_png(image),
-                    posterior=float(posterior[found.y]),
+                    posterior=float(posterior[changed.y]),
                     posterior_before=float(posterior[before]),
                 )
-                for image, posterior in zip(found.steps, found.posteriors, strict=True)
+                for image, posterior in zip(changed.steps, changed.posteriors, strict=True)
             ],
         )
 
@@ -278,35 +257,37 @@ def _workers(model: Model) -> int:
     A batch of small images is faster on one core than on two: its layers are too short to share.
     """
     _, height, width = model.image_shape
-    return min(4, usable_cpus()) if model.device.type == "cpu" and height * width <= SMALL**2 else 1
+    on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
+    return min(4, usable_cpus()) if on_cpu and height * width <= SMALL**2 else 1
 
 
-def _adopted_with_maps(model: Model) -> bool:
-    return isinstance(model, AdoptedModel) and model.eye.last_layer() is not None
+def _keeps_photos(model: Model) -> bool:
+    """Return whether the model has thumbnails of the photos that it was trained with."""
+    return bool(getattr(model, "thumbnails", None))
 
 
-def _missing(model: Model, judge: Judge | None) -> list[str]:
-    found = []
+def _missing(model: Model, rule: Rule | None) -> list[str]:
+    """Return what the page can't show, and why: one sentence each."""
+    sentences = []
     if model.density_of == "features":
-        instead = isinstance(model, PhotoModel) and bool(model.thumbnails)
-        found.append(
+        sentences.append(
             f"{NO_INVERSE}, so this page can't show how the image would have to change"
-            f"{'; it shows the nearest photos that the model knows' * instead}."
+            f"{'; it shows the nearest photos that the model knows' * _keeps_photos(model)}."
         )
-        if not isinstance(model, PhotoModel):
-            maps = "" if _adopted_with_maps(model) else "heatmaps, "
-            found.append(f"It has no class means: there are no {maps}decision space or nearest classes.")
-    elif as_latent(model) is None:
-        found.append(
-            f"This model is a {KINDS.get(model.kind, model.kind)}, which has no class means in its latent: "
+        if "geometry" not in model.can:
+            maps = "" if "class maps" in model.can else "heatmaps, "
+            sentences.append(f"It has no class means: there are no {maps}decision space or nearest classes.")
+    elif "geometry" not in model.can:
+        sentences.append(
+            f"This model is a {NAMES.get(model.kind, model.kind)}, which has no class means in its latent: "
             "it shows no decision space, heatmaps, nearest classes or counterfactuals."
         )
-    if judge is None:
-        found.append(
+    if rule is None:
+        sentences.append(
             "This model has no held-out scores, so it gives no p-value and no verdict: 'candid calibrate' "
             "adds them."
         )
-    return found
+    return sentences
 
 
 def unusable(path: str, reason: object) -> schemas.UnusableResponse:
@@ -314,22 +295,26 @@ def unusable(path: str, reason: object) -> schemas.UnusableResponse:
     return schemas.UnusableResponse(path=path, error=f"This file can't be used: {reason}.")
 
 
-def as_png(image: Tensor) -> str:
+def as_png(image: Array) -> str:
     """Return an 8-bit image (C, H, W) as a PNG in base64."""
     return base64.b64encode(to_png(image)).decode()
 
 
+def _log(probability: float) -> float:
+    return math.log(max(probability, 1e-300))
+
+
 def _neighbours(model: Model) -> list[list[schemas.NeighbourResponse]]:
     """Return the nearest classes of each class."""
-    found = similarity(model, order="given")
-    nearest = found.distances.argsort(dim=1, stable=True)
+    classes = similarity(model, order="given")
+    nearest = np.argsort(classes.distances, axis=1, kind="stable")
     return [
         [
             schemas.NeighbourResponse(
-                class_=found.names[j],
-                distance=float(found.distances[i, j]),
-                expected_uncertainty=float(found.uncertainty[i, j]),
-                measured_uncertainty=entry(found.measured, i, j),
+                class_=classes.names[j],
+                distance=float(classes.distances[i, j]),
+                expected_uncertainty=float(classes.uncertainty[i, j]),
+                measured_uncertainty=entry(classes.measured, i, j),
             )
             for j in [j for j in row[: TOP + 1] if j != i][:TOP]
         ]
@@ -337,22 +322,21 @@ def _neighbours(model: Model) -> list[list[schemas.NeighbourResponse]]:
     ]
 
 
-def _held_out(judge: Judge) -> schemas.HeldOutResponse:
+def _held_out(rule: Rule, images: int) -> schemas.HeldOutResponse:
     """Return the levels and the histogram of held-out scores, as p-values at the ends of its bars."""
-    known = judge.held_out.statistics
-    chosen = torch.linspace(0, len(judge.held_out) - 1, min(KNOWN, len(judge.held_out))).round().long()
-    statistic = judge.score.of(known)[chosen]
-    scores, order = judge.detector.score(statistic).sort()
-    p_values = judge.detector.p_value(statistic)[order]
-    beyond = scores[p_values <= judge.novelty / 2]  # up to the first of these: further bars would be narrow
+    promises, (ranking, *_) = rule.promises[ALL], rule.rankings
+    chosen = np.linspace(0, ranking.count() - 1, min(KNOWN, ranking.count())).round().astype(np.int64)
+    values, detector = ranking.values[chosen], ranking.detector(ALL)
+    order = np.argsort(detector.score(values), kind="stable")
+    scores, p_values = detector.score(values)[order], detector.p_value(values)[order]
+    novelty = promises.novelty.in_force
+    beyond = scores[p_values <= novelty / 2]  # up to the first of these: further bars would be narrow
     last = beyond[0] if len(beyond) else scores[-1]
     ends = np.linspace(float(scores[0]), float(last), BARS + 1)
     return schemas.HeldOutResponse(
-        images=len(judge.held_out),
-        score=judge.score.name,
-        novelty=judge.novelty,
-        error=judge.error,
-        tail=schemas.TailResponse(
-            scores=ends.tolist(), p_values=np.interp(ends, scores.numpy(), p_values.numpy()).tolist()
-        ),
+        images=images,
+        score=promises.score,
+        novelty=novelty,
+        error=promises.error.in_force,
+        tail=schemas.TailResponse(scores=ends.tolist(), p_values=np.interp(ends, scores, p_values).tolist()),
     )

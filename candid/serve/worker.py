@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from candid._support.errors import CandidError
-from candid._support.threads import usable_cpus
+from candid._support.numbers import usable_cpus
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service

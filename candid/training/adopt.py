@@ -6,29 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from candid._support.config import build
-from candid._support.distributed import launch
 from candid._support.errors import CandidError
+from candid._support.options import build
+from candid._support.processes import launch
 from candid._support.progress import SILENT, Progress
+from candid.data import Part
+from candid.data.class_names import named
 from candid.data.datasets import open_images, open_part, trained_on
 from candid.data.formats import FORMATS, Query, format_of, part_folders, subfolders
-from candid.data.imagenet import named
 from candid.data.images import path_of
-from candid.data.options import Part
 from candid.data.splits import IndexedSplit, Split
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
-from candid.models import checkpoint
-from candid.models.heads.adopted import AdoptedModel
-from candid.models.heads.softmax import open_softmax
-from candid.training.adopt_options import AdoptOptions
-from candid.trust.calibrate import FEWEST_IMAGES, fewer, held_out_scores, without_training_images
-from candid.trust.detectors import shuffled_halves
-from candid.trust.feature_moments import Moments
-from candid.trust.judge import HeldOut
-from candid.trust.scores import statistics_of
+from candid.judging.calibrate import FEWEST_IMAGES, fewer, held_out_scores, without_training_images
+from candid.judging.held_out import HeldOut
+from candid.models import saving
+from candid.models.photo.adopted import AdoptedModel
+from candid.models.photo.opening import open_softmax
+from candid.training.options import AdoptOptions
+from candid.trust.conformal import shuffled_halves
+from candid.trust.gaussians import Moments
 
 SMALLEST_PRIOR = 1e-9
 """A class that no image looks like has at least this prior before they are normalised."""
@@ -53,11 +52,11 @@ def adopt(
     Args:
         model: an eye with a classifier (``lite0``, ``lite1``, ``lite2``: 1000 classes of ImageNet); a ResNet
             of candid, its name or folder; an ONNX or ``.pt2`` file that returns logits; or a
-            :class:`~candid.models.heads.softmax.ModuleSoftmax` for any network.
+            :class:`candid.ModuleSoftmax` for any network.
         images: images like those that it will see: a folder of any images, or a data set with labels.
         out: a folder to save the model in.
         progress: where to show messages and bars.
-        **options: fields of :class:`~candid.training.adopt_options.AdoptOptions`: ``held_out`` names other
+        **options: fields of :class:`~candid.training.options.AdoptOptions`: ``held_out`` names other
             images to hold out, then all of ``images`` are fitted.
 
     Returns:
@@ -68,33 +67,34 @@ def adopt(
 
     Example:
         >>> import candid
-        >>> samples = Path(candid.__file__).parent / "cli" / "samples"
+        >>> samples = Path(candid.__file__).parent / "reports" / "demo" / "samples"
         >>> model = candid.adopt("lite0", samples / "hats")
         >>> candid.examine(model, samples / "everyday" / "coffee.jpg")[0].label
         'espresso'
     """
     chosen, data = build(AdoptOptions, options), os.fspath(images)
-    fabric = launch(chosen.devices)
-    progress = progress if fabric.is_global_zero else SILENT
+    processes = launch(chosen.devices, network=False)
+    progress = progress if processes.is_global_zero else SILENT
     adopted = AdoptedModel.of(open_softmax(model, _names(chosen.class_names)))
     fit, held_out = _splits(adopted, data, chosen, progress)
-    runner = Runner(adopted, fabric, None, chosen.workers, progress)
-    known = _pass(runner, fit, "images", chosen, progress)
-    if known is not None:
-        _fit_density(adopted, known)
-    adopted.load_state_dict(fabric.broadcast(adopted.state_dict()))
-    found = _pass(runner, held_out, "held-out images", chosen, progress)
-    if known is None or found is None:
+    runner = Runner(adopted, processes, None, chosen.workers, progress)
+    fitted = _pass(runner, fit, "images", chosen, progress)
+    if fitted is not None:
+        _fit_density(adopted, fitted)
+    adopted.load_state(processes.broadcast(adopted.state()))
+    unseen = _pass(runner, held_out, "held-out images", chosen, progress)
+    if fitted is None or unseen is None:
         return adopted
-    adopted.held_out = {"training_keys": known.columns["keys"].unique()}
-    found = without_training_images(found, adopted, progress)
-    adopted.metadata["adopted"] = {"images": len(known), "held_out": len(found), "labels": _labelled(found)}
-    if len(found) >= FEWEST_IMAGES:
-        _scores(found).attach(adopted)
+    adopted.held_out = {"training_keys": np.unique(fitted.columns["keys"])}
+    unseen = without_training_images(unseen, adopted, progress)
+    count = len(unseen)
+    adopted.metadata["adopted"] = {"images": len(fitted), "held_out": count, "labels": _labelled(unseen)}
+    if count >= FEWEST_IMAGES:
+        _scores(unseen).attach(adopted)
     else:
-        progress.log(f"no p-values: {len(found)} images were held out, at least {FEWEST_IMAGES} are needed")
+        progress.log(f"no p-values: {count} images were held out, at least {FEWEST_IMAGES} are needed")
     if out is not None:
-        checkpoint.save(adopted, out)
+        saving.save(adopted, out)
     return adopted
 
 
@@ -146,9 +146,9 @@ def _has_labels(data: str, class_names: Sequence[str], progress: Progress) -> bo
     if not folder.is_dir():
         return True  # what opens it says what is wrong
     tops = part_folders(folder).values() or [folder]
-    found = sorted({entry.name for top in tops for entry in subfolders(top)})
-    known = set(named(found, class_names)) & set(class_names)
-    if known or (found and len(found) == len(class_names) and class_names[0] == "0"):
+    folders = sorted({entry.name for top in tops for entry in subfolders(top)})
+    classes = set(named(folders, class_names)) & set(class_names)
+    if classes or (folders and len(folders) == len(class_names) and class_names[0] == "0"):
         return True  # an unknown one among them is an error
     progress.log(f"'{data}' has no folders named like classes: without labels no class set is promised")
     return False
@@ -163,29 +163,31 @@ def _pass(
     return runner.predictions(ready, view, name, FEATURES)
 
 
-def _fit_density(model: AdoptedModel, known: Predictions) -> None:
-    features = known.columns["features"].float()
-    if not features.isfinite().all():
+def _fit_density(model: AdoptedModel, predictions: Predictions) -> None:
+    from scipy.linalg import block_diag
+
+    features = predictions.columns["features"].astype(np.float32)
+    if not np.isfinite(features).all():
         raise CandidError("The features of some images are not finite: leave these images out.")
     if not (features != features[0]).any():
         raise CandidError("All images look the same to the classifier: give different ones.")
-    groups = features.split(list(model.config.features), 1)
-    moments = [Moments.of(each, torch.zeros(len(each))) for each in groups]
-    priors = known.posterior.mean(0).clamp(min=SMALLEST_PRIOR)
+    groups = np.split(features, np.cumsum(model.config.features)[:-1], 1)
+    moments = [Moments.of(group, np.zeros(len(group), np.int64)) for group in groups]
+    priors = predictions.posterior.mean(0).clip(SMALLEST_PRIOR)
     model.set_density(
-        torch.cat([each.mean for each in moments]),
-        torch.block_diag(*(each.whitening for each in moments)),
-        (priors / priors.sum()).log(),
+        np.concatenate([each.mean for each in moments]),
+        block_diag(*(each.whitening for each in moments)),
+        np.log(priors / priors.sum()),
     )
 
 
-def _labelled(found: Predictions) -> bool:
-    return bool((found.labels >= 0).all())
+def _labelled(predictions: Predictions) -> bool:
+    return bool((predictions.labels >= 0).all())
 
 
-def _scores(found: Predictions) -> HeldOut:
-    columns = {name: column for name, column in found.columns.items() if name not in FEATURES}
-    found = replace(found, columns=columns)
-    if _labelled(found):
-        return held_out_scores(found)
-    return HeldOut(statistics_of(found), 1.0)
+def _scores(predictions: Predictions) -> HeldOut:
+    columns = {name: column for name, column in predictions.columns.items() if name not in FEATURES}
+    predictions = replace(predictions, columns=columns)
+    if _labelled(predictions):
+        return held_out_scores(predictions)
+    return HeldOut(predictions.statistics, 1.0)

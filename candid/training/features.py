@@ -7,24 +7,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from candid._support.distributed import first_error, gathered
 from candid._support.errors import CandidError
-from candid._support.files import digest, read_sealed, remove_unfinished, write_sealed
+from candid._support.files import read_sealed, remove_unfinished, write_sealed
+from candid._support.numbers import Array, digest
+from candid._support.processes import Processes, first_error, gathered
 from candid._support.progress import Progress
-from candid.data.images import BadImageError, Preprocessing, decode_as, image_keys
+from candid.data.images import BadImageError, Preprocessing, decode_as, image_keys, to_float
 from candid.data.splits import FileSplit, Split
-from candid.inference.predictions import to_float
-from candid.models.eyes.eye import Eye
-from candid.models.eyes.graph import cache_folder
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+from candid.models.photo.efficientnet import cache_folder
+from candid.models.photo.eye import Eye
 
 CHUNK = 256
 """Photos in a file of the cache: no more are lost if the process is killed."""
@@ -40,7 +36,7 @@ ABANDONED = 3600
 class Row(NamedTuple):
     """What is known of one photo."""
 
-    values: Tensor
+    values: Array
     """Its statistics, (D,)."""
     key: int
     """A hash of its pixels."""
@@ -52,11 +48,11 @@ class Features:
 
     names: tuple[str, ...]
     """Files, or samples of tar shards."""
-    labels: Tensor
+    labels: Array
     """(N,)."""
-    values: Tensor
+    values: Array
     """(N, D)."""
-    keys: Tensor
+    keys: Array
     """A hash of the pixels of each photo, (N,)."""
     skipped: tuple[str, ...] = ()
     """Files that were left out, each with the reason."""
@@ -91,13 +87,13 @@ class FeatureCache:
 
     def _list(self, file: Path) -> None:
         try:
-            with safe_open(file, "pt") as stored:
+            with safe_open(file, "np") as stored:
                 digests = stored.get_tensor("digests")
                 shapes = [stored.get_slice(name).get_shape() for name in ("values", "keys")]
         except (OSError, SafetensorError):
             return  # cut or foreign: these photos are read again
         if shapes == [[len(digests), self.dimensions], [len(digests)]]:
-            self._places |= {each.tobytes(): (file, row) for row, each in enumerate(digests.numpy())}
+            self._places |= {each.tobytes(): (file, row) for row, each in enumerate(digests)}
 
     def __contains__(self, digest: bytes) -> bool:
         if digest in self._places and self._is_whole(self._places[digest][0]):
@@ -119,27 +115,27 @@ class FeatureCache:
 
     def rows(self, digests: Sequence[bytes]) -> list[Row]:
         """Return what is known of photos that are in the cache."""
-        found = {each: self._in_memory[each] for each in digests if each in self._in_memory}
+        rows = {each: self._in_memory[each] for each in digests if each in self._in_memory}
         by_file: dict[Path, list[bytes]] = {}
         for each in digests:
             if each in self._places:
                 by_file.setdefault(self._places[each][0], []).append(each)
-        for file, own in by_file.items():
-            with safe_open(file, "pt") as stored:
+        for file, members in by_file.items():
+            with safe_open(file, "np") as stored:
                 values, keys = stored.get_tensor("values"), stored.get_tensor("keys").tolist()
-            for each in own:
-                row = self._places[each][1]
-                found[each] = Row(values[row].clone(), keys[row])
-        return [found[each] for each in digests]
+            for each in members:
+                i = self._places[each][1]
+                rows[each] = Row(values[i].copy(), keys[i])
+        return [rows[each] for each in digests]
 
     def store(self, digests: Sequence[bytes], rows: Sequence[Row]) -> None:
         """Add photos."""
         name = hashlib.sha256(b"".join(digests)).hexdigest()[:16]
         file = self.folder / f"{name}.safetensors"
         tensors = {
-            "digests": torch.tensor([list(each) for each in digests], dtype=torch.uint8),
-            "values": torch.stack([row.values for row in rows]),
-            "keys": torch.tensor([row.key for row in rows]),
+            "digests": np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1),
+            "values": np.stack([row.values for row in rows]),
+            "keys": np.array([row.key for row in rows], np.int64),
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +157,7 @@ class _Photo(NamedTuple):
 
     name: str
     label: int
-    found: Row | str
+    seen: Row | str
     """What the eye sees, or why it can't be used."""
 
 
@@ -172,14 +168,14 @@ class Extraction:
     Args:
         eye: what looks at them.
         cache: what is known already.
-        fabric: the processes.
+        processes: what shares the photos.
         progress: shows how many photos are done.
         skip_bad: whether photos that can't be read are left out, instead of an error.
     """
 
     eye: Eye
     cache: FeatureCache
-    fabric: "Fabric"
+    processes: Processes
     progress: Progress
     skip_bad: bool = False
 
@@ -188,31 +184,32 @@ class Extraction:
 
         The result is the same for any number of processes.
         """
-        own: list[_Photo] = []
+        share: list[_Photo] = []
         error = None
         try:
-            own = (
-                self._of_files(split, name) if isinstance(split, FileSplit) else self._of_shards(split, name)
-            )
+            if isinstance(split, FileSplit):
+                share = self._of_files(split, name)
+            else:
+                share = self._of_shards(split, name)
         except CandidError as problem:
             error = problem
-        error = first_error(self.fabric, error)
+        error = first_error(self.processes, error)
         if error is not None:
             raise error
         # files are dealt out one by one, so they come back in their order; shards are sorted by their names
-        parts = gathered(self.fabric, own)
+        parts = gathered(self.processes, share)
         photos = [part[i] for i in range(max(map(len, parts), default=0)) for part in parts if i < len(part)]
         if not isinstance(split, FileSplit):
             photos.sort(key=lambda photo: photo.name)
-        good = [(photo, photo.found) for photo in photos if isinstance(photo.found, Row)]
-        if self.fabric.is_global_zero and not good:
+        good = [(photo, photo.seen) for photo in photos if isinstance(photo.seen, Row)]
+        if self.processes.is_global_zero and not good:
             raise CandidError(f"None of the {name} can be used: give others.")
         return Features(
             tuple(photo.name for photo, _ in good),
-            torch.tensor([photo.label for photo, _ in good], dtype=torch.int64),
-            torch.stack([row.values for _, row in good]) if good else torch.empty(0, self.eye.dimensions),
-            torch.tensor([row.key for _, row in good], dtype=torch.int64),
-            tuple(f"{photo.name}: {photo.found}" for photo in photos if isinstance(photo.found, str)),
+            np.array([photo.label for photo, _ in good], np.int64),
+            np.array([row.values for _, row in good], np.float32).reshape(len(good), self.eye.dimensions),
+            np.array([row.key for _, row in good], np.int64),
+            tuple(f"{photo.name}: {photo.seen}" for photo in photos if isinstance(photo.seen, str)),
         )
 
     def estimate(self, splits: Sequence[Split]) -> tuple[int, float]:
@@ -230,13 +227,13 @@ class Extraction:
         streamed = sum(len(split) for split in splits if not isinstance(split, FileSplit))
         if not new:
             return streamed, 0.0
-        few = FileSplit(tuple(new[:: max(1, len(new) // FEW)][:FEW]), torch.empty(0))
+        few = FileSplit(tuple(new[:: max(1, len(new) // FEW)][:FEW]), np.empty(0, np.int64))
         numbers = range(len(few.paths))
         deque(self._described(_decoded(few, numbers[:1], self.preprocessing)), maxlen=0)  # opens the eye
         start = time.monotonic()
         deque(self._described(_decoded(few, numbers, self.preprocessing)), maxlen=0)
         seconds = (time.monotonic() - start) / len(numbers)
-        return len(new) + streamed, seconds * (len(new) + streamed) / self.fabric.world_size
+        return len(new) + streamed, seconds * (len(new) + streamed) / self.processes.world_size
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -245,39 +242,39 @@ class Extraction:
 
     def _of_files(self, split: FileSplit, name: str) -> list[_Photo]:
         """Return this process's share of the photos, in their order."""
-        own = split.subset(torch.arange(self.fabric.global_rank, len(split), self.fabric.world_size))
-        digests = own.digests()
+        share = split.subset(np.arange(self.processes.global_rank, len(split), self.processes.world_size))
+        digests = share.digests()
         missing = [i for i, each in enumerate(digests) if each not in self.cache]
         bad: dict[int, str] = {}
         chunks = _parts(missing, CHUNK)
-        for chunk in self.progress.track(chunks, name, len(chunks), CHUNK * self.fabric.world_size):
+        for chunk in self.progress.track(chunks, name, len(chunks), CHUNK * self.processes.world_size):
             new: dict[int, Row] = {}
-            for i, found in self._described(_decoded(own, chunk, self.preprocessing)):
-                if isinstance(found, Row):
-                    new[i] = found
+            for i, seen in self._described(_decoded(share, chunk, self.preprocessing)):
+                if isinstance(seen, Row):
+                    new[i] = seen
                 elif self.skip_bad:
-                    bad[i] = found
+                    bad[i] = seen
                 else:
                     raise CandidError(
-                        f"'{own.paths[i]}' can't be used: {found}. Repair or remove it, or add --skip-bad to "
-                        "leave such files out."
+                        f"'{share.paths[i]}' can't be used: {seen}. Repair or remove it, or add --skip-bad "
+                        "to leave such files out."
                     )
             if new:
                 self.cache.store([digests[i] for i in new], list(new.values()))
         rows = iter(self.cache.rows([each for i, each in enumerate(digests) if i not in bad]))
-        labels = own.labels.tolist()
+        labels = share.labels.tolist()
         return [
             _Photo(str(path), labels[i], bad[i] if i in bad else next(rows))
-            for i, path in enumerate(own.paths)
+            for i, path in enumerate(share.paths)
         ]
 
     def _of_shards(self, split: Split, name: str) -> list[_Photo]:
         """Return the photos of this process's shards; here the digest is one of the pixels."""
         if self.skip_bad:
             split.load(self.preprocessing, True, self.progress)  # says that shards can't
-        rank, world = self.fabric.global_rank, self.fabric.world_size
+        rank, world = self.processes.global_rank, self.processes.world_size
         batches = split.named_batches(self.preprocessing, CHUNK, rank, world, workers=0)
-        found: list[_Photo] = []
+        photos: list[_Photo] = []
         total = -(-len(split) // CHUNK // world)
         for images, labels, names in self.progress.track(batches, name, total, CHUNK * world):
             digests = [digest(image).digest() for image in images]
@@ -290,26 +287,25 @@ class Extraction:
                 rows[i] = row
             if rows:
                 self.cache.store([digests[i] for i in rows], list(rows.values()))
-            known = self.cache.rows(digests)
-            found += [_Photo(*each) for each in zip(names, labels.tolist(), known, strict=True)]
-        return found
+            cached = self.cache.rows(digests)
+            photos += [_Photo(*each) for each in zip(names, labels.tolist(), cached, strict=True)]
+        return photos
 
     def _described(
-        self, batches: "Iterator[tuple[Sequence[int], Sequence[Tensor | str]]]"
+        self, batches: "Iterator[tuple[Sequence[int], Sequence[Array | str]]]"
     ) -> Iterator[tuple[int, Row | str]]:
         """Yield what the eye sees in each photo of batches, or why it can't be used."""
         for numbers, images in batches:
             both = list(zip(numbers, images, strict=True))
             yield from ((i, image) for i, image in both if isinstance(image, str))
-            good = [(i, image) for i, image in both if isinstance(image, Tensor)]
+            good = [(i, image) for i, image in both if not isinstance(image, str)]
             if not good:
                 continue
-            pixels = torch.stack([image for _, image in good])
-            with torch.no_grad():
-                values = self.eye.statistics(to_float(pixels, self.fabric.device)).float().cpu()
+            pixels = np.stack([image for _, image in good])
+            values = np.asarray(self.eye.statistics(to_float(pixels)), np.float32)
             for (i, _), row, key in zip(good, values, image_keys(pixels).tolist(), strict=True):
-                finite = bool(row.isfinite().all())
-                yield i, Row(row.clone(), key) if finite else "the eye's numbers overflow on it"
+                finite = bool(np.isfinite(row).all())
+                yield i, Row(row.copy(), key) if finite else "the eye's numbers overflow on it"
 
 
 def _parts(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -318,11 +314,11 @@ def _parts(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def _decoded(
     split: FileSplit, indices: Sequence[int], preprocessing: Preprocessing
-) -> Iterator[tuple[Sequence[int], list[Tensor | str]]]:
+) -> Iterator[tuple[Sequence[int], list[Array | str]]]:
     """Yield batches of photos that are decoded in threads while earlier ones pass the eye."""
-    waiting: deque[tuple[Sequence[int], list[Future[Tensor | str]]]] = deque()
+    waiting: deque[tuple[Sequence[int], list[Future[Array | str]]]] = deque()
 
-    def look(i: int) -> Tensor | str:
+    def look(i: int) -> Array | str:
         try:
             return decode_as(split.paths[i], preprocessing)
         except BadImageError as error:

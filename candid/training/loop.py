@@ -2,46 +2,53 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from candid._support.config import to_dict
-from candid._support.distributed import StopFlag, first_error, summed
 from candid._support.errors import CandidError, CheckpointError, NonFiniteError
+from candid._support.numbers import Array
+from candid._support.options import to_dict
+from candid._support.processes import StopFlag, first_error, summed
+from candid._support.progress import Row, TrainingDisplay
 from candid._support.randomness import generator
-from candid.data.loader import Batch, named_batches, training_batches
+from candid.data.batches import NamedBatch, named_batches
+from candid.data.images import to_float
 from candid.data.splits import Split, training_keys
-from candid.inference.predictions import to_float
+from candid.inference.metrics import bits_per_dimension
 from candid.inference.runner import Runner
-from candid.models import checkpoint
+from candid.judging.calibrate import attach_held_out
+from candid.models import checkpoint, saving
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.loss import Losses
-from candid.models.protocol import as_latent
-from candid.training.display import TrainingDisplay
-from candid.training.losses import losses_of, sums_over, training_metrics, validation_metrics
-from candid.training.optimiser import (
+from candid.models.flow.mixture import Losses, information_bottleneck_loss
+from candid.models.protocol import Model
+from candid.training.loader import Batch, training_batches
+from candid.training.options import TrainOptions
+from candid.training.refit import can_refit, refit_mixture
+from candid.training.run_folder import RESTORE, AfterEpoch, RunFolder, State, data_digest
+from candid.training.setup import (
+    Setup,
+    batch_norms,
     build_optimiser,
     clip_gradients,
     first_nonfinite_gradient,
+    in_unit_range,
     is_over,
     learning_rate,
     set_learning_rate,
 )
-from candid.training.refit import can_refit, refit_mixture
-from candid.training.run_folder import RESTORE, Row, RunFolder, State, data_digest
-from candid.training.setup import Setup, batch_norms
-from candid.training.tensorboard import TensorBoardWriter
-from candid.trust.calibrate import attach_held_out
 
 EVALUATION_BATCH = 250
 AVERAGED_BATCHES = 100
 """Batches of each process over which batch-norm statistics are averaged at the end."""
 TELL_SECONDS = 10.0
-AfterEpoch = Callable[[RunFolder, list[Row]], object]
 
 
 class Run:
@@ -68,8 +75,9 @@ class Run:
         self.after_epoch: AfterEpoch = after_epoch or (lambda *_: None)
         self.writer: TensorBoardWriter | None = None
         self.data_digest = data_digest(self.data)
-        latent = as_latent(self.model)
-        self.bits_offset = None if latent is None else latent.bits_offset
+        self.bits_offset: float | None = None
+        if "invert" in self.model.can:
+            self.bits_offset = cast(GenerativeClassifier, self.model).bits_offset
         self.wrapped, self.optimiser = self.fabric.setup(
             self.model, build_optimiser(self.model, self.options)
         )
@@ -153,7 +161,7 @@ class Run:
         noise = generator(options.seed, self.step, part, 3, device=device)
         try:
             images, labels = next(batches)
-            x, y = to_float(images, device), labels.to(device, non_blocking=True)
+            x, y = in_unit_range(images, device), labels.to(device, non_blocking=True)
             losses = losses_of(self.wrapped, x, y, options, noise)
             if torch.isfinite(losses.total):
                 return losses
@@ -167,12 +175,13 @@ class Run:
     def _agree(self, losses: Losses | None, stop: StopFlag) -> list[float]:
         """Return the losses averaged over the processes; an error or a signal in one of them reaches all."""
         values = torch.zeros(3) if losses is None else torch.stack(losses).detach().float().cpu()
-        flags = torch.tensor([self.error is not None, stop.signal is not None]).float()
-        report = summed(self.fabric, torch.cat((values, flags)))
+        flags = np.array([self.error is not None, stop.signal is not None], np.float32)
+        report = summed(self.fabric, np.concatenate((values.numpy(), flags)))
         if report[3]:
             self._raise_together()
         self.stopping |= bool(report[4])
-        return (report[:3] / self.fabric.world_size).tolist()
+        means: list[float] = (report[:3] / self.fabric.world_size).tolist()
+        return means
 
     def _raise_together(self) -> None:
         error = first_error(self.fabric, self.error)
@@ -228,21 +237,15 @@ class Run:
     def _evaluate(self, split: Split) -> Row:
         """Return the metrics of the bare model on a split; the processes share the work."""
         fabric, model = self.fabric, self.model.eval()
-        batches = named_batches(
-            split,
-            self.preprocessing,
-            EVALUATION_BATCH,
-            fabric.global_rank,
-            fabric.world_size,
-            self.options.workers,
-        )
-        own = torch.zeros(3, dtype=torch.float64)
+        rank, world, workers = fabric.global_rank, fabric.world_size, self.options.workers
+        batches = named_batches(split, self.preprocessing, EVALUATION_BATCH, rank, world, workers)
+        sums = np.zeros(3)
         try:
-            own = sums_over(model, batches)
+            sums = sums_over(model, batches)
         except CandidError as error:
             self.error = error
         self._raise_together()
-        means = summed(fabric, own) / len(split)
+        means = summed(fabric, sums) / len(split)
         return validation_metrics(means, model, self.bits_offset, self.options.beta)
 
     def _save(self, val: Row | None = None) -> None:
@@ -256,16 +259,9 @@ class Run:
                 if val is not None:
                     self.folder.save_model(self.model, is_best=is_best)
                     self.folder.write_rows(self.rows)
-                state = State(
-                    self.model.state_dict(),
-                    self.optimiser.state_dict(),
-                    self.step,
-                    self.rows,
-                    self.tally,
-                    self.best,
-                    list(self.data.class_names),
-                    len(self.data.train),
-                )
+                weights, moments = self.model.state_dict(), self.optimiser.state_dict()
+                names, images = list(self.data.class_names), len(self.data.train)
+                state = State(weights, moments, self.step, self.rows, self.tally, self.best, names, images)
                 self.folder.save_state(state, self.options, self.data_digest)
                 if val is not None and (self.is_over or time.monotonic() - self.told_at > TELL_SECONDS):
                     self.after_epoch(self.folder, self.rows)
@@ -291,7 +287,7 @@ class Run:
         self._save(val)
         self._raise_together()
         if val["loss"] > self.best:
-            self.model = checkpoint.load_any(self.folder.best).to(self.fabric.device)
+            self.model = checkpoint.load(self.folder.best).to(self.fabric.device)
         self._refit()
         val = self._evaluate(self.data.val)
         seconds = sum(row["seconds"] for row in self.rows)
@@ -302,17 +298,16 @@ class Run:
         attach_held_out(runner, self.data.train, self.data.val, self.preprocessing)
         if self.fabric.is_global_zero:
             self._attach_keys()
-            checkpoint.save(self.model, self.folder.best)
+            saving.save(self.model, self.folder.best)
             self.folder.write_results(results)
         return results
 
     def _refit(self) -> None:
         """Refit the mixture to the held-out images, unless that was done or can't be."""
-        model = self.model
-        if isinstance(model, GenerativeClassifier) and model.config.flow.span is None and can_refit(model):
-            workers, held_out = self.options.workers, self.data.val
-            found = refit_mixture(model, self.fabric, held_out, self.preprocessing, workers, self.display)
-            self.display.log(str(found))
+        model, held_out, workers = cast(GenerativeClassifier, self.model), self.data.val, self.options.workers
+        if can_refit(model) and model.config.flow.span is None:
+            result = refit_mixture(model, self.fabric, held_out, self.preprocessing, workers, self.display)
+            self.display.log(str(result))
 
     def _attach_keys(self) -> None:
         """Add hashes of the training images to the model, so that evaluation can recognise them."""
@@ -337,7 +332,7 @@ class Run:
         )
         try:
             for i, (images, _) in enumerate(batches):
-                x = to_float(images, self.fabric.device)
+                x = in_unit_range(images, self.fabric.device)
                 noise = generator(self.options.seed, start, i, 4, self.parts[0], device=self.fabric.device)
                 self.model(x) if self.options.baseline else self.model(x, noise)
         except CandidError as error:
@@ -355,3 +350,68 @@ class Run:
         if self.fabric.world_size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
+
+
+def losses_of(
+    model: nn.Module, x: Tensor, y: Tensor, options: TrainOptions, noise: torch.Generator
+) -> Losses:
+    """Return the information-bottleneck loss; for a ResNet, the same cross-entropy alone."""
+    if not options.baseline:
+        return information_bottleneck_loss(model, x, y, options.beta, options.label_smoothing, noise)
+    l_y = F.cross_entropy(model(x), y, label_smoothing=options.label_smoothing)
+    return Losses(l_y, torch.zeros_like(l_y), l_y)
+
+
+def sums_over(model: Model, batches: Iterable[NamedBatch]) -> Array:
+    """Return sums over images: right ones, cross-entropies, log densities (or 0), (3,) in float64."""
+    frozen = model.frozen()
+    logits, labels, densities = [torch.zeros(0, len(model.class_names))], [torch.zeros(0).long()], []
+    for images, y, _ in batches:
+        outputs = frozen.outputs(to_float(images))
+        logits.append(torch.from_numpy(outputs.logits))
+        labels.append(torch.from_numpy(y))
+        if outputs.log_density_terms is not None:
+            densities.append(torch.from_numpy(outputs.log_density_terms).sum(1))
+    scores, targets = torch.cat(logits), torch.cat(labels)
+    right = (scores.argmax(1) == targets).sum()
+    entropy = F.cross_entropy(scores.double(), targets, reduction="sum")
+    total = torch.cat(densities).sum() if densities else torch.zeros(())
+    return torch.stack([right.double(), entropy, total.double()]).numpy()
+
+
+def validation_metrics(means: Array, model: Model, bits_offset: float | None, beta: float) -> Row:
+    """Return loss, accuracy, cross-entropy and bits/dim from the means of what :func:`sums_over` sums."""
+    accuracy, entropy, _ = means.tolist()
+    metrics = {"accuracy": accuracy, "cross_entropy": entropy}
+    if bits_offset is None:
+        return {"loss": entropy, **metrics}
+    metrics["bits_per_dim"] = bits_per_dimension(means[2:], model.dimensions)
+    l_x = (metrics["bits_per_dim"] - bits_offset) * math.log(2)
+    loss = entropy if math.isinf(beta) else (l_x + beta * entropy) / (1 + beta)
+    return {"loss": loss, **metrics}
+
+
+def training_metrics(losses: list[float], bits_offset: float | None) -> Row:
+    """Return mean losses of steps (loss, L_X, L_Y) under the names and in the units that people read."""
+    loss, l_x, l_y = losses
+    row = {"loss": loss, "cross_entropy": l_y}
+    return row if bits_offset is None else row | {"bits_per_dim": l_x / math.log(2) + bits_offset}
+
+
+class TensorBoardWriter:
+    """Writes one scalar for each metric of an epoch; hides what a killed run wrote beyond its state."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise CandidError(
+                "TensorBoard is not installed: pip install 'candid-vision[tensorboard]', or leave "
+                "--tensorboard out."
+            ) from error
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def epoch(self, row: Row) -> None:
+        for key, value in row.items():
+            self.writer.add_scalar(key, value, int(row["step"]))
+        self.writer.flush()

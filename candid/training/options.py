@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from candid._support.call import named_option
-from candid._support.config import MaybeInfinite, Option, check_fields, to_dict
 from candid._support.errors import CandidError
-from candid.models.flow.config import ClassifierConfig
-from candid.models.flow.presets import preset
-from candid.training.photo_options import ENOUGH, SHARE
+from candid._support.old_formats import LATER_OPTIONS
+from candid._support.options import MaybeInfinite, Option, check_fields, named_option, to_dict
+from candid.inference.options import Devices, SkipBad, Workers
+from candid.models.flow.config import ClassifierConfig, preset
+from candid.models.photo.eyes import DEFAULT_EYE, EYES
 
 Schedule = Literal["one-cycle", "plateau"]
 Crop = Literal["none", "shift", "jitter", "resized"]
@@ -18,10 +19,46 @@ SplitRule = Literal["hash", "shuffled"]
 Memory = Literal["plain", "inverse"]
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
-ADDED: dict[str, Any] = {"means_start": "random", "clip_means": True}
-"""Options of later versions with what earlier ones did: these values don't enter the digest of a run."""
-RENAMED = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "grad_accumulation"}
-"""Keys of older recipes and run folders, with their present names."""
+ENOUGH = 1000
+"""From this many training photos on, some are held out; of fewer, all are used and scored out of fold."""
+SHARE = 0.2
+HOLDOUT = Option(
+    "Held-out share of the training images, if the data has no val part. "
+    "With 0, photos are scored out of fold.",
+    least=0,
+    below=1,
+    default=f"photos: {SHARE} from {ENOUGH} photos on, else 0; networks: 0.05, more if there are few images",
+)
+SPLIT_SEED = Option("Seed of the division into training and held-out images.", least=0)
+ONLY = Option("Train only on this class. Repeat for more.", metavar="CLASS")
+VAL_DATA = Option("Tar shards to validate on.", metavar="SHARDS")
+SEED = Option("Seed of the folds; for networks, of weights, batches and augmentation.", least=0)
+
+
+@dataclass(frozen=True)
+class PhotoOptions:
+    """Everything that decides what a training on photos computes."""
+
+    data: Annotated[str, Option("A folder of photos.", hidden=True)]
+    eye: Annotated[str, Option(f"Pretrained network: {', '.join(EYES)}, several joined by +, or a file.")] = (
+        DEFAULT_EYE
+    )
+    priors: Annotated[
+        Literal["frequency", "uniform"], Option("How probable classes are before a photo is seen.")
+    ] = "frequency"
+    holdout: Annotated[float | None, HOLDOUT] = None
+    val_data: Annotated[str | None, VAL_DATA] = None
+    split_seed: Annotated[int, SPLIT_SEED] = 0
+    only: Annotated[tuple[str, ...], ONLY] = ()
+    skip_bad: SkipBad = False
+    thumbnails: Annotated[
+        bool,
+        Option("Keep small pictures of up to 20 photos of each class, to show the nearest ones."),
+    ] = True
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -82,29 +119,18 @@ class TrainOptions:
     actnorm_from_data: Annotated[bool, Option("Start ActNorm with the statistics of a first batch.")] = True
     crop: Annotated[Crop, Option("Random crops of training images.")] = "none"
     flip: Annotated[bool, Option("Mirror training images at random.", flag="--flip/--no-flip")] = False
-    holdout: Annotated[
-        float,
-        Option(
-            "Held-out share of the training images, if the data has no val part.",
-            least=0,
-            most=1,
-            default="0.05, more if there are few images; "
-            f"photos: {SHARE}, or 0 with fewer than {ENOUGH} training photos",
-        ),
-    ] = 0.05
-    split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
+    holdout: Annotated[float, HOLDOUT] = 0.05
+    split_seed: Annotated[int, SPLIT_SEED] = 0
     split: Annotated[SplitRule, Option("Divide images without parts by a hash or a shuffle.")] = "hash"
-    only: Annotated[
-        tuple[str, ...], Option("Train only on this class. Repeat for more.", metavar="CLASS")
-    ] = ()
-    val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
+    only: Annotated[tuple[str, ...], ONLY] = ()
+    val_data: Annotated[str | None, VAL_DATA] = None
     epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None
-    skip_bad: Annotated[bool, Option("Leave out images that can't be read, and list them.")] = False
-    seed: Annotated[int, Option("Seed of weights, batches and augmentation.", least=0)] = 0
+    skip_bad: SkipBad = False
+    seed: Annotated[int, SEED] = 0
     precision: Annotated[Literal["32", "bf16"], Option("bf16: convolutions in bfloat16.")] = "32"
     memory: Annotated[Memory, Option("inverse: recompute activations, for less memory.")] = "plain"
     compile: Annotated[bool, Option("Compile the network first: minutes once, then faster steps.")] = False
-    workers: Annotated[int, Option("Loading processes for each training process.", least=0)] = 2
+    workers: Workers = 2
     save_minutes: Annotated[float, Option("Save this often, and after every epoch.", least=0)] = 10.0
     tensorboard: Annotated[bool, Option("Write the metrics of every epoch for TensorBoard.")] = False
 
@@ -146,7 +172,9 @@ class TrainOptions:
         if self.schedule == "plateau":
             free |= {"epochs"}
         values = to_dict(self).items()
-        return {key: value for key, value in values if key not in free and ADDED.get(key, ...) != value}
+        return {
+            key: value for key, value in values if key not in free and LATER_OPTIONS.get(key, ...) != value
+        }
 
     def resumed(self, flags: Mapping[str, Any]) -> "TrainOptions":
         """Return these options of a run with the ``flags`` that may change; the others must agree with it."""
@@ -185,18 +213,28 @@ class PlaneOptions:
         MaybeInfinite | None,
         Option("Weight of the classification loss.", above=0, default="the model's"),
     ] = None
-    skip_bad: Annotated[bool, Option("Leave out images that can't be read.")] = False
-    workers: Annotated[int, Option("Loading processes for each training process.", least=0)] = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    skip_bad: SkipBad = False
+    workers: Workers = 2
+    __post_init__ = check_fields  # type: ignore[misc]
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a recipe or a recorded configuration under their present names.
+@dataclass(frozen=True)
+class AdoptOptions:
+    """Which images are held out, and how they are read."""
 
-    >>> renamed({"burn_in": 1.0, "crop": "wobble"})
-    {'warmup': 1.0, 'crop': 'jitter'}
-    """
-    found = {RENAMED.get(key, key): value for key, value in values.items()}
-    return found | {"crop": "jitter"} if found.get("crop") == "wobble" else found
+    held_out: Annotated[
+        str | None,
+        Option(
+            "Images to hold out for verdicts; class sets need labels.",
+            metavar="DATA",
+            default="half of IMAGES",
+        ),
+    ] = None
+    class_names: Annotated[
+        Path | None,
+        Option("A text file with one class name on each line.", metavar="FILE", default="the classifier's"),
+    ] = None
+    skip_bad: SkipBad = False
+    devices: Devices = None
+    workers: Workers = 2
+    __post_init__ = check_fields  # type: ignore[misc]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+import numpy as np
 
-from candid._support.tables import as_csv
-from candid._support.text import plural
+from candid._support.numbers import Array
+from candid._support.text import as_csv, plural
 from candid.data.thumbnails import inline_thumbnail
 from candid.inference.predictions import Predictions
 from candid.training.features import Features
@@ -70,19 +70,20 @@ class DataReport:
             predictions: what heads that have not seen them say of the photos of each part.
             class_names: the names of the classes.
         """
-        found = [each for part in predictions.values() for each in _labels(part, class_names)]
-        rest = {name: part.columns["novelty"][:, 2].double() for name, part in predictions.items()}
-        known = rest["train"]
-        deviation = 1.4826 * (known - known.median()).abs().median().clamp(min=1e-12)
+        labels = [each for part in predictions.values() for each in _labels(part, class_names)]
+        outside = {name: part.columns["novelty"][:, 2].astype(float) for name, part in predictions.items()}
+        centre = _median(outside["train"])
+        deviation = 1.4826 * max(_median(np.abs(outside["train"] - centre)), 1e-12)
         odd = [
             Finding(
                 "odd", predictions[name].paths[i], class_names[int(parts[name].labels[i])], "", float(z[i])
             )
-            for name, z in ((name, (each - known.median()) / deviation) for name, each in rest.items())
-            for i in (z > FAR).nonzero().flatten().tolist()
+            for name, z in ((name, (each - centre) / deviation) for name, each in outside.items())
+            for i in np.flatnonzero(z > FAR).tolist()
         ]
-        found = sorted(found, key=lambda each: each.value) + _duplicates(parts, class_names)
-        return cls((*found, *sorted(odd, key=lambda each: -each.value)), class_names)
+        suspects = sorted(labels, key=lambda each: each.value)
+        odd.sort(key=lambda each: -each.value)
+        return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names)
 
     def of_kind(self, kind: str) -> list[Finding]:
         """Return the findings of one kind."""
@@ -94,11 +95,11 @@ class DataReport:
 
     def sentences(self) -> list[str]:
         """Return what a user should know at once."""
-        counts, found = self.counts(), []
+        counts, sentences = self.counts(), []
         if counts["conflict"]:
-            found.append(_conflict_warning(self.of_kind("conflict")))
+            sentences.append(_conflict_warning(self.of_kind("conflict")))
         if counts["leak"]:
-            found.append(
+            sentences.append(
                 f"warning: {plural(counts['leak'], 'photo nearly equals', 'photos nearly equal')} a photo of "
                 "another part (training, held-out, test), so that results are too good: see photos.html"
             )
@@ -109,8 +110,8 @@ class DataReport:
         )
         if any(count for count, _, _ in shown):
             listed = ", ".join(plural(*each) for each in shown if each[0])
-            found.append(f"worth a look, in photos.html and photos.csv: {listed}")
-        return found
+            sentences.append(f"worth a look, in photos.html and photos.csv: {listed}")
+        return sentences
 
     def csv(self) -> str:
         """Return all findings as CSV."""
@@ -142,14 +143,14 @@ class DataReport:
         return PAGE.format(body="\n".join(parts))
 
 
-def _conflict_warning(found: list[Finding]) -> str:
-    pairs = Counter(" and ".join(sorted((each.label, each.other_label))) for each in found)
+def _conflict_warning(conflicts: list[Finding]) -> str:
+    pairs = Counter(" and ".join(sorted((each.label, each.other_label))) for each in conflicts)
     named = [pair for pair, _ in pairs.most_common(MOST_PAIRS)]
     if len(pairs) > MOST_PAIRS:
         named.append(f"{len(pairs) - MOST_PAIRS} more")
-    are, each = ("is", "it") if len(found) == 1 else ("are", "each")
+    are, each = ("is", "it") if len(conflicts) == 1 else ("are", "each")
     return (
-        f"warning: {plural(len(found), 'photo')} {are} in two classes ({', '.join(named)}): one label of "
+        f"warning: {plural(len(conflicts), 'photo')} {are} in two classes ({', '.join(named)}): one label of "
         f"{each} is wrong; see photos.html"
     )
 
@@ -167,12 +168,13 @@ figure img {{ height: 8rem; max-width: 100%; object-fit: contain; display: block
 """
 
 
-def _section(title: str, text: str, found: list[Finding]) -> str:
-    if not found:
+def _section(title: str, text: str, findings: list[Finding]) -> str:
+    count = len(findings)
+    if not findings:
         return f"<section><h2>{title}: none</h2></section>"
-    more = f" The first {MOST} of {len(found)}; all are in photos.csv." if len(found) > MOST else ""
-    figures = "".join(map(_figure, found[:MOST]))
-    return f"<section><h2>{title}: {len(found)}</h2><p>{text}{more}</p><div>{figures}</div></section>"
+    rest = f" The first {MOST} of {count}; all are in photos.csv." if count > MOST else ""
+    figures = "".join(map(_figure, findings[:MOST]))
+    return f"<section><h2>{title}: {count}</h2><p>{text}{rest}</p><div>{figures}</div></section>"
 
 
 def _figure(each: Finding) -> str:
@@ -192,23 +194,29 @@ def _figure(each: Finding) -> str:
 
 
 def _picture(path: str) -> str:
-    found = inline_thumbnail(Path(path), THUMBNAIL)
-    return "" if found is None else f'<img alt="" src="{found}">'
+    picture = inline_thumbnail(Path(path), THUMBNAIL)
+    return "" if picture is None else f'<img alt="" src="{picture}">'
 
 
-def _labels(found: Predictions, class_names: tuple[str, ...]) -> list[Finding]:
+def _median(values: Array) -> float:
+    """Return the lower of the two middle values, so that it is one of them."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _labels(part: Predictions, class_names: tuple[str, ...]) -> list[Finding]:
     """Return the photos whose label is improbable while another class is likely."""
-    own = found.posterior.gather(1, found.labels[:, None])[:, 0]
-    best, predicted = found.posterior.max(1)
+    posterior = part.posterior
+    labelled = np.take_along_axis(posterior, part.labels[:, None], 1)[:, 0]
+    best, predicted = posterior.max(1), posterior.argmax(1)
     return [
         Finding(
             "label",
-            found.paths[i],
-            class_names[int(found.labels[i])],
+            part.paths[i],
+            class_names[int(part.labels[i])],
             class_names[int(predicted[i])],
-            float(own[i]),
+            float(labelled[i]),
         )
-        for i in ((own < SUSPECT) & (best > LIKELY)).nonzero().flatten().tolist()
+        for i in np.flatnonzero((labelled < SUSPECT) & (best > LIKELY)).tolist()
     ]
 
 
@@ -218,21 +226,22 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
     It is a conflict if that one has another label, else a leak if that one is in another part.
     """
     train = parts["train"].values
-    values = torch.cat([each.values for each in parts.values()])
-    names = [name for each in parts.values() for name in each.names]
-    labels = torch.cat([each.labels for each in parts.values()])
-    place = [part for part, each in parts.items() for _ in each.names]
-    x = torch.nn.functional.normalize((values - train.mean(0)) / train.std(0).clamp(min=1e-6))
-    found: list[Finding] = []
+    names = [name for part in parts.values() for name in part.names]
+    labels = np.concatenate([part.labels for part in parts.values()])
+    places = [place for place, part in parts.items() for _ in part.names]
+    x = np.concatenate([part.values for part in parts.values()])
+    x = (x - train.mean(0)) / np.maximum(train.std(0, ddof=1), 1e-6)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    findings: list[Finding] = []
     for start in range(0, len(x), ROWS):
         rows = x[start : start + ROWS]
-        near = (rows @ x[: start + len(rows)].T).tril(start - 1)  # each with those before it
-        for i in (near.amax(1) >= SAME).nonzero().flatten().tolist():
+        near = np.tril(rows @ x[: start + len(rows)].T, start - 1)  # each with those before it
+        for i in np.flatnonzero(near.max(1) >= SAME).tolist():
             row = start + i
-            apart = near[i].where(labels[: near.shape[1]] != labels[row], 0)
+            apart = np.where(labels[: near.shape[1]] != labels[row], near[i], 0)
             conflict = float(apart.max()) >= SAME
             j = int((apart if conflict else near[i]).argmax())
-            kind = "conflict" if conflict else "duplicate" if place[row] == place[j] else "leak"
-            own, other = (class_names[int(labels[k])] for k in (row, j))
-            found.append(Finding(kind, names[row], own, names[j], float(near[i, j]), other))
-    return found
+            kind = "conflict" if conflict else "duplicate" if places[row] == places[j] else "leak"
+            label, other = (class_names[int(labels[k])] for k in (row, j))
+            findings.append(Finding(kind, names[row], label, names[j], float(near[i, j]), other))
+    return findings

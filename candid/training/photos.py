@@ -3,36 +3,33 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.config import to_dict
-from candid._support.distributed import launch
 from candid._support.errors import CandidError, CheckpointError
+from candid._support.numbers import Array
+from candid._support.options import to_dict
+from candid._support.processes import Processes, launch
 from candid._support.progress import SILENT, Progress
-from candid._support.text import listed, plural
+from candid._support.text import listed
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
-from candid.models import checkpoint
-from candid.models.eyes import open_eye
-from candid.models.eyes.eye import Eye
-from candid.models.heads.closed_form import ClosedForm, fit_head, out_of_fold_z
-from candid.models.heads.known_photos import KnownPhotos
-from candid.models.heads.photo import PhotoModel
-from candid.models.heads.taught import Seen
+from candid.judging.calibrate import held_out_scores
+from candid.models import checkpoint, saving
+from candid.models.photo.eye import Eye
+from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
+from candid.models.photo.known_photos import KnownPhotos
+from candid.models.photo.model import PhotoModel
+from candid.models.photo.opening import open_eye
+from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
-from candid.training.photo_options import ENOUGH, SHARE, PhotoOptions
+from candid.training.options import ENOUGH, SHARE, PhotoOptions
 from candid.training.photo_report import DataReport
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
-from candid.trust.calibrate import held_out_scores
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -65,7 +62,7 @@ class PhotoData:
             few = len(data.train) + len(data.val) < ENOUGH if options.holdout is None else not options.holdout
             if few and not _has_val(options.data):
                 paths, labels = (*data.train.paths, *data.val.paths), (data.train.labels, data.val.labels)
-                parts |= {"train": FileSplit(paths, torch.cat(labels)), "val": None}
+                parts |= {"train": FileSplit(paths, np.concatenate(labels)), "val": None}
         elif data.train.can_index:
             raise CandidError(f"'{options.data}' is no folder of photos: train a pixel model with --preset.")
         return cls({name: part for name, part in parts.items() if part is not None}, data.class_names)
@@ -80,7 +77,7 @@ class PhotoData:
         train = self.parts["train"]
         each = ""
         if isinstance(train, FileSplit):
-            counts = torch.bincount(train.labels, minlength=len(self.class_names))
+            counts = np.bincount(train.labels, minlength=len(self.class_names))
             least, most = int(counts.min()), int(counts.max())
             each = f" ({least} each)" if least == most else f" ({least} to {most} each)"
         held_out = "all of them scored out of fold"
@@ -94,18 +91,18 @@ class PhotoData:
 
     def missing(self) -> list[str]:
         """Return a warning for each part that lacks photos of some classes."""
-        found = []
+        warnings = []
         for name, part in self.parts.items():
             if isinstance(part, FileSplit) and name != "train":
-                counts = torch.bincount(part.labels, minlength=len(self.class_names)).tolist()
+                counts = np.bincount(part.labels, minlength=len(self.class_names)).tolist()
                 absent = [each for each, count in zip(self.class_names, counts, strict=True) if not count]
                 if absent:
-                    more = [f"{len(absent) - MOST_NAMED} more"] if len(absent) > MOST_NAMED else []
-                    found.append(
-                        f"warning: no {PART_WORDS[name]} photos of {listed(absent[:MOST_NAMED] + more)}: "
+                    rest = [f"{len(absent) - MOST_NAMED} more"] if len(absent) > MOST_NAMED else []
+                    warnings.append(
+                        f"warning: no {PART_WORDS[name]} photos of {listed(absent[:MOST_NAMED] + rest)}: "
                         f"{PART_WORDS[name]} results say nothing about {'it' if len(absent) == 1 else 'them'}"
                     )
-        return found
+        return warnings
 
 
 def _has_val(data: str) -> bool:
@@ -123,14 +120,14 @@ def train_photos(
     started again goes on where it was.
     """
     folder.check_new(resume)
-    eye, fabric = open_eye(options.eye), launch(devices)
-    show = progress if fabric.is_global_zero else SILENT
-    with folder.held(fabric, resume):
-        return _train(options, folder, eye, fabric, show)
+    eye, processes = open_eye(options.eye), launch(devices, network=False)
+    show = progress if processes.is_global_zero else SILENT
+    with folder.held(processes, resume):
+        return _train(options, folder, eye, processes, show)
 
 
 def _train(
-    options: PhotoOptions, folder: RunFolder, eye: Eye, fabric: "Fabric", show: Progress
+    options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
     digests = {"data": data.digest, "options": _digest_of(options)}
@@ -138,16 +135,16 @@ def _train(
     if earlier is not None:
         show.log(f"this run is finished: {folder.path}")
         return earlier
-    if fabric.is_global_zero:
+    if processes.is_global_zero:
         folder.create(options)
-    extraction = Extraction(eye, FeatureCache(eye, show), fabric, show, options.skip_bad)
+    extraction = Extraction(eye, FeatureCache(eye, show), processes, show, options.skip_bad)
     _announce(data, extraction)
     try:
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
     except KeyboardInterrupt:
         show.log(f"go on with: candid train --resume --out {folder.path}")
         raise
-    if not fabric.is_global_zero:
+    if not processes.is_global_zero:
         return {}
     _check_counts(parts["train"], data.class_names)
     return _finish(options, parts, data.class_names, eye, folder, show, digests)
@@ -160,15 +157,15 @@ def _announce(data: PhotoData, extraction: Extraction) -> None:
     for warning in data.missing():
         log(warning)
     new, seconds = extraction.estimate(list(data.parts.values()))
-    known = sum(map(len, data.parts.values())) - new
+    old = sum(map(len, data.parts.values())) - new
     through = f"a photo model through the eye '{eye.name}' ({eye.size} pixels, {eye.licence})"
-    cached = f"; the statistics of {known:,} photos are cached already" if known else ""
+    cached = f"; the statistics of {old:,} photos are cached already" if old else ""
     total = seconds + len(data.parts["train"]) * HEAD_SECONDS + 2
     log(f"{through}: about {math.ceil(total)} seconds{cached}")
 
 
 def _check_counts(train: Features, class_names: tuple[str, ...]) -> None:
-    counts = torch.bincount(train.labels, minlength=len(class_names)).tolist()
+    counts = np.bincount(train.labels, minlength=len(class_names)).tolist()
     for name, count in zip(class_names, counts, strict=True):
         if count < 2:
             raise CandidError(
@@ -188,9 +185,9 @@ def _earlier(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | Non
         if results is not None:
             raise CheckpointError(f"The run's model '{folder.best}' is missing: {RESTORE}")
         return None
-    known = checkpoint.load(folder.best).metadata.get("training", {})
-    for name, found in digests.items():
-        if known.get("digests", {}).get(name, found) != found:
+    recorded = checkpoint.load(folder.best).metadata.get("training", {}).get("digests", {})
+    for name, current in digests.items():
+        if recorded.get(name, current) != current:
             what = {"data": "photos or labels", "options": "options"}[name]
             raise CandidError(f"The {what} are not those that the run was started with: {RESTORE}")
     return results
@@ -227,19 +224,19 @@ def _finish(
     if options.thumbnails:
         _keep_photos(model, val or train)
     held_out, remembered = _held_out(model, head, train, val)
-    model.held_out = {"training_keys": train.keys.unique()}
+    model.held_out = {"training_keys": np.unique(train.keys)}
     if len(held_out) >= FEWEST_HELD_OUT:
         replace(held_out_scores(held_out), out_of_fold=val is None).attach(model)
-        model.held_out |= remembered.tensors()
+        model.held_out |= remembered.columns()
     else:
         progress.log(
             f"no p-values and verdicts: only {len(held_out)} photos could be scored, of {FEWEST_HELD_OUT} "
             "needed; add photos"
         )
-    checkpoint.save(model, folder.best)
-    own = head.out_of_fold
+    saving.save(model, folder.best)
+    unseen = head.out_of_fold
     predictions = {
-        "train": _predictions(model, train, own.logits, {"novelty": own.novelty}),
+        "train": _predictions(model, train, unseen.logits, {"novelty": unseen.novelty}),
         **{name: _predicted(model, part) for name, part in parts.items() if name != "train"},
     }
     results: dict[str, Any] = {"val": _metrics(predictions.get("val", held_out))}
@@ -247,10 +244,7 @@ def _finish(
     if "test" in parts:
         results["test"] = _metrics(predictions["test"])
     skipped = [line for part in parts.values() for line in part.skipped]
-    if skipped:
-        folder.write_text("skipped.txt", "\n".join(skipped) + "\n")
-        left_out, listed_in = plural(len(skipped), "photo"), folder.path / "skipped.txt"
-        progress.log(f"left out {left_out} that can't be used: {listed_in}")
+    folder.write_skipped(skipped, "photo", progress)
     report = DataReport.of(parts, predictions, class_names)
     folder.write_text("photos.csv", report.csv())
     folder.write_text("photos.html", report.html())
@@ -263,28 +257,26 @@ def _finish(
 
 def _keep_photos(model: PhotoModel, photos: Features) -> None:
     """Keep thumbnails of some photos with the model: held-out ones where there are any."""
-    with torch.no_grad():
-        places = model.places(model.latent_of(photos.values))
     paths = [Path(name) for name in photos.names]
     if not all(path.is_file() for path in paths):  # samples of tar shards
         return
+    places = model.places(model.latent_of(photos.values))
     kept = KnownPhotos.of(paths, photos.labels, places, len(model.class_names))
     model.thumbnails = {} if kept is None else kept.to_tensors()
 
 
 def _predicted(model: PhotoModel, photos: Features) -> Predictions:
-    with torch.no_grad():
-        outputs = model.outputs_of(photos.values)
+    outputs = model.outputs_of(photos.values)
     assert outputs.log_density_terms is not None and outputs.novelty is not None
     columns = {"log_density_terms": outputs.log_density_terms, "novelty": outputs.novelty}
     return _predictions(model, photos, outputs.logits, columns)
 
 
 def _predictions(
-    model: PhotoModel, photos: Features, logits: Tensor, columns: dict[str, Tensor]
+    model: PhotoModel, photos: Features, logits: Array, columns: dict[str, Array]
 ) -> Predictions:
     columns = {**columns, "keys": photos.keys}
-    return Predictions(photos.names, photos.labels, logits.float(), model.log_priors, columns)
+    return Predictions(photos.names, photos.labels, logits.astype(np.float32), model.log_priors, columns)
 
 
 def _held_out(
@@ -292,17 +284,16 @@ def _held_out(
 ) -> tuple[Predictions, Remembered]:
     """Return what is known of held-out photos; of all training photos, out of fold, if there are none."""
     if val is not None:
-        with torch.no_grad():
-            seen = model.fitted_part(val.values)
-        return _predicted(model, val), Remembered(seen, val.labels, val.keys)
+        return _predicted(model, val), Remembered(model.fitted_part(val.values), val.labels, val.keys)
     fold = head.out_of_fold
     z = out_of_fold_z(head, train.values, train.labels)
-    found = _predictions(model, train, fold.logits, {"novelty": fold.novelty.float()})
+    novelty = fold.novelty.astype(np.float32)
     seen = Seen(z, fold.scores, fold.logits, fold.novelty, None)
-    return found, Remembered(seen, train.labels, train.keys)
+    held_out = _predictions(model, train, fold.logits, {"novelty": novelty})
+    return held_out, Remembered(seen, train.labels, train.keys)
 
 
-def _metrics(found: Predictions) -> dict[str, float]:
-    losses = -found.log_posterior.gather(1, found.labels[:, None])
-    right = found.logits.argmax(1) == found.labels
-    return {"accuracy": right.double().mean().item(), "cross_entropy": losses.mean().item()}
+def _metrics(predictions: Predictions) -> dict[str, float]:
+    losses = -np.take_along_axis(predictions.log_posterior, predictions.labels[:, None], 1)
+    right = predictions.logits.argmax(1) == predictions.labels
+    return {"accuracy": float(right.mean()), "cross_entropy": float(losses.mean())}

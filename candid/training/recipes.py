@@ -6,18 +6,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
-import torch
 
-from candid._support.call import named_option
-from candid._support.config import build, from_dict, to_dict
 from candid._support.errors import CandidError, did_you_mean
-from candid.data import shards
+from candid._support.old_formats import renamed_options
+from candid._support.options import build, from_dict, named_option, to_dict
+from candid.data import PHOTO_SIDE, shards
 from candid.data.formats import FORMATS, Query, format_of
-from candid.data.options import PHOTO_SIDE
-from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
-from candid.training.options import TrainOptions, renamed
-from candid.training.photo_options import PhotoOptions
+from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET
+from candid.training.options import PhotoOptions, TrainOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""
@@ -41,7 +39,7 @@ def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions
         if name not in PRESETS:
             raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), PRESETS)}")
         flags["preset"], recipe = name, RECIPE_OF_PRESET[name]
-    values = renamed(read_toml(_file_of(recipe)))
+    values = renamed_options(read_toml(_file_of(recipe)))
     table = values.get("model", {})
     if not isinstance(table, dict):
         raise CandidError(f"'model' of the recipe '{recipe}' must be a table of the preset's keys.")
@@ -104,8 +102,7 @@ def are_photos(data: str) -> bool:
 
 
 def _shown(key: str) -> str:
-    flag = named_option(key)
-    return "--set" if flag == "--model" else flag
+    return "'model' (--set)" if key == "model" else named_option(key)
 
 
 def _only_pixels(key: str, remedy: str) -> str:
@@ -127,7 +124,7 @@ def smallest_side(data: str) -> int | None:
     except CandidError:
         return None  # opening the data says what is wrong
     few = opened.subsample(LOOKED_AT)
-    sizes = (few.subset(torch.tensor([i])).image_size() for i in range(len(few)))
+    sizes = (few.subset(np.array([i])).image_size() for i in range(len(few)))
     sides = sorted(min(size) for size in sizes if size is not None)
     return sides[len(sides) // 2] if sides else None
 

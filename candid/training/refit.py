@@ -3,30 +3,28 @@
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from scipy.optimize import minimize_scalar
-from torch import Tensor
+import numpy as np
 
-from candid._support.config import build
-from candid._support.distributed import launch, summed
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, require_extra
+from candid._support.numbers import Array
+from candid._support.options import build
+from candid._support.processes import launch, summed
 from candid._support.progress import SILENT, Progress
-from candid.data.images import Preprocessing
-from candid.data.loader import NamedBatch
+from candid.data.batches import NamedBatch
+from candid.data.images import Preprocessing, to_float
 from candid.data.splits import Split
-from candid.inference.predictions import to_float
+from candid.inference.options import CalibrateOptions
 from candid.inference.runner import Runner
-from candid.models import checkpoint
-from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.span import rescale, restore, span_of
-from candid.models.protocol import Model, as_latent, require_latent, require_mixture
-from candid.trust.calibrate import calibration_splits, fewer, measure
-from candid.trust.options import CalibrateOptions
+from candid.judging.calibrate import calibration_splits, fewer, measure
+from candid.models import checkpoint, saving
+from candid.models.protocol import Model, require
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+    from candid.models.flow.classifier import GenerativeClassifier
 
 LOG_SCALES = (-3.0, 4.0)
 """Where the logarithm of the scale is searched."""
@@ -35,10 +33,10 @@ RECORD = "refit"
 
 
 @dataclass(frozen=True)
-class Refit:
+class RefitResult:
     """How the class means of a model were moved, and what that is worth.
 
-    >>> print(Refit(2.5, 18.0, 1.0, 2.5, images=1000))
+    >>> print(RefitResult(2.5, 18.0, 1.0, 2.5, images=1000))
     class means moved from 1.00 to 2.50 sigma apart: +18.00 nats per held-out image, the same posteriors
     """
 
@@ -67,7 +65,7 @@ def refit(
     out: str | os.PathLike[str] | None = None,
     progress: Progress = SILENT,
     **options: Any,
-) -> Refit:
+) -> RefitResult:
     """Scale the distances between the class means so that held-out images are most likely.
 
     Posteriors and classes stay the same; the density, and with it p-values, decision spaces and expected
@@ -79,7 +77,7 @@ def refit(
         data: the data that it was trained on, or other images of its classes with labels.
         out: the folder for the refitted model; by default the model's own folder.
         progress: where to show messages and bars.
-        **options: fields of :class:`~candid.trust.options.CalibrateOptions`.
+        **options: fields of :class:`~candid.inference.options.CalibrateOptions`.
 
     Returns:
         The scale, and what was gained.
@@ -94,75 +92,82 @@ def refit(
         50
     """
     chosen = build(CalibrateOptions, options)
-    fabric = launch(chosen.devices)
-    progress = progress if fabric.is_global_zero else SILENT
     target = None if out is None else Path(out)
     if target is None and isinstance(model, str | os.PathLike):
         target = checkpoint.own_folder(model)
-    resolved = require_mixture(checkpoint.resolve(model), "Refitting")
-    if resolved.density_of == "features":
+    loaded = require(checkpoint.resolve(model), "geometry", "Refitting")
+    if loaded.density_of == "features":
         raise CandidError(
             "The head of this model is fitted in closed form: its class means are where the photos are, and "
             "there is nothing to refit. To measure held-out photos again, run 'candid calibrate'."
         )
-    loaded = cast(GenerativeClassifier, require_latent(resolved, "Refitting"))
+    require_extra("torch", "paper", "Refitting")
+    fabric = launch(chosen.devices)
+    progress = progress if fabric.is_global_zero else SILENT
     train, held_out = calibration_splits(loaded, data, chosen, progress)
-    found = refit_mixture(loaded, fabric, held_out, loaded.preprocessing, chosen.workers, progress)
+    result = refit_mixture(loaded, fabric, held_out, loaded.preprocessing, chosen.workers, progress)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)
     scores = measure(runner, train, held_out, loaded.preprocessing)
     if scores is not None:
         scores.attach(loaded)
         if target is not None:
-            checkpoint.save(loaded, target)
-    return found
+            saving.save(loaded, target)
+    return result
 
 
 def can_refit(model: Model) -> bool:
     """Return whether ``model`` has class means that :func:`refit_mixture` can move."""
-    latent = as_latent(model)
+    if "invert" not in model.can:
+        return False
+    from candid.models.flow.means import span_of
+
     try:
-        return latent is not None and bool(span_of(latent.mixture))
+        return bool(span_of(model.mixture))  # type: ignore[attr-defined]
     except CandidError:
         return False
 
 
 def refit_mixture(
-    model: GenerativeClassifier,
+    model: "GenerativeClassifier",
     fabric: "Fabric",
     held_out: Split,
     preprocessing: Preprocessing,
     workers: int,
     progress: Progress,
-) -> Refit:
+) -> RefitResult:
     """Refit ``model`` in place, in all processes alike; its held-out scores are dropped."""
+    import torch
+    from scipy.optimize import minimize_scalar
+
+    from candid.models.flow.means import rescale, restore, span_of
+
     restore(model)
     span = span_of(model.mixture)
-    log_priors = model.log_priors.double()
+    log_priors = torch.as_tensor(model.log_priors).double()
     runner = Runner(model, fabric, None, workers, progress)
 
-    @torch.inference_mode()
-    def coordinates(batch: NamedBatch) -> Tensor:
-        z = runner.frozen.outputs(to_float(batch[0], fabric.device)).latent
+    def coordinates(batch: NamedBatch) -> Array:
+        z = runner.frozen.outputs(to_float(batch[0])).latent
         assert z is not None
-        return span.layer.coordinates(z.cpu().double())
+        return span.layer.coordinates(torch.from_numpy(z).double()).numpy()
 
     parts = runner.each(coordinates, fewer(held_out), preprocessing, "latents of held-out images")
-    own = torch.cat([span.places[:0], *parts])
-    images = int(summed(fabric, torch.tensor([float(len(own))])))
+    places = torch.cat([span.places[:0], *map(torch.from_numpy, parts)])
+    images = int(summed(fabric, np.array([float(len(places))]))[0])
 
     def mean(log_scale: float) -> float:
-        total = span.log_likelihood(own, log_priors, log_scale).sum()
-        return float(summed(fabric, total[None])) / images
+        total = span.log_likelihood(places, log_priors, log_scale).sum()
+        return float(summed(fabric, total[None].numpy())[0]) / images
 
     before, distance = mean(0.0), _mean_distance(model)
     best = minimize_scalar(lambda log_scale: -mean(log_scale), bounds=LOG_SCALES, method="bounded")
     scale = float(torch.tensor(float(best.x)).exp())
     rescale(model, scale)
-    found = Refit(scale, mean(float(best.x)) - before, distance, _mean_distance(model), images)
-    model.metadata[RECORD] = asdict(found)
-    return found
+    result = RefitResult(scale, mean(float(best.x)) - before, distance, _mean_distance(model), images)
+    model.metadata[RECORD] = asdict(result)
+    return result
 
 
-def _mean_distance(model: GenerativeClassifier) -> float:
+def _mean_distance(model: "GenerativeClassifier") -> float:
     distances = model.mixture.pairwise_distances()
     return float(distances.sum() / (len(distances) * (len(distances) - 1)))

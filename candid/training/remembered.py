@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from candid._support.numbers import Array
 from candid.inference.predictions import LARGEST_HALF, Predictions
-from candid.models.heads.photo import PhotoModel
-from candid.models.heads.taught import Seen, TaughtClasses
-from candid.trust.calibrate import held_out_scores
-from candid.trust.judge import HeldOut
+from candid.judging.calibrate import held_out_scores
+from candid.judging.held_out import HeldOut
+from candid.models.photo.model import PhotoModel
+from candid.models.photo.taught import Seen, TaughtClasses
 
 PREFIX = "remembered."
 MOST = 800
@@ -21,9 +21,9 @@ class Remembered:
     """What the fitted part of a head says of held-out photos that have labels."""
 
     seen: Seen
-    labels: Tensor
+    labels: Array
     """(N,)."""
-    keys: Tensor
+    keys: Array
     """A hash of the pixels of each photo, (N,)."""
 
     @classmethod
@@ -32,86 +32,90 @@ class Remembered:
         stored = {name: each for name, each in model.held_out.items() if name.startswith(PREFIX)}
         if not stored:
             return None
-        found = {name.removeprefix(PREFIX): each for name, each in stored.items()}
-        z, scores, logits, novelty = (found[name].double() for name in Seen._fields[:4])
-        seen = Seen(z, scores, logits, novelty, found.get("terms"))
-        return cls(seen, found["labels"], found["keys"])
+        columns = {name.removeprefix(PREFIX): each for name, each in stored.items()}
+        z, scores, logits, novelty = (columns[name].astype(np.float64) for name in Seen._fields[:4])
+        seen = Seen(z, scores, logits, novelty, columns.get("terms"))
+        return cls(seen, columns["labels"], columns["keys"])
 
-    def tensors(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Array]:
         """Return it as a model stores it; at most ``MOST`` photos, and z in half precision."""
         count = min(MOST, len(self.labels))
-        rows = torch.arange(count) * len(self.labels) // max(1, count)
-        parts = {**self.seen._asdict(), "labels": self.labels, "keys": self.keys}
-        parts["z"] = self.seen.z.clamp(-LARGEST_HALF, LARGEST_HALF).half()
+        rows = np.arange(count) * len(self.labels) // max(1, count)
+        columns = {**self.seen._asdict(), "labels": self.labels, "keys": self.keys}
+        columns["z"] = self.seen.z.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16)
         return {
-            PREFIX + name: (each.float() if each.dtype == torch.float64 and name != "terms" else each)[rows]
-            for name, each in parts.items()
+            PREFIX + name: (
+                each.astype(np.float32) if each.dtype == np.float64 and name != "terms" else each
+            )[rows]
+            for name, each in columns.items()
             if each is not None
         }
 
-    def recalls(self, logits: Tensor, classes: int) -> list[float | None]:
+    def recalls(self, logits: Array, classes: int) -> list[float | None]:
         """Return the share of photos of each fitted class whose largest logit is that class."""
         right = logits.argmax(1) == self.labels
         return [
-            float(right[self.labels == y].double().mean()) if (self.labels == y).any() else None
+            float(right[self.labels == y].mean()) if (self.labels == y).any() else None
             for y in range(classes)
         ]
 
 
-@torch.no_grad()
-def left_out(model: PhotoModel, photos: list[Tensor]) -> list[Seen]:
+def left_out(model: PhotoModel, photos: list[Array]) -> list[Seen]:
     """Return what ``model`` says of the photos of each taught class, each photo left out of its class.
 
     Args:
         model: with taught classes.
         photos: their statistics, (n, D) each.
     """
-    known, taught = model.known, TaughtClasses(*(each.double() for each in model.taught))
-    found = []
-    for number, own in enumerate(photos):
-        seen = model.fitted_part(own.double())
+    known, taught = model.known, _double(model.taught)
+    opinions = []
+    for number, features in enumerate(photos):
+        seen = model.fitted_part(features.astype(np.float64))
         rows = []
-        for i in range(len(own)):
-            others = torch.arange(len(own)) != i
-            again = TaughtClasses.of([seen.z[others]], known.span)
-            for row, new in zip(taught, again, strict=True):
-                row[number] = new[0]
+        for i in range(len(features)):
+            again = TaughtClasses.of([np.delete(seen.z, i, 0)], known.span)
+            for values, new in zip(taught, again, strict=True):
+                values[number] = new[0]
             rows.append(known.extended(seen.at(i), taught))
-        for row, whole in zip(taught, model.taught, strict=True):
-            row[number] = whole[number]
-        found.append(_joined(rows))
-    return found
+        for values, whole in zip(taught, model.taught, strict=True):
+            values[number] = whole[number]
+        opinions.append(_joined(rows))
+    return opinions
 
 
-@torch.no_grad()
-def updated_scores(model: PhotoModel, remembered: Remembered, own: list[Seen], keys: list[Tensor]) -> HeldOut:
+def updated_scores(
+    model: PhotoModel, remembered: Remembered, taught: list[Seen], keys: list[Array]
+) -> HeldOut:
     """Return the held-out scores of a model with taught classes.
 
     Args:
         model: the model.
         remembered: the held-out photos of the fitted classes.
-        own: photos of the taught classes, each left out of its class.
+        taught: photos of the taught classes, each left out of its class.
         keys: their keys.
     """
-    taught = TaughtClasses(*(each.double() for each in model.taught))
-    old = model.known.extended(remembered.seen, taught)
-    everyone = _joined([old, *own])
-    numbers = [torch.full((len(each.z),), model.config.fitted + c) for c, each in enumerate(own)]
-    labels = torch.cat((remembered.labels, *numbers))
-    columns = {"novelty": everyone.novelty.float(), "keys": torch.cat((remembered.keys, *keys))}
+    old = model.known.extended(remembered.seen, _double(model.taught))
+    everyone = _joined([old, *taught])
+    numbers = [np.full(len(each.z), model.config.fitted + c) for c, each in enumerate(taught)]
+    labels = np.concatenate((remembered.labels, *numbers))
+    columns = {
+        "novelty": everyone.novelty.astype(np.float32),
+        "keys": np.concatenate((remembered.keys, *keys)),
+    }
     if everyone.terms is not None:
         columns["log_density_terms"] = everyone.terms
-    names = ("",) * len(labels)
-    return held_out_scores(Predictions(names, labels, everyone.logits.float(), model.log_priors, columns))
+    logits = everyone.logits.astype(np.float32)
+    return held_out_scores(Predictions(("",) * len(labels), labels, logits, model.log_priors, columns))
+
+
+def _double(taught: TaughtClasses) -> TaughtClasses:
+    return TaughtClasses(*(values.astype(np.float64) for values in taught))
 
 
 def _joined(parts: list[Seen]) -> Seen:
     """Return all photos of ``parts``; without densities if a part has none."""
-    terms = [part.terms for part in parts if part.terms is not None]
-    return Seen(
-        torch.cat([part.z for part in parts]),
-        torch.cat([part.scores for part in parts]),
-        torch.cat([part.logits for part in parts]),
-        torch.cat([part.novelty for part in parts]),
-        torch.cat(terms) if len(terms) == len(parts) else None,
+    columns = (
+        None if any(column is None for column in same) else np.concatenate(same)
+        for same in zip(*parts, strict=True)
     )
+    return Seen(*columns)  # type: ignore[arg-type]

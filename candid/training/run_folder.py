@@ -18,32 +18,30 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from candid._support.call import named_option
-from candid._support.config import from_dict
-from candid._support.distributed import first_error
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import ANY_NAME, digest, locked, replacing
-from candid._support.progress import Progress
+from candid._support.files import ANY_NAME, locked, replacing
+from candid._support.numbers import digest
+from candid._support.old_formats import recorded_options
+from candid._support.options import from_dict, named_option
+from candid._support.processes import Processes, first_error
+from candid._support.progress import Progress, Row
+from candid._support.text import plural
 from candid.data.datasets import Dataset
 from candid.data.splits import ArraySplit, FileSplit, Split
-from candid.models import checkpoint
-from candid.training.options import TrainOptions, renamed
-from candid.training.photo_options import PhotoOptions
+from candid.models import saving
+from candid.models.protocol import Model
+from candid.training.options import PhotoOptions, TrainOptions
 from candid.training.recipes import read_toml, write_toml
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from torch import Tensor
 
-Row = dict[str, float]
 MOST_READ = 20_000
 """Files of a data set whose bytes are compared when a run is resumed."""
 RESTORE = "restore it, or start a new run in another folder."
@@ -53,7 +51,7 @@ RESTORE = "restore it, or start a new run in another folder."
 class State:
     """Where a run stands after ``step`` steps."""
 
-    model: dict[str, Tensor]
+    model: "dict[str, Tensor]"
     optimiser: dict[str, Any]
     step: int
     rows: list[Row]
@@ -73,31 +71,32 @@ class State:
         self.digests = {"options": state_digest(options.deciding()), "data": data}
         return vars(self) | {"digests": self.digests | {"state": state_digest(vars(self))}}
 
-    def check_data(self, data: Dataset, found: str) -> None:
-        """Raise an error unless the data, whose digest is ``found``, are those of the run."""
+    def check_data(self, data: Dataset, digest_of_data: str) -> None:
+        """Raise an error unless the data, whose digest is ``digest_of_data``, are those of the run."""
         names, images = list(data.class_names), len(data.train)
         if (self.class_names or names) != names or (self.images or images) != images:
             raise CandidError(
                 f"The run was started with {self.images:,} training images of {len(self.class_names)} "
                 f"classes; the data now has {images:,} of {len(names)}, or different ones: {RESTORE}"
             )
-        if self.digests and self.digests["data"] != found:
+        if self.digests and self.digests["data"] != digest_of_data:
             raise CandidError(f"The images or labels are not those that the run was started with: {RESTORE}")
 
 
 def state_digest(value: Any) -> str:
-    """Return the SHA-256 of nested dictionaries, lists, tensors and plain values.
+    """Return the SHA-256 of nested dictionaries, lists, arrays, tensors and plain values.
 
-    >>> state_digest({"a": [1, torch.zeros(2)]}) == state_digest({"a": [1, torch.tensor([0.0, -0.0])]})
+    >>> import numpy as np
+    >>> state_digest({"a": [1, np.zeros(2)]}) == state_digest({"a": [1, np.array([0.0, -0.0])]})
     False
     """
     return digest(*_parts(value)).hexdigest()
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, Tensor):
-        yield f"{value.dtype}{tuple(value.shape)}"
-        yield value.detach()
+    if hasattr(value, "dtype"):
+        yield f"torch.{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+        yield value
     elif isinstance(value, Mapping):
         yield f"{len(value)} entries"
         for key, entry in value.items():
@@ -150,12 +149,12 @@ class RunFolder:
         """Raise an error if there is a run already that is not to be resumed."""
         if self.exists and not resume:
             raise CandidError(
-                f"'{self.path}' already has a run: add {named_option('resume', 'True')} to continue it, or "
+                f"'{self.path}' already has a run: add {named_option('resume')} to continue it, or "
                 f"choose another folder with {named_option('out')}."
             )
 
     @contextmanager
-    def held(self, fabric: "Fabric", resume: bool) -> Iterator[None]:
+    def held(self, processes: Processes, resume: bool) -> Iterator[None]:
         """Make the folder and hold its lock in the first process; an error there is raised in all.
 
         A folder that stays empty is removed.
@@ -163,19 +162,19 @@ class RunFolder:
         error = None
         with ExitStack() as lock:
             try:
-                if fabric.is_global_zero:
+                if processes.is_global_zero:
                     self._make()
                     lock.enter_context(locked(self.path, "trains in"))
                     self.check_new(resume)
             except CandidError as problem:
                 error = problem
-            error = first_error(fabric, error)
+            error = first_error(processes, error)
             if error is not None:
                 raise error
             try:
                 yield
             finally:
-                if fabric.is_global_zero:
+                if processes.is_global_zero:
                     with suppress(OSError):  # it has files
                         self.path.rmdir()
 
@@ -193,15 +192,20 @@ class RunFolder:
     def options(self) -> TrainOptions:
         """Return the options of the run, also of one that an older version wrote."""
         if not self.exists:
-            resume = named_option("resume", "True")
+            resume = named_option("resume")
             raise CandidError(f"There is no run to resume in '{self.path}': leave {resume} out to start one.")
-        # Runs of versions without the option 'split' were started on shuffled images.
-        recorded = {"split": "shuffled", **read_toml(self.path / "config.toml")}
-        return from_dict(TrainOptions, renamed(recorded))
+        return from_dict(TrainOptions, recorded_options(read_toml(self.path / "config.toml")))
 
     def write_text(self, name: str, text: str) -> None:
         with self._saving(), replacing(self.path / name) as temporary:
             temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
+
+    def write_skipped(self, skipped: Sequence[str], what: str, progress: Progress) -> None:
+        """List images that were left out, each with its reason, if there are any."""
+        if skipped:
+            self.write_text("skipped.txt", "\n".join(skipped) + "\n")
+            left_out, listed_in = plural(len(skipped), what), self.path / "skipped.txt"
+            progress.log(f"left out {left_out} that can't be used: {listed_in}")
 
     def write_rows(self, rows: list[Row]) -> None:
         table = io.StringIO()
@@ -221,17 +225,17 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            results = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
-            found = None
-        seal = found.pop("sha256", None) if isinstance(found, dict) else None
-        changed = seal is not None and seal != digest(found).hexdigest()  # older ones have none
-        if changed or not isinstance(found, dict) or not isinstance(found.get("val"), dict):
+            results = None
+        seal = results.pop("sha256", None) if isinstance(results, dict) else None
+        changed = seal is not None and seal != digest(results).hexdigest()  # older ones have none
+        if changed or not isinstance(results, dict) or not isinstance(results.get("val"), dict):
             raise CheckpointError(
                 f"'{path}' is damaged: restore it, or delete it to measure the model again with "
                 f"'candid train --resume --out {self.path}'."
             )
-        return found
+        return results
 
     @property
     def has_best(self) -> bool:
@@ -242,11 +246,15 @@ class RunFolder:
         return (self.path / "state.pt").is_file()
 
     def save_state(self, state: State, options: TrainOptions, data: str) -> None:
+        import torch
+
         with self._saving(), replacing(self.path / "state.pt") as path, path.open("wb") as file:
             torch.save(state.sealed(options, data), file)
 
     def load_state(self, options: TrainOptions, progress: Progress) -> State | None:
         """Return the state to resume from, checked against its digests; None if nothing was saved yet."""
+        import torch
+
         path = self.path / "state.pt"
         if not self.has_state:
             if self.last.exists() or (self.path / "results.json").exists():
@@ -254,15 +262,15 @@ class RunFolder:
             return None
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
-            found = values.get("digests", {}).pop("state", None)
+            seal = values.get("digests", {}).pop("state", None)
             state = State(**values)
         except Exception as error:  # torch raises many kinds for a damaged file
             raise CheckpointError(f"'{path}' can't be read ({str(error)[:80]}): {RESTORE}") from error
-        if found is None:
+        if seal is None:
             progress.log(
                 "the state of this run carries no digest, it is of an older version: damage can't be seen"
             )
-        elif state_digest(vars(state)) != found:
+        elif state_digest(vars(state)) != seal:
             raise CheckpointError(f"'{path}' is damaged, its digest does not fit: {RESTORE}")
         elif state.digests["options"] != state_digest(options.deciding()):
             raise CheckpointError(
@@ -272,9 +280,9 @@ class RunFolder:
             raise CheckpointError(f"The run's best model '{self.best}' is missing: {RESTORE}")
         return state
 
-    def save_model(self, model: nn.Module, *, is_best: bool) -> None:
+    def save_model(self, model: Model, *, is_best: bool) -> None:
         for folder in [self.best, self.last] if is_best else [self.last]:
-            checkpoint.save(model, folder)  # type: ignore[arg-type]
+            saving.save(model, folder)
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -286,3 +294,7 @@ class RunFolder:
                 f"Can't write to '{self.path}' ({error}); what was saved earlier is unharmed: free some "
                 f"space, then go on with: candid train --resume --out {self.path}"
             ) from error
+
+
+AfterEpoch = Callable[[RunFolder, list[Row]], object]
+"""A function that is called with the folder of a run and the metrics of its epochs."""

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
-from candid._support.distributed import launch
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.numbers import Array
+from candid._support.processes import launch
 from candid._support.progress import SILENT, Progress
 from candid._support.text import listed
 from candid.data.splits import FileSplit
 from candid.inference.predictions import Predictions
-from candid.models import checkpoint
-from candid.models.heads.photo import PhotoModel
-from candid.models.heads.taught import FEWEST, TaughtClasses
+from candid.judging.examine import image_paths
+from candid.judging.held_out import HeldOut
+from candid.models import checkpoint, saving
+from candid.models.photo.model import PhotoModel
+from candid.models.photo.taught import FEWEST, TaughtClasses
+from candid.models.protocol import require
 from candid.training.features import Extraction, FeatureCache
 from candid.training.remembered import PREFIX, Remembered, left_out, updated_scores
-from candid.trust.examine import image_paths
-from candid.trust.judge import HeldOut, Judge, examinations
 
 RECORD, PHOTOS, BEFORE = "taught", "taught.", "before."
 """The entry of the metadata that lists taught classes; what their photos and what the held-out scores
@@ -61,25 +61,25 @@ class Lesson:
     def sentences(self) -> list[str]:
         """Return what a user should know before the model is saved."""
         copies = f" ({self.copies} copies left out)" if self.copies else ""
-        found = [
+        sentences = [
             f"'{self.name}' from {self.photos} photos{copies}: {100 * self.recall:.0f} % of them are "
             "recognised when left out"
         ]
         if self.accepted_as is not None:
-            found.append(
+            sentences.append(
                 f"{self.accepted} of {self.photos} photos of '{self.name}' were accepted as "
                 f"'{self.accepted_as}' before: if they show that class, don't teach them as a new one"
             )
         if self.recall < 0.5:
-            found.append(
+            sentences.append(
                 f"the photos of '{self.name}' are hardly a group: most are not recognised when left out; "
                 "give more photos of one kind"
             )
-        return found
+        return sentences
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TeachResult:
     """The result of :func:`candid.teach`."""
 
     model: PhotoModel
@@ -93,11 +93,14 @@ class Teaching:
 
     def sentences(self) -> list[str]:
         """Return what was learned, and the price of it."""
-        found = [sentence for lesson in self.lessons for sentence in lesson.sentences()]
+        sentences = [sentence for lesson in self.lessons for sentence in lesson.sentences()]
         if self.discarded:
-            found.append(DISCARDED)
+            sentences.append(DISCARDED)
         if not self.recalls:
-            return [*found, "the price is unknown: the model remembers no held-out photos; train it again"]
+            return [
+                *sentences,
+                "the price is unknown: the model remembers no held-out photos; train it again",
+            ]
         changes = {name: now - was for name, (was, now) in self.recalls.items()}
         before, after = (sum(pair[i] for pair in self.recalls.values()) / len(self.recalls) for i in (0, 1))
         price = f"the price: mean recall of the known classes {100 * before:.1f} % -> {100 * after:.1f} %"
@@ -106,7 +109,7 @@ class Teaching:
         if changes[worst] < 0:
             was, now = self.recalls[worst]
             price += f", most of '{worst}' ({100 * was:.1f} % -> {100 * now:.1f} %)"
-        return [*found, price]
+        return [*sentences, price]
 
 
 def teach(
@@ -115,7 +118,7 @@ def teach(
     *,
     out: str | os.PathLike[str] | None = None,
     progress: Progress = SILENT,
-) -> Teaching:
+) -> TeachResult:
     """Add classes to a photo model, each from five photos or more, in seconds and without the old photos.
 
     The ratios of the posteriors of the known classes stay exactly as they were. Held-out scores are updated;
@@ -140,26 +143,26 @@ def teach(
             ...
         candid._support.errors.CandidError: Only a photo model can be taught a class, and this is ...
     """
-    loaded = _photo_model(model, "be taught a class")
+    loaded: PhotoModel = require(checkpoint.resolve(model), "teach", "be taught a class")
     target = _target(out)
     _check_names(loaded, classes)
     lessons, records = [], list(loaded.metadata.get(RECORD, []))
     features, keys = _taught_photos(loaded)
     for name, photos in classes.items():
-        own, own_keys, copies = _different(loaded, name, photos, progress)
-        features, keys = [*features, own], [*keys, own_keys]
-        accepted_as, accepted = _accepted(loaded, own)
-        lessons.append(Lesson(name, len(own), copies, _shown(photos), 0.0, accepted_as, accepted))
-        records.append({"name": name, "photos": len(own), "copies": copies, "source": _shown(photos)})
+        new, new_keys, copies = _different(loaded, name, photos, progress)
+        features, keys = [*features, new], [*keys, new_keys]
+        accepted_as, accepted = _accepted(loaded, new)
+        lessons.append(Lesson(name, len(new), copies, _shown(photos), 0.0, accepted_as, accepted))
+        records.append({"name": name, "photos": len(new), "copies": copies, "source": _shown(photos)})
     made, recalls = _assembled(_untaught(loaded), records, features, keys)
-    new = recalls[len(recalls) - len(lessons) :]
-    lessons = [replace(lesson, recall=recall) for lesson, recall in zip(lessons, new, strict=True)]
-    found = Teaching(made, tuple(lessons), _price(loaded, made), _calibrated(loaded))
-    for sentence in found.sentences():
+    latest = recalls[len(recalls) - len(lessons) :]
+    lessons = [replace(lesson, recall=recall) for lesson, recall in zip(lessons, latest, strict=True)]
+    result = TeachResult(made, tuple(lessons), _price(loaded, made), _calibrated(loaded))
+    for sentence in result.sentences():
         progress.log(sentence)
     if target is not None:
-        checkpoint.save(made, target)
-    return found
+        saving.save(made, target)
+    return result
 
 
 def forget(
@@ -186,7 +189,7 @@ def forget(
             ...
         candid._support.errors.CandidError: Only a photo model can forget a class, and this is ...
     """
-    loaded = _photo_model(model, "forget a class")
+    loaded: PhotoModel = require(checkpoint.resolve(model), "teach", "forget a class")
     target = _target(out)
     records = list(loaded.metadata.get(RECORD, []))
     names = [record["name"] for record in records]
@@ -203,22 +206,7 @@ def forget(
     if _calibrated(loaded):
         progress.log(DISCARDED)
     if target is not None:
-        checkpoint.save(made, target)
-    return made
-
-
-def _photo_model(model: Any, purpose: str) -> PhotoModel:
-    """Return a copy of the model that computes on the CPU, wherever the given one is."""
-    loaded = checkpoint.resolve(model)
-    if not isinstance(loaded, PhotoModel):
-        raise CandidError(
-            f"Only a photo model can {purpose}, and this is a model of the kind '{loaded.kind}': train one "
-            "with 'candid train PHOTOS'."
-        )
-    made = PhotoModel(loaded.config, loaded.class_names, loaded._eye).eval()  # on the CPU
-    made.load_state_dict(loaded.state_dict())
-    made.held_out, made.metadata = loaded.held_out, loaded.metadata
-    made.thumbnails, made.folder = loaded.thumbnails, loaded.folder
+        saving.save(made, target)
     return made
 
 
@@ -227,9 +215,9 @@ def _calibrated(model: PhotoModel) -> bool:
     held_out, remembered = HeldOut.of(model), Remembered.of(model)
     if held_out is None:
         return False
-    if remembered is None or held_out.column_scores:
+    if remembered is None or held_out.learned:
         return True
-    return not bool(torch.isin(remembered.keys, held_out.statistics["keys"]).all())
+    return not np.isin(remembered.keys, held_out.statistics["keys"]).all()
 
 
 def _target(out: str | os.PathLike[str] | None) -> Path | None:
@@ -252,23 +240,22 @@ def _check_names(model: PhotoModel, classes: Mapping[str, Photos]) -> None:
             raise CandidError("A class needs a name: give NAME=FOLDER.")
 
 
-def _different(
-    model: PhotoModel, name: str, photos: Photos, progress: Progress
-) -> tuple[Tensor, Tensor, int]:
+def _different(model: PhotoModel, name: str, photos: Photos, progress: Progress) -> tuple[Array, Array, int]:
     """Return the statistics and keys of the different photos of a class, and how many copies there were."""
     sources = [photos] if isinstance(photos, str | os.PathLike) else list(photos)
     paths = tuple(image_paths([os.fspath(each) for each in sources]))
     if len(paths) < FEWEST:
         raise CandidError(f"'{name}' has too few photos ({len(paths)}): give at least {FEWEST}.")
-    split = FileSplit(paths, torch.zeros(len(paths), dtype=torch.int64))
+    split = FileSplit(paths, np.zeros(len(paths), np.int64))
     cache = FeatureCache(model.eye, progress)
-    extract = Extraction(model.eye, cache, launch(1), progress, skip_bad=True)
-    found = extract(split, f"photos of {name}")
-    for line in found.skipped:
+    extract = Extraction(model.eye, cache, launch(1, network=False), progress, skip_bad=True)
+    features = extract(split, f"photos of {name}")
+    for line in features.skipped:
         progress.log(f"left out {line}")
-    if len(found.values) < FEWEST:
-        raise CandidError(f"Only {len(found.values)} photos of '{name}' can be read: give at least {FEWEST}.")
-    x = F.normalize((found.values - model.centre) / model.scale)
+    if len(features) < FEWEST:
+        raise CandidError(f"Only {len(features)} photos of '{name}' can be read: give at least {FEWEST}.")
+    x = (features.values - model.centre) / model.scale
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     kept: list[int] = []
     for i in range(len(x)):
         if not kept or float((x[kept] @ x[i]).max()) < COPY:
@@ -278,20 +265,20 @@ def _different(
             f"The photos of '{name}' are copies of each other: {len(kept)} of {len(x)} differ, and {FEWEST} "
             "are needed."
         )
-    rows = torch.tensor(kept)[torch.arange(min(MOST, len(kept))) * len(kept) // min(MOST, len(kept))]
-    return found.values[rows], found.keys[rows], len(x) - len(kept)
+    count = min(MOST, len(kept))
+    rows = np.array(kept)[np.arange(count) * len(kept) // count]
+    return features.values[rows], features.keys[rows], len(x) - len(kept)
 
 
-@torch.no_grad()
-def _accepted(model: PhotoModel, features: Tensor) -> tuple[str | None, int]:
+def _accepted(model: PhotoModel, features: Array) -> tuple[str | None, int]:
     """Return the class that more than half of the photos are accepted as, and how many; None without one."""
     held_out = HeldOut.of(model)
     if held_out is None:
         return None, 0
     outputs = model.outputs_of(features)
-    images, unknown = torch.zeros(len(features), 1), torch.full((len(features),), -1)
+    images, unknown = np.zeros((len(features), 1)), np.full(len(features), -1)
     predictions = Predictions.of(outputs, model, (images, unknown, ("",) * len(features)))
-    judged = examinations(predictions, model.class_names, Judge.of(model, held_out=held_out))
+    judged = held_out.rule().examine(predictions.statistics, predictions.paths, model.class_names)
     counts = Counter(each.label for each in judged if each.verdict == "accept")
     name, count = counts.most_common(1)[0] if counts else (None, 0)
     return (name, count) if 2 * count > len(features) else (None, 0)
@@ -301,7 +288,7 @@ def _shown(photos: Photos) -> str:
     return os.fspath(photos) if isinstance(photos, str | os.PathLike) else f"{len(photos)} files"
 
 
-def _taught_photos(model: PhotoModel) -> tuple[list[Tensor], list[Tensor]]:
+def _taught_photos(model: PhotoModel) -> tuple[list[Array], list[Array]]:
     """Return the statistics and the keys of the photos of each class that was taught before."""
     numbers = range(model.config.taught)
     try:
@@ -319,55 +306,53 @@ def _untaught(model: PhotoModel) -> PhotoModel:
     """Return the model as it was before classes were taught; itself if none were."""
     if not model.config.taught:
         return model
-    fitted = model.config.fitted
-    made = _copy(model, fitted, 0)
-    before = {name.removeprefix(BEFORE): e for name, e in model.held_out.items() if name.startswith(BEFORE)}
-    made.held_out = before | {name: e for name, e in model.held_out.items() if name.startswith(PREFIX)}
+    made = _copy(model, (), {})
+    made.held_out = {
+        name.removeprefix(BEFORE): column
+        for name, column in model.held_out.items()
+        if name.startswith((BEFORE, PREFIX))
+    }
     made.metadata = {name: value for name, value in model.metadata.items() if name != RECORD}
     return made
 
 
-def _copy(model: PhotoModel, classes: int, taught: int, names: Sequence[str] = ()) -> PhotoModel:
-    config = replace(model.config, classes=classes, taught=taught)
-    made = PhotoModel(config, (*model.class_names[: config.fitted], *names), model._eye).eval()
+def _copy(model: PhotoModel, names: Sequence[str], taught: Mapping[str, Array]) -> PhotoModel:
+    """Return the fitted part of ``model`` with the taught classes ``names``, whose weights are ``taught``."""
+    count = model.config.fitted
+    config = replace(model.config, classes=count + len(names), taught=len(names))
+    made = PhotoModel(config, (*model.class_names[:count], *names), model._eye)
     made.thumbnails, made.folder = model.thumbnails, model.folder
-    made.load_state_dict(
-        {name: e for name, e in model.state_dict().items() if not name.startswith("taught_")},
-        strict=False,
-        assign=True,
-    )
+    fitted = {name: values for name, values in model.state().items() if not name.startswith("taught_")}
+    made.load_state({**fitted, **taught})
     return made
 
 
-@torch.no_grad()
 def _assembled(
-    base: PhotoModel, records: list[dict[str, Any]], features: list[Tensor], keys: list[Tensor]
+    base: PhotoModel, records: list[dict[str, Any]], features: list[Array], keys: list[Array]
 ) -> tuple[PhotoModel, list[float]]:
     """Return ``base`` with taught classes, and the recall of each on its own photos, left out one by one."""
-    names, t = [record["name"] for record in records], len(records)
-    made = _copy(base, base.config.fitted + t, t, names)
-    taught = TaughtClasses.of([base.fitted_part(own.double()).z for own in features], base.known.span)
-    for name, each in taught._asdict().items():
-        setattr(made, f"taught_{name}", each.float())
-    own = left_out(made, features)
+    z = [base.fitted_part(photos.astype(np.float64)).z for photos in features]
+    taught = TaughtClasses.of(z, base.known.span)._asdict()
+    weights = {f"taught_{name}": values.astype(np.float32) for name, values in taught.items()}
+    made = _copy(base, [record["name"] for record in records], weights)
+    unseen = left_out(made, features)
     recalls = [
-        float((seen.logits.argmax(1) == base.config.fitted + c).double().mean()) for c, seen in enumerate(own)
+        float((seen.logits.argmax(1) == base.config.fitted + c).mean()) for c, seen in enumerate(unseen)
     ]
     remembered = Remembered.of(base)
     made.metadata = {**base.metadata, RECORD: records}
     made.held_out = {name: each for name, each in base.held_out.items() if name.startswith(PREFIX)}
     before = {name: each for name, each in base.held_out.items() if name not in made.held_out}
     if "training_keys" in base.held_out:
-        made.held_out["training_keys"] = torch.cat((base.held_out["training_keys"], *keys)).unique()
+        made.held_out["training_keys"] = np.unique(np.concatenate((base.held_out["training_keys"], *keys)))
     if remembered is not None:
-        replace(updated_scores(made, remembered, own, keys), out_of_fold=True).attach(made)
+        replace(updated_scores(made, remembered, unseen, keys), out_of_fold=True).attach(made)
     made.held_out |= {BEFORE + name: each for name, each in before.items()}
-    for c in range(t):
+    for c in range(len(records)):
         made.held_out |= {f"{PHOTOS}{c}.features": features[c], f"{PHOTOS}{c}.keys": keys[c]}
     return made, recalls
 
 
-@torch.no_grad()
 def _price(before: PhotoModel, after: PhotoModel) -> dict[str, tuple[float, float]]:
     """Return the recall of the fitted classes on the held-out photos, before and after."""
     remembered = Remembered.of(after)

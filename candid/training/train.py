@@ -1,25 +1,28 @@
 """Training as one call: from data to a run folder with a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candid._support.distributed import launch, stopping_on_signals
+from candid._support.errors import CandidError, require_extra
 from candid._support.files import remove_unfinished
-from candid._support.progress import SILENT, Progress
-from candid._support.text import percent, plural
+from candid._support.old_formats import renamed_options
+from candid._support.options import from_dict, to_dict
+from candid._support.processes import launch, stopping_on_signals
+from candid._support.progress import SILENT, Progress, Row, TrainingDisplay, is_first_process
+from candid._support.text import percent
 from candid.data.datasets import held_out_share
-from candid.models import checkpoint
-from candid.training.display import TrainingDisplay
-from candid.training.loop import AfterEpoch, Run
-from candid.training.options import TrainOptions, check_call
+from candid.models import checkpoint, saving
+from candid.models.protocol import Model
+from candid.training.options import PlaneOptions, TrainOptions, check_call
 from candid.training.photos import train_photos
 from candid.training.recipes import are_photos, load_options, network_named_by, photo_options
-from candid.training.run_folder import Row, RunFolder
-from candid.training.setup import Model, Setup, start_actnorm
+from candid.training.run_folder import AfterEpoch, RunFolder
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from candid.models.flow.classifier import GenerativeClassifier
+
 
 OF_PHOTOS = ("eye", "priors", "thumbnails")
 """Options that only photo models have."""
@@ -45,7 +48,7 @@ class TrainResult:
 
     def model(self) -> Model:
         """Load the best model."""
-        return checkpoint.load_any(self.best)
+        return checkpoint.load(self.best)
 
 
 def train(
@@ -112,10 +115,10 @@ def train(
                 "from them; --holdout sets another share"
             )
             chosen = replace(chosen, holdout=share)
-    return run(chosen, folder, resume, devices, display, after_epoch)
+    return train_network(chosen, folder, resume, devices, display, after_epoch)
 
 
-def run(
+def train_network(
     options: TrainOptions,
     folder: RunFolder,
     resume: bool = False,
@@ -123,44 +126,89 @@ def run(
     display: TrainingDisplay | None = None,
     after_epoch: AfterEpoch | None = None,
 ) -> TrainResult:
-    """Train with ``options`` into ``folder``; see :func:`train`."""
+    """Train a network on pixels with ``options`` into ``folder``; see :func:`train`."""
+    require_extra("torch", "paper", "Training a network")
+    from candid.training.loop import Run
+    from candid.training.setup import Setup, start_actnorm
+
     folder.check_new(resume)
     fabric = launch(devices, options.precision)
-    show = display if fabric.is_global_zero and display is not None else TrainingDisplay(quiet=True)
+    first, path = fabric.is_global_zero, folder.path
+    show = display if first and display is not None else TrainingDisplay(quiet=True)
     with folder.held(fabric, resume):
-        return _run(options, folder, resume, fabric, show, after_epoch)
+        setup = Setup.of(options, fabric, show)
+        state = folder.load_state(options, show) if resume else None
+        if state is None and options.actnorm_from_data and options.start is None:
+            start_actnorm(setup)
+        if first:
+            remove_unfinished(path)
+            folder.create(options)
+            folder.write_skipped(setup.data.skipped, "image", show)
+        run = Run(setup, folder, show, after_epoch if first else None)
+        if state is not None:
+            run.restore(state)
+            results = folder.results
+            if run.is_over and results is not None and results.get("step", run.step) == run.step:
+                show.log(f"this run is finished: {path}")
+                return TrainResult(path, True, run.rows, results)
+        with stopping_on_signals() as stop, show:
+            finished = run.train(stop)
+            results = run.finish() if finished else {}
+            if not finished:
+                show.log(f"stopped after step {run.step}; go on with: candid train --resume --out {path}")
+        return TrainResult(path, finished, run.rows, results)
 
 
-def _run(
-    options: TrainOptions,
-    folder: RunFolder,
-    resume: bool,
-    fabric: "Fabric",
-    show: TrainingDisplay,
-    after_epoch: AfterEpoch | None,
+OF_CLASSES = ("classes", "rank", "priors", "planar")
+"""Keys of a model's configuration for which its plane has values of its own."""
+
+
+def fit_plane(
+    model: Model,
+    data: str,
+    classes: Sequence[int],
+    out: str | Path,
+    options: PlaneOptions | None = None,
+    devices: int | None = None,
+    display: TrainingDisplay | None = None,
+    after_epoch: AfterEpoch | None = None,
 ) -> TrainResult:
-    path, first = folder.path, fabric.is_global_zero
-    setup = Setup.of(options, fabric, show)
-    state = folder.load_state(options, show) if resume else None
-    if state is None and options.actnorm_from_data and options.start is None:
-        start_actnorm(setup)
-    if first:
-        remove_unfinished(path)
-        folder.create(options)
-    if first and setup.data.skipped:
-        folder.write_text("skipped.txt", "\n".join(setup.data.skipped) + "\n")
-        left_out = plural(len(setup.data.skipped), "image")
-        show.log(f"left out {left_out} that can't be used: {path / 'skipped.txt'}")
-    current = Run(setup, folder, show, after_epoch if first else None)
-    if state is not None:
-        current.restore(state)
-        results = folder.results
-        if current.is_over and results is not None and results.get("step", current.step) == current.step:
-            show.log(f"this run is finished: {path}")
-            return TrainResult(path, True, current.rows, results)
-    with stopping_on_signals() as stop, show:
-        finished = current.train(stop)
-        results = current.finish() if finished else {}
-        if not finished:
-            show.log(f"stopped after step {current.step}; go on with: candid train --resume --out {path}")
-    return TrainResult(path, finished, current.rows, results)
+    """Fine-tune :func:`planar_model` on the images of its classes in ``data``, into the run folder ``out``.
+
+    The model is trained as ``model`` was, with the same held-out images, for a few more epochs.
+    ``out/model/best`` is then a model like any other, and ``out/start`` is what it was before.
+    """
+    require_extra("torch", "paper", "Training a network")
+    from candid.models.flow.planar import planar_model
+
+    folder = RunFolder(Path(out))
+    planar = planar_model(model, classes)
+    start = folder.path / "start"
+    changes = to_dict(options or PlaneOptions()) | {"start": str(start), "only": planar.class_names}
+    changes["skip_bad"] = changes["skip_bad"] or None
+    chosen = plane_options(planar, data, changes)
+    if not folder.exists and is_first_process():  # else the run says what is wrong
+        saving.save(planar, start)
+    return train_network(chosen, folder, devices=devices, display=display, after_epoch=after_epoch)
+
+
+def plane_options(model: "GenerativeClassifier", data: str, changes: dict[str, Any]) -> TrainOptions:
+    """Return how to fine-tune: as ``model`` was trained, with one cycle of AdamW and ``changes``.
+
+    Changes that are None are left out. A model without a record of its training is fine-tuned as models of
+    photos are.
+    """
+    recorded = renamed_options(model.record.config)
+    if "preset" in recorded:
+        base = recorded | {"beta": float(recorded["beta"]), "val_data": None, "epoch_images": None}
+    else:
+        layout = {**to_dict(model.config.flow), "mean": model.config.mean, "std": model.config.std}
+        base = to_dict(load_options("imagenet", data=data, model=layout))
+        base |= {"batch": 128, "beta": float(model.metadata.get("beta", base["beta"]))}
+    base["model"] = {key: value for key, value in base["model"].items() if key not in OF_CLASSES}
+    cycle = {"optimiser": "adamw", "schedule": "one-cycle", "warmup": 0.15, "means_rate": 1.0}
+    given = {key: value for key, value in changes.items() if value is not None}
+    options = from_dict(TrainOptions, base | cycle | {"data": data} | given)
+    if options.beta == 0:
+        raise CandidError("At beta 0 a model does not separate classes: give a --beta above 0.")
+    return options

@@ -1,14 +1,21 @@
 """Arrays that users give: numpy, torch or anything like them, checked before anything is computed."""
 
-from collections.abc import Sequence
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.lib.npyio import NpzFile
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid._support.options import checked_names
+from candid.trust.scores import Columns
 
 FEWEST_IMAGES = 20
 ROUNDING = 1e-3
@@ -20,93 +27,90 @@ SINGLE = "of a classifier with a single output s, (N,), give np.stack((0 * s, s)
 class Arrays:
     """What a classifier says of N images."""
 
-    logits: Tensor
+    logits: Array
     """(N, M) in float64."""
-    features: Tensor | None = None
+    features: Array | None = None
     """(N, F) in float32."""
 
     def __len__(self) -> int:
         return len(self.logits)
 
     @property
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> Columns:
         """The columns that scores need."""
-        return {"logits": self.logits} | ({} if self.features is None else {"features": self.features})
-
-    def __getitem__(self, rows: Tensor) -> "Arrays":
-        return Arrays(self.logits[rows], None if self.features is None else self.features[rows])
+        features = {} if self.features is None else {"features": self.features}
+        return Columns({"logits": self.logits, **features})
 
     @classmethod
     def of(cls, logits: Any, features: Any = None) -> "Arrays":
         """Return the arrays, or raise an error that says what is wrong with them."""
-        found = _numbers("logits", logits, torch.float64)
-        if found.shape[1] < 2:
+        scores = _numbers("logits", logits, np.float64)
+        if scores.shape[1] < 2:
             raise CandidError(f"The logits must have one column for each of at least 2 classes: {SINGLE}")
-        if len(found) >= FEWEST_IMAGES and _are_probabilities(found):  # logits of a few may look like it
+        if len(scores) >= FEWEST_IMAGES and _are_probabilities(scores):  # logits of a few may look like it
             raise CandidError(
                 "These are probabilities, not logits (each row lies between 0 and 1 and adds up to 1): give "
                 "the numbers before the softmax, or np.log(probabilities + 1e-12)."
             )
         if features is None:
-            return cls(found)
-        columns = _numbers("features", features, torch.float32)
-        if len(columns) != len(found):
+            return cls(scores)
+        columns = _numbers("features", features, np.float32)
+        if len(columns) != len(scores):
             raise CandidError(
-                f"There are features of {len(columns)} images and logits of {len(found)}: give both of the "
+                f"There are features of {len(columns)} images and logits of {len(scores)}: give both of the "
                 "same images, in the same order."
             )
-        return cls(found, columns)
+        return cls(scores, columns)
 
 
-def _numbers(name: str, values: Any, dtype: torch.dtype) -> Tensor:
+def _numbers(name: str, values: Any, dtype: Any) -> Array:
     try:
-        array = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(_float64(values))
-        array = array.to(dtype)
+        array = np.asarray(_on_cpu(values))
+        array = np.array(array if array.dtype.kind == "f" else array.astype(np.float64), dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CandidError(f"The {name} must be an array of numbers: {error}.") from error
     if array.ndim != 2 or array.shape[1] == 0:
         columns = "classes" if name == "logits" else "features"
         hint = f": {SINGLE}" if name == "logits" and array.ndim == 1 else "."
-        raise CandidError(
-            f"The {name} must have the shape (images, {columns}), not {tuple(array.shape)}{hint}"
-        )
-    bad = ~array.isfinite().all(1)
-    if bad.any():
+        raise CandidError(f"The {name} must have the shape (images, {columns}), not {array.shape}{hint}")
+    if not np.isfinite(array).all():
+        bad = ~np.isfinite(array).all(1)
         raise CandidError(
             f"The {name} of {int(bad.sum())} of {len(array)} images are NaN or infinite (the first is image "
-            f"{int(bad.int().argmax())}): leave these images out, or find out why."
+            f"{int(bad.argmax())}): leave these images out, or find out why."
         )
     return array
 
 
-def _float64(values: Any) -> "np.ndarray[Any, Any]":
-    return np.array(values, dtype=np.float64)  # a copy: torch refuses arrays that can't be written
+def _on_cpu(values: Any) -> Any:
+    """Return a tensor without its gradient, on the CPU; anything else as it is."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
 
 
-def _are_probabilities(logits: Tensor) -> bool:
+def _are_probabilities(logits: Array) -> bool:
     inside = bool(((logits >= 0) & (logits <= 1)).all())
-    return inside and bool(((logits.sum(1) - 1).abs() < ROUNDING).all())
+    return inside and bool((np.abs(logits.sum(1) - 1) < ROUNDING).all())
 
 
-def checked_labels(labels: Any, arrays: Arrays, class_names: Sequence[str]) -> Tensor:
+def checked_labels(labels: Any, arrays: Arrays, class_names: Sequence[str]) -> Array:
     """Return the true classes of held-out images as whole numbers; every class has an image."""
-    found, classes = checked_classes(labels, arrays), arrays.logits.shape[1]
-    if len(found) < FEWEST_IMAGES:
-        raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    if (missing := found.bincount(minlength=classes) == 0).any():
-        y = int(missing.int().argmax())
+    truth, classes = checked_classes(labels, arrays), arrays.logits.shape[1]
+    if len(truth) < FEWEST_IMAGES:
+        raise CandidError(f"{len(truth)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+    if (missing := np.bincount(truth, minlength=classes) == 0).any():
+        y = int(missing.argmax())
         more = f" and {int(missing.sum()) - 1} more classes" if missing.sum() > 1 else ""
         raise CandidError(
             f"There is no held-out image of class '{class_names[y]}'{more}: give at least one of each class, "
             "or leave the column out of the logits."
         )
-    return found
+    return truth
 
 
-def checked_classes(labels: Any, arrays: Arrays) -> Tensor:
+def checked_classes(labels: Any, arrays: Arrays) -> Array:
     """Return the true classes of the images as whole numbers."""
     n, classes = arrays.logits.shape
-    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    array = np.asarray(_on_cpu(labels))
     if array.shape != (n,):
         raise CandidError(f"There must be one label for each of the {n} images, not {array.shape}.")
     if array.dtype.kind not in "biuf" or (array != np.floor(array)).any():
@@ -119,12 +123,129 @@ def checked_classes(labels: Any, arrays: Arrays) -> Tensor:
             f"Labels must lie between 0 and {classes - 1}, the columns of the logits: these lie between "
             f"{int(array.min())} and {int(array.max())}."
         )
-    return torch.from_numpy(array.astype(np.int64))
+    return array.astype(np.int64)
 
 
 def checked_groups(by: Any, n: int) -> list[str]:
     """Return the name of the group of each image."""
-    found = list(map(str, by.tolist() if hasattr(by, "tolist") else by))
-    if len(found) != n:
-        raise CandidError(f"'by' must name the group of each of the {n} images, not of {len(found)}.")
+    names = list(map(str, by.tolist() if hasattr(by, "tolist") else by))
+    if len(names) != n:
+        raise CandidError(f"'by' must name the group of each of the {n} images, not of {len(names)}.")
+    return names
+
+
+KEYS = ("logits", "labels", "features", "paths", "class_names")
+"""What an npz file may have; ``logits`` is needed, and any other key can name groups."""
+UNREADABLE = (ValueError, TypeError, AttributeError, OSError, EOFError, MemoryError, RuntimeError, zlib.error)
+"""What numpy and zipfile raise for a foreign file."""
+HOW = "write it with np.savez(FILE, logits=..., labels=...)"
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """What a classifier says of N images.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "new.npz"
+        >>> np.savez(file, logits=[[2.0, 0.0], [0.0, 1.0]], labels=[0, 1], site=["north", "south"])
+        >>> found = ArrayFile.read(file, by="site")
+        >>> found.labels, found.paths, found.groups
+        (array([0, 1]), ('0', '1'), ('north', 'south'))
+    """
+
+    file: Path
+    arrays: Arrays
+    labels: Array
+    """True classes, (N,); -1 where the file has none."""
+    paths: tuple[str, ...]
+    class_names: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+    """The group of each image; None without groups."""
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @classmethod
+    def read(cls, file: Path, labelled: bool = True, by: str | None = None) -> "ArrayFile":
+        """Return the arrays of ``file``, or raise an error that names the file and what is wrong.
+
+        Args:
+            file: an npz file with the keys of :data:`KEYS`.
+            labelled: whether it must have labels, and the key of groups.
+            by: the key that names the group of each image.
+        """
+        found = _read(file, (*KEYS, *([] if by is None else [by])))
+        for key in ("logits", *(("labels", by) if labelled else ())):
+            if key is not None and key not in found:
+                raise CandidError(f"'{file}' has no key '{key}': {HOW}.")
+        with about(file):
+            arrays = Arrays.of(found["logits"], found.get("features"))
+            n, classes = arrays.logits.shape
+            if n == 0:
+                raise CandidError("There are no images: give the logits of at least one.")
+            labels = np.full(n, -1)
+            if "labels" in found and labelled:
+                labels = checked_classes(found["labels"], arrays)
+            names = _texts(found, "class_names")
+            known = None if names is None else checked_names(names, classes)
+            paths = _texts(found, "paths") or [str(i) for i in range(n)]
+            if len(paths) != n:
+                raise CandidError(f"There are {len(paths)} paths and logits of {n} images: give both of all.")
+            groups = None if by not in found else tuple(checked_groups(found[by], n))
+        return cls(file, arrays, labels, tuple(paths), known, groups)
+
+    def keys(self) -> Array:
+        """Return a number for each image, (N,), equal for equal rows."""
+        columns = (
+            self.arrays.columns[name] for name in ("logits", "features") if name in self.arrays.columns
+        )
+        digests = [
+            hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=8).digest()
+            for row in zip(*columns, strict=True)
+        ]
+        return np.array([int.from_bytes(digest, signed=True) for digest in digests], np.int64)
+
+
+@contextmanager
+def about(file: Path) -> Iterator[None]:
+    """Let errors name the ``file`` that they are about."""
+    try:
+        yield
+    except CandidError as error:
+        raise CandidError(f"In '{file}': {error}") from error
+
+
+def _read(file: Path, keys: tuple[str, ...]) -> dict[str, Array]:
+    """Return those of the ``keys`` that the file has."""
+    if not file.is_file():
+        raise CandidError(f"There is no file '{file}': {HOW}.")
+    key = ""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as opened:
+            if not isinstance(opened, NpzFile):
+                raise ValueError("a single array")
+            if opened.zip is None or opened.zip.testzip() is not None:  # numpy may stop before a checksum
+                raise zipfile.BadZipFile
+            found = {}
+            for key in keys:
+                if key in opened:
+                    found[key] = opened[key]
+    except UNREADABLE as error:
+        if "allow_pickle" in str(error) and key:
+            raise CandidError(
+                f"'{key}' in '{file}' is pickled, which is never read: save numbers, or text as "
+                "np.array(names, dtype=str)."
+            ) from error
+        raise CandidError(f"'{file}' is no npz file that can be read: {HOW}.") from error
+    except zipfile.BadZipFile as error:
+        raise CandidError(f"'{file}' is cut or damaged: {HOW}.") from error
     return found
+
+
+def _texts(found: dict[str, Array], key: str) -> list[str] | None:
+    if key not in found:
+        return None
+    if found[key].ndim != 1:
+        raise CandidError(f"'{key}' must be a list of names, not an array of shape {found[key].shape}.")
+    return [str(each) for each in found[key].tolist()]

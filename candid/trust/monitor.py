@@ -1,29 +1,50 @@
-"""Verdicts with stated promises for any classifier, from its logits and, if there are any, its features."""
+"""Verdicts with stated promises for any classifier, from its logits and, if there are any, its features.
 
+A monitor on disk is a folder with ``monitor.json`` and the safetensors file that it names. ``monitor.json``
+is replaced last and atomically, and carries a digest of itself and of the other file. Loading reads numbers
+and text; it runs no code from the files.
+"""
+
+import json
 import logging
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.errors import CandidError, did_you_mean
-from candid.inference.metrics import log_odds
-from candid.models.flow.config import checked_names
-from candid.trust import monitor_file
+from candid._support import __version__
+from candid._support.errors import CandidError, CheckpointError
+from candid._support.files import SAVE_SECONDS, file_hash, locked, remove_unfinished, replacing, write_by_hash
+from candid._support.numbers import Array, digest, tensors_of
+from candid._support.old_formats import current_monitor
+from candid._support.options import checked_names, from_dict, to_dict, without_repeats
+from candid.models.checkpoint import loaded_again
 from candid.trust.arrays import Arrays, checked_groups, checked_labels
-from candid.trust.combined import parts_for
-from candid.trust.feature_scores import COLUMN_SCORES
-from candid.trust.options import MonitorOptions
-from candid.trust.promises import NoveltyPromise, Promises, Risk, no_promise, walk
-from candid.trust.ranking import ALL, LabelledImages, shuffled
-from candid.trust.rule import Fitted, Rule
-from candid.trust.verdict import Examination, ratios
-from candid.trust.watched import Standard
+from candid.trust.promises import Levels
+from candid.trust.ranking import ALL, Standard
+from candid.trust.rule import Rule
+from candid.trust.verdict import Examination, NoveltyPromise, Promises, Risk
 
 log = logging.getLogger("candid")
+RECORD, FORMAT, VERSION = "monitor.json", "candid-monitor", 1
+OURS = re.compile(r"monitor-[0-9a-f]{16}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a monitor has learned."""
+
+    rule: Rule
+    class_names: tuple[str, ...]
+    features: int | None
+    """The number of features of an image."""
+    by: Literal["class", "name"] | None
+    """Whether images are ranked in groups: by predicted class, or by a name that users give."""
+    group_names: tuple[str, ...]
 
 
 class Monitor:
@@ -40,7 +61,8 @@ class Monitor:
             the images fixes the rest of the rule and the other half tests the whole rule.
         delta: the probability that the promise of ``risk`` is wrong.
         score: what decides whether an image is novel: ``"combined"``, or a name in
-            :data:`~candid.trust.feature_scores.COLUMN_SCORES` such as ``"energy"`` or ``"mahalanobis"``.
+            :data:`~candid.trust.scores.SCORES` that logits and features suffice for, such as ``"energy"`` or
+            ``"mahalanobis"``.
         novelty_promise: ``"average"``: the rate of novelty holds on average over held-out sets;
             ``"confident"``: it holds with 95 % confidence for this monitor.
 
@@ -73,13 +95,13 @@ class Monitor:
         self.score, self.novelty_promise = score, novelty_promise
 
     def __repr__(self) -> str:
-        return f"Monitor({', '.join(f'{name}={value!r}' for name, value in vars(self.options).items())})"
+        names = ("novelty", "error", "risk", "delta", "score", "novelty_promise")
+        return f"Monitor({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
-    def options(self) -> MonitorOptions:
+    def levels(self) -> Levels:
         """The arguments of the constructor, checked."""
-        names = MonitorOptions.__dataclass_fields__
-        return MonitorOptions(**{name: getattr(self, name) for name in names})
+        return Levels(**{name: getattr(self, name) for name in Levels.__dataclass_fields__})
 
     def fit(
         self,
@@ -108,31 +130,17 @@ class Monitor:
         Raises:
             CandidError: if the arrays are wrong, or if the risk can't be promised.
         """
-        options = self.options
+        levels = self.levels
         arrays = Arrays.of(logits, features)
         names = checked_names(
             None if class_names is None else list(map(str, class_names)), arrays.logits.shape[1]
         )
         truth = checked_labels(labels, arrays, names)
-        parts = _parts(options.score, arrays)
         kind, group_names, groups = _groups(by, arrays, names)
-        order = shuffled(truth, groups, *arrays.columns.values())
-        arrays, truth, groups = arrays[order], truth[order], groups[order]
-        n = len(arrays) if options.risk is None else len(arrays) // 2
-        known = arrays[torch.arange(n)]
-        rankings = LabelledImages(known.columns, truth[:n], groups[:n]).rankings(
-            parts, options.novelty_promise
-        )
-        true_ratios = ratios(known.logits.softmax(1)).gather(1, truth[:n, None])[:, 0]
-        rule, least = Rule.of(rankings, true_ratios, groups[:n], options), None
-        if options.risk is not None:
-            risk = _tested(rule, arrays[torch.arange(n, len(arrays))], truth[n:], groups[n:], options)
-            least = risk.threshold
-            confidence = torch.tensor(least, dtype=torch.float64).sigmoid()
-            rule = rule.with_risk(replace(risk, threshold=float(confidence)))
+        rule = Rule.fit(arrays.columns, truth, groups, levels)
         width = None if arrays.features is None else arrays.features.shape[1]
-        self._fitted = Fitted(rule, names, parts, width, kind, group_names, least)
-        for sentence in self._warnings():
+        self._fitted = Fitted(rule, names, width, kind, group_names)
+        for sentence in (*self.promises.raised(), *rule.too_small(group_names)):
             log.warning(sentence)
         return self
 
@@ -147,40 +155,18 @@ class Monitor:
             by: the name of the group of each image, if the monitor was fitted with groups.
             paths: what the images are called; by default their numbers.
         """
-        fitted = self._needed
+        fitted = self.fitted
         arrays = Arrays.of(logits, features)
         _check_same(arrays, fitted)
         if paths is not None and len(paths) != len(arrays):
             raise CandidError(f"There are {len(paths)} paths and logits of {len(arrays)} images.")
+        names: Sequence[object] = range(len(arrays)) if paths is None else paths
         groups = _known_groups(by, arrays, fitted)
-        rule, posterior = fitted.rule, arrays.logits.softmax(1)
-        p = rule.p_values(arrays.columns, groups)
-        confident = None if fitted.log_odds is None else log_odds(arrays.logits) >= fitted.log_odds
-        ranked = posterior.sort(dim=1, descending=True, stable=True)
-        columns = zip(
-            range(len(arrays)) if paths is None else paths,
-            ranked.indices.tolist(),
-            ranked.values.tolist(),
-            p.tolist(),
-            rule.verdicts(posterior, p, groups, confident),
-            rule.ranked_in(groups).tolist(),
-            strict=True,
+        return fitted.rule.examine(
+            arrays.columns, names, fitted.class_names, groups, groups_are_classes=fitted.by == "class"
         )
-        names = fitted.class_names
-        return [
-            Examination(
-                str(path),
-                {names[y]: share for y, share in zip(order, shares, strict=True)},
-                p_value,
-                p_value if fitted.by == "class" and group != ALL else None,
-                verdict.kind,
-                tuple(names[y] for y in verdict.classes),
-                promises=rule.promises[group],
-            )
-            for path, order, shares, p_value, verdict, group in columns
-        ]
 
-    def scores(self, logits: Any, features: Any = None) -> Tensor:
+    def scores(self, logits: Any, features: Any = None) -> Array:
         """Return one score of each image for a :class:`candid.Watch`, (N,): it rises with outlyingness.
 
         It is the sum of the scores that decide what is novel, standardised by the images of :meth:`fit`. So
@@ -190,98 +176,103 @@ class Monitor:
             logits: (N, M).
             features: (N, F), if the monitor was fitted with features.
         """
-        fitted = self._needed
         arrays = Arrays.of(logits, features)
-        _check_same(arrays, fitted)
-        found = [
-            Standard.of(ranking.held_out).sum(ranking.values(arrays.columns))
-            for ranking in fitted.rule.rankings
+        _check_same(arrays, self.fitted)
+        standardised = [
+            Standard.of(_rising(ranking.values)).sum(_rising(ranking.statistic(arrays.columns)))
+            for ranking in self.fitted.rule.rankings
         ]
-        return torch.stack(found).mean(0)
+        return np.mean(standardised, axis=0)
 
     @property
-    def promises(self) -> Promises:
-        """What verdicts promise, over the images of all groups."""
-        return self._needed.rule.promises[ALL]
-
-    def sentences(self) -> list[str]:
-        """Return in words what verdicts promise, and which groups are too small for these levels."""
-        fitted = self._needed
-        return [*self.promises.sentences(), *fitted.rule.too_small(fitted.group_names, self.options)]
-
-    def _warnings(self) -> list[str]:
-        """Return the sentences about levels that differ from what was asked."""
-        fitted = self._needed
-        return [*self.promises.raised(), *fitted.rule.too_small(fitted.group_names, self.options)]
-
-    def false_alarms(self) -> dict[str, tuple[int, int]]:
-        """Return by true class how many held-out images would be called novel, and of how many."""
-        fitted = self._needed
-        return fitted.rule.false_alarms(fitted.class_names)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the monitor into the folder ``path``: numbers and text, whole or not at all."""
-        monitor_file.save(self.options, self._needed, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Monitor":
-        """Return the monitor that :meth:`save` wrote into the folder ``path``; this runs no code from it."""
-        options, fitted = monitor_file.load(path)
-        monitor = cls(**vars(options))
-        monitor._fitted = fitted
-        return monitor
-
-    @property
-    def _needed(self) -> Fitted:
+    def fitted(self) -> Fitted:
+        """What was learned; an error if there is nothing yet."""
         if self._fitted is None:
             raise CandidError("The monitor has seen no held-out images yet: call fit first.")
         return self._fitted
 
+    @property
+    def promises(self) -> Promises:
+        """What verdicts promise, over the images of all groups."""
+        return self.fitted.rule.promises[ALL]
 
-def _parts(score: str, arrays: Arrays) -> tuple[str, ...]:
-    """Return the names of the scores that ``score`` consists of."""
-    if score == "combined":
-        return parts_for(arrays.columns)
-    known = [name for name, kind in COLUMN_SCORES.items() if set(kind.columns) <= arrays.columns.keys()]
-    if score in COLUMN_SCORES and score not in known:
-        raise CandidError(
-            f"The score '{score}' needs features: give them to fit and examine, or choose one of "
-            f"combined, {', '.join(known)}."
-        )
-    if score not in known:
-        raise CandidError(f"There is no score '{score}': {did_you_mean(score, ['combined', *known])}")
-    return (score,)
+    def sentences(self) -> list[str]:
+        """Return in words what verdicts promise, and which groups are too small for these levels."""
+        return [*self.promises.sentences(), *self.fitted.rule.too_small(self.fitted.group_names)]
+
+    def false_alarms(self) -> dict[str, tuple[int, int]]:
+        """Return by true class how many held-out images would be called novel, and of how many."""
+        return self.fitted.rule.false_alarms(self.fitted.class_names)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the monitor into the folder ``path``: numbers and text, whole or not at all."""
+        from safetensors import SafetensorError
+
+        folder, fitted, risk = Path(path), self.fitted, self.promises.risk
+        if folder.is_file():
+            raise CheckpointError(f"'{folder}' is a file: name a folder to save the monitor in.")
+        record = {
+            "format": FORMAT,
+            "format_version": VERSION,
+            "library_version": __version__,
+            "options": to_dict(self.levels),
+            "class_names": list(fitted.class_names),
+            "features": fitted.features,
+            "by": fitted.by,
+            "group_names": list(fitted.group_names),
+            "risk": None if risk is None else to_dict(risk),
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder, "saves a monitor in", SAVE_SECONDS):
+                _write(folder, record, fitted.rule.state())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"Can't save the monitor in '{folder}': {error}; free some space, or choose another folder."
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Monitor":
+        """Return the monitor that :meth:`save` wrote into the folder ``path``; this runs no code from it."""
+        folder = Path(path)
+        levels, fitted = loaded_again(folder / RECORD, lambda: _load(folder))
+        monitor = cls(**{name: getattr(levels, name) for name in Levels.__dataclass_fields__})
+        monitor._fitted = fitted
+        return monitor
+
+
+def _rising(statistic: Array) -> Array:
+    """Return a statistic, (N,) low for outliers or (N, J) high for them, as (N, J) high for outliers."""
+    return statistic if statistic.ndim == 2 else -statistic[:, None]
 
 
 def _groups(
     by: Any, arrays: Arrays, class_names: tuple[str, ...]
-) -> tuple[Literal["class", "name"] | None, tuple[str, ...], Tensor]:
+) -> tuple[Literal["class", "name"] | None, tuple[str, ...], Array]:
     """Return the kind of groups, their names, and the number of the group of each image."""
     if by is None:
-        return None, (), torch.full((len(arrays),), ALL)
+        return None, (), np.full(len(arrays), ALL)
     if isinstance(by, str):
         if by != "class":
             raise CandidError(f"'by' is \"class\" or names the group of each image, not '{by}'.")
         return "class", class_names, arrays.logits.argmax(1)
     named = checked_groups(by, len(arrays))
     numbers = {name: number for number, name in enumerate(sorted(set(named)))}
-    return "name", tuple(numbers), torch.tensor([numbers[name] for name in named])
+    return "name", tuple(numbers), np.array([numbers[name] for name in named], np.int64)
 
 
-def _known_groups(by: Any, arrays: Arrays, fitted: Fitted) -> Tensor:
+def _known_groups(by: Any, arrays: Arrays, fitted: Fitted) -> Array:
     """Return the number of the group of each new image; ``ALL`` for groups that were not seen before."""
     if fitted.by == "class":
         return arrays.logits.argmax(1)
     if fitted.by is None:
         if by is not None:
             raise CandidError("The monitor was fitted without groups: leave 'by' out, or fit it with 'by'.")
-        return torch.full((len(arrays),), ALL)
+        return np.full(len(arrays), ALL)
     if by is None:
         raise CandidError("The monitor was fitted with groups: name the group of each image with 'by'.")
     numbers = {name: number for number, name in enumerate(fitted.group_names)}
-    return torch.tensor(
-        [numbers.get(name, ALL) for name in checked_groups(by, len(arrays))], dtype=torch.int64
-    )
+    return np.array([numbers.get(name, ALL) for name in checked_groups(by, len(arrays))], np.int64)
 
 
 def _check_same(arrays: Arrays, fitted: Fitted) -> None:
@@ -293,21 +284,77 @@ def _check_same(arrays: Arrays, fitted: Fitted) -> None:
             "columns: give those of the same classifier."
         )
     if width != fitted.features:
-        known, given = (
-            "no features" if each is None else f"{each} features an image"
-            for each in (fitted.features, width)
+        expected, given = (
+            "no features" if count is None else f"{count} features per image"
+            for count in (fitted.features, width)
         )
-        raise CandidError(f"The monitor was fitted to {known}, but given are {given}: give the same columns.")
+        raise CandidError(
+            f"The monitor was fitted to {expected}, but given are {given}: give the same columns."
+        )
 
 
-def _tested(rule: Rule, arrays: Arrays, labels: Tensor, groups: Tensor, options: MonitorOptions) -> Risk:
-    """Return the promise of the risk, with log odds as its threshold, from images that the rule never saw."""
-    assert options.risk is not None
-    p, posterior = rule.p_values(arrays.columns, groups), arrays.logits.softmax(1)
-    passed = torch.tensor([each.kind == "accept" for each in rule.verdicts(posterior, p, groups)])
-    confidence, wrong = log_odds(arrays.logits)[passed], (arrays.logits.argmax(1) != labels)[passed]
-    sample = confidence.numpy(), wrong.numpy(), options.risk, options.delta, len(arrays)
-    found = walk(*sample)
-    if found is None:
-        raise CandidError(no_promise(*sample, len(arrays) + len(rule.groups)))
-    return found
+def _write(folder: Path, record: dict[str, Any], arrays: dict[str, Array]) -> None:
+    file = write_by_hash(folder, "monitor", arrays)
+    record["numbers"] = {"file": file.name, "sha256": file_hash(file)}
+    with replacing(folder / RECORD) as temporary:
+        sealed = record | {"digest": digest(record).hexdigest()}
+        temporary.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
+    for old in folder.glob("monitor-*.safetensors"):
+        if OURS.fullmatch(old.name) and old != file:
+            old.unlink(missing_ok=True)
+    remove_unfinished(folder)
+
+
+def _load(folder: Path) -> tuple[Levels, Fitted]:
+    record = _read_record(folder)
+    arrays = _read_numbers(folder, record["numbers"])
+    try:
+        arrays = current_monitor(arrays)
+        levels = from_dict(Levels, record["options"])
+        risk = None if record["risk"] is None else from_dict(Risk, record["risk"])
+        rule = Rule.restored(levels.score or "combined", arrays, levels, risk)
+        names, groups = tuple(record["class_names"]), tuple(record["group_names"])
+        return levels, Fitted(rule, names, record["features"], record["by"], groups)
+    except (CandidError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"'{folder}' holds a monitor that this candid {__version__} can't read ({error}): fit it again."
+        ) from error
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    path = folder / RECORD
+    if not path.is_file():
+        raise CheckpointError(f"There is no {RECORD} in '{folder}': name the folder of a saved monitor.")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' can't be read as JSON (cut or overwritten?): {error}.") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise CheckpointError(f"'{path}' was not written by candid: save a monitor with Monitor.save first.")
+    if record.get("format_version") != VERSION:
+        raise CheckpointError(
+            f"'{path}' has format version {str(record.get('format_version'))[:20]}, but this candid reads "
+            f"{VERSION}: use the candid that wrote it ({str(record.get('library_version'))[:20]})."
+        )
+    if record.pop("digest", None) != digest(record).hexdigest():
+        raise CheckpointError(
+            f"'{path}' was edited since candid wrote it: restore it, or fit the monitor again."
+        )
+    return record
+
+
+def _read_numbers(folder: Path, entry: dict[str, Any]) -> dict[str, Array]:
+    from safetensors import SafetensorError
+
+    path = folder / str(entry.get("file"))
+    if not OURS.fullmatch(path.name) or not path.is_file():
+        raise CheckpointError(
+            f"The file '{path.name[:60]}' is missing from '{folder}': copy the whole folder."
+        )
+    try:
+        content = path.read_bytes()
+        if digest(content).hexdigest() != entry.get("sha256"):
+            raise CheckpointError(f"'{path}' was cut or changed since it was saved: copy it again.")
+        return tensors_of(content)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error

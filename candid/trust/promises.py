@@ -1,230 +1,139 @@
-"""Promises: what verdicts guarantee about images of the same kind as the held-out ones.
+"""What verdicts are asked to promise: levels, as options of commands and calls, and the test of a risk.
 
-Pure functions of numbers and arrays; docs/theory.md, section 16, has the proofs. scipy is imported only where
-it is needed: plain verdicts start faster without it.
+numpy and scipy are imported only where they compute, so that help texts need neither.
 """
 
 import math
 from bisect import bisect_left
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import ArrayLike
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid._support.options import Option, check_fields
 from candid._support.text import percent
+from candid.trust.scores import SCORES
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from candid.trust.verdict import Risk
 
 PHI = 0.25
 """The walk starts among this share of the most confident images: fixed before any label is seen."""
 LISTED = (0.01, 0.02, 0.05, 0.1)
 """The risks that are tried if the one that was asked for can't be promised."""
-CONFIDENCE = 0.95
-"""Of the promise "with 95 % confidence for this model"."""
 MOST_ERRORS = 2**14
 """An estimate of the number of images that needs more errors than this is not given."""
-NOVELTY, ERROR = 0.01, 0.05
-"""Default levels of the verdict."""
-NoveltyPromise = Literal["average", "confident"]
-UNPROVEN = "no bound is proven, since the model has learned from held-out images, each left out in turn"
-
-
-class Level(NamedTuple):
-    """One promise of a verdict about a rate: false alarms, or class sets that miss the true class."""
-
-    asked: float | None
-    """What the user asked for; None for the default."""
-    in_force: float
-    smallest: float
-    """The smallest level that this number of held-out images allows."""
-    promise: NoveltyPromise
-    """Whether the rate holds on average over held-out sets, or with 95 % confidence for this model."""
-    proven: float
-    """What is proven for the average: the level in force, more with cross-conformal scores, and 1 (nothing)
-    if the model has learned from its held-out images."""
-    upper: float
-    """The 95 % upper end of the rate for this model, since its held-out images are one draw."""
-    cut: float
-    """Images with a p-value of at most this are rejected."""
-
-
-NOTHING = Level(None, 1.0, 1.0, "average", 1.0, 1.0, 1.0)
-"""The level of ``error`` if the held-out images have no labels: nothing is promised."""
+ScoreName = Annotated[
+    str | None,
+    Option(
+        f"The score that p-values are computed from: {', '.join(SCORES)}.",
+        metavar="SCORE",
+        default="joint for a pixel model, else combined",
+    ),
+]
+Novelty = Annotated[
+    float | None,
+    Option(
+        "False-alarm rate: at most this share of ordinary images is flagged as novel.",
+        above=0,
+        below=1,
+        default="0.01",
+    ),
+]
+ErrorLevel = Annotated[
+    float | None,
+    Option(
+        "Error level of class sets: at most this share of ordinary images has a true class outside its set.",
+        above=0,
+        below=1,
+        default="0.05",
+    ),
+]
+RiskLevel = Annotated[
+    float | None,
+    Option(
+        "Error rate of accepted images: at most this share of them is wrong, with confidence 1 - delta. Half "
+        "of the held-out images then test the rule instead of shaping it.",
+        above=0,
+        below=1,
+        default="no promise",
+    ),
+]
+Delta = Annotated[
+    float,
+    Option(
+        "Probability that the promise of --risk is wrong, over the draw of the held-out images.",
+        above=0,
+        below=1,
+    ),
+]
+Promise = Annotated[
+    Literal["average", "confident"],
+    Option(
+        "What --novelty promises: the rate on average over held-out sets, or a rate that holds with 95 % "
+        "confidence for this model."
+    ),
+]
 
 
 @dataclass(frozen=True)
-class Risk:
-    """The promise that at most a share ``asked`` of the accepted images is wrong."""
+class Levels:
+    """The score that decides what is novel, and what verdicts promise."""
 
-    asked: float
-    delta: float
-    """The probability, over the draw of the held-out images, that the promise is wrong."""
-    threshold: float
-    """Images of at least this confidence are accepted."""
-    coverage: float
-    """The share of the tested held-out images that is accepted."""
-    images: int
-    """The number of held-out images that the rule was tested on: no others shaped it."""
-    accepted: int
-    """The number of them that the rule accepts."""
-    errors: int
-    """The number of wrong ones among these."""
+    score: ScoreName = None
+    novelty: Novelty = None
+    error: ErrorLevel = None
+    risk: RiskLevel = None
+    delta: Delta = 0.05
+    novelty_promise: Promise = "average"
+    __post_init__ = check_fields  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Promises:
-    """What verdicts promise."""
+class ExamineOptions(Levels):
+    """How images are judged."""
 
-    score: str
-    """The score that decides what is novel."""
-    n_reference: int
-    """The number of held-out images that an image is ranked among."""
-    novelty: Level
-    """The share of ordinary images that is called novel."""
-    error: Level
-    """The share of ordinary images whose class set misses the true class."""
-    risk: Risk | None = None
-    """The share of accepted images that is wrong; None if it was not asked for."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the promises as JSON."""
-        return asdict(self) | {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
-
-    def raised(self) -> list[str]:
-        """Return a sentence for each level that had to be raised above what was asked."""
-        found = []
-        for name, level, default in (("novelty", self.novelty, NOVELTY), ("error", self.error, ERROR)):
-            asked = default if level.asked is None else level.asked
-            if asked < level.in_force < 1:
-                found.append(
-                    f"The level of {name} is {_percent(level.in_force)} instead of {_percent(asked)}: there "
-                    "are too few held-out images for a smaller one."
-                )
-        return found
-
-    def sentences(self) -> list[str]:
-        """Return the promises in words; first the levels that differ from what was asked, if any do."""
-        found = [
-            *self.raised(),
-            _rate("Novelty", self.novelty, "of ordinary images is called novel"),
-            _rate("Error", self.error, "of ordinary images has a class set without its true class"),
-        ]
-        if self.risk is not None:
-            how = f"with {_percent(1 - self.risk.delta)} confidence for this model"
-            if self.novelty.proven == 1:
-                how = f"as tested; {UNPROVEN}"
-            found.append(
-                f"Risk {_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
-                f"accepted are {percent(self.risk.coverage)} of {self.risk.images} held-out images."
-            )
-        return found
+    skip_bad: Annotated[
+        bool, Option("Leave out images that can't be used, instead of stopping at the first.", hidden=True)
+    ] = False
+    batch: Annotated[
+        int | None,
+        Option("Images that pass the network at a time.", least=1, hidden=True),
+    ] = None
 
 
-def _rate(name: str, level: Level, what: str) -> str:
-    if level.in_force == 1:
-        return f"{name}: nothing is promised about classes, since the held-out images have no labels."
-    shown = _percent(level.in_force)
-    upper = f"95 % upper end for this model: {_percent(level.upper)}."
-    if level.proven == 1:
-        return f"{name} about {shown}: this share {what}, as measured; {UNPROVEN}; {upper}"
-    if level.promise == "confident":
-        return f"{name} {shown}: at most this share {what}, with 95 % confidence for this model."
-    if level.proven > level.in_force:
-        return (
-            f"{name} about {shown}: this share {what}, on average over held-out sets as measured; proven is "
-            f"at most {_percent(level.proven)}; {upper}"
-        )
-    return f"{name} {shown}: at most this share {what}, on average over held-out sets; {upper}"
+@dataclass(frozen=True)
+class WatchOptions:
+    """When the alarm rings, and where the state of a watch is."""
 
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def rounded_up(share: float) -> float:
-    """Return the share with two digits, never less than it was: advice that names it can be followed.
-
-    >>> rounded_up(1 / 41), rounded_up(0.05)
-    (0.025, 0.05)
-    """
-    digits = 1 - math.floor(math.log10(share))
-    return round(math.ceil(share * 10**digits) / 10**digits, digits)
-
-
-def level(
-    asked: float | None,
-    default: float,
-    n: int,
-    promise: NoveltyPromise = "average",
-    folds: int = 1,
-    least_rank: int = 1,
-) -> Level:
-    """Return the level in force with ``n`` held-out images to rank among: what was asked, or the smallest.
-
-    An image is rejected if its p-value, (1 + number of held-out scores at least as extreme) / (n + 1), is at
-    most k / (n + 1). Given the held-out images, the share of ordinary images that this happens to has the
-    distribution Beta(k, n + 1 - k). On average k = floor(level (n + 1)); with 95 % confidence it is the
-    largest k whose 95 % quantile is at most the level.
-
-    Args:
-        asked: the level; None for the default.
-        default: the level if none was asked for.
-        n: the number of held-out images that p-values are ranks among.
-        promise: on average over held-out sets, or with 95 % confidence for this model.
-        folds: the number of folds of cross-conformal scores; 1 for scores of a fixed function.
-        least_rank: the smallest p-value is ``least_rank / (n + 1)``.
-
-    Example:
-        >>> level(None, 0.01, 20).in_force == 1 / 21
-        True
-        >>> level(0.01, 0.01, 1000, "confident").cut == 5 / 1001
-        True
-    """
-    confident = promise == "confident"
-    smallest = upper_end(least_rank, n) if confident else least_rank / (n + 1)
-    in_force = max(default if asked is None else asked, smallest)
-    if confident:
-        from scipy.special import bdtr
-
-        rank = max(least_rank, int(np.searchsorted(bdtr(np.arange(n), n, in_force), 1 - CONFIDENCE, "right")))
-        cut = rank / (n + 1)
-    else:
-        rank, cut = max(least_rank, math.floor(in_force * (n + 1) + 1e-9)), in_force
-    upper = in_force if confident else upper_end(rank, n)
-    proven = in_force if folds == 1 else cross_conformal_bound(in_force, n, folds)
-    return Level(asked, in_force, smallest, promise, proven, upper, cut)
-
-
-def upper_end(rank: int, n: int) -> float:
-    """Return the 95 % upper end of the rate at which p-values are at most ``rank / (n + 1)``.
-
-    The quantile of Beta(rank, n + 1 - rank): the share u with P(Bin(n, u) < rank) = 5 %.
-
-    >>> round(upper_end(10, 1000), 4)
-    0.0157
-    """
-    if rank > n:
-        return 1.0
-    below = np.arange(rank)
-    log_choices = np.append(0.0, np.log((n - below[:-1]) / (below[:-1] + 1)).cumsum())
-    low, high = rank / (n + 1), 1.0
-    for _ in range(60):  # bisections
-        u = (low + high) / 2
-        terms = np.exp(log_choices + below * math.log(u) + (n - below) * math.log1p(-u))
-        low, high = (u, high) if terms.sum() > 1 - CONFIDENCE else (low, u)
-    return low
-
-
-def cross_conformal_bound(level: float, n: int, folds: int) -> float:
-    """Return what is proven about P(p <= level) of a cross-conformal p-value from n images.
-
-    2 level + 2 (1 - level) (K - 1) / (n + K) with K folds; see docs/theory.md, section 16, and
-    Gasparin & Ramdas (2025), https://arxiv.org/abs/2503.01495
-
-    >>> round(cross_conformal_bound(0.05, 180, 5), 3)
-    0.141
-    """
-    return min(1.0, 2 * level + 2 * (1 - level) * (folds - 1) / (n + folds))
+    alarm: Annotated[
+        float,
+        Option(
+            "If the images do not change, the probability that the alarm ever rings is at most this.",
+            above=0,
+            below=1,
+        ),
+    ] = 0.01
+    among: Annotated[
+        Literal["held-out", "stream"],
+        Option(
+            "Rank each image among the held-out and all earlier ones, or among the earlier ones alone. The "
+            "level of 'stream' holds for every model, but it can't see a change before the first image."
+        ),
+    ] = "held-out"
+    once: Annotated[bool, Option("Watch the images that are there, and stop.")] = False
+    state: Annotated[
+        Path | None,
+        Option(
+            "The file with the state: it is read if it exists, and each image counts once.",
+            metavar="FILE",
+            default="'.candid-watch.sqlite' in the folder; none with --once",
+        ),
+    ] = None
+    __post_init__ = check_fields  # type: ignore[misc]
 
 
 def needed_images(risk: float, errors: int = 0, delta: float = 0.05) -> int:
@@ -252,6 +161,7 @@ def start(n: int, risk: float, delta: float = 0.05) -> int:
     >>> start(1000, 0.05), start(100, 0.05)
     (234, 59)
     """
+    import numpy as np
     from scipy.special import bdtr
 
     among = math.floor(PHI * n)
@@ -260,8 +170,8 @@ def start(n: int, risk: float, delta: float = 0.05) -> int:
 
 
 def walk(
-    confidence: ArrayLike, wrong: ArrayLike, risk: float, delta: float = 0.05, images: int | None = None
-) -> Risk | None:
+    confidence: "ArrayLike", wrong: "ArrayLike", risk: float, delta: float = 0.05, images: int | None = None
+) -> "Risk | None":
     """Return the confidence from which images can be accepted with at most a share ``risk`` of errors.
 
     With K_m errors among the m most confident images, every m from :func:`start` on passes while
@@ -284,12 +194,16 @@ def walk(
         The promise; None if this risk can't be promised.
 
     Example:
+        >>> import numpy as np
         >>> sure = np.linspace(0.5, 1, 1000)
         >>> found = walk(sure, sure < 0.7, risk=0.05)
         >>> found.accepted, found.errors, round(found.threshold, 2)
         (621, 21, 0.69)
     """
+    import numpy as np
     from scipy.special import bdtr
+
+    from candid.trust.verdict import Risk
 
     confidence, wrong = np.asarray(confidence, float), np.asarray(wrong, bool)
     if confidence.shape != wrong.shape or confidence.ndim != 1 or np.isnan(confidence).any():
@@ -315,7 +229,7 @@ def walk(
 
 
 def no_promise(
-    confidence: ArrayLike, wrong: ArrayLike, risk: float, delta: float, images: int, held_out: int
+    confidence: "ArrayLike", wrong: "ArrayLike", risk: float, delta: float, images: int, held_out: int
 ) -> str:
     """Return why a risk can't be promised, which can, and how many held-out images it would take.
 
@@ -326,11 +240,15 @@ def no_promise(
         confidence, wrong, risk, delta, images: as in :func:`walk`.
         held_out: the number of all held-out images, including those that fixed the other conditions.
     """
+    import numpy as np
+
+    from candid.trust.verdict import in_percent
+
     confidence, wrong = np.asarray(confidence, float), np.asarray(wrong, bool)
     m = min(len(wrong), max(start(len(wrong), risk, delta), 1))
     surest = np.argsort(-confidence, kind="stable")[:m]
     said = (
-        f"A risk of {_percent(risk)} can't be promised with {held_out} held-out images "
+        f"A risk of {in_percent(risk)} can't be promised with {held_out} held-out images "
         f"({int(wrong[surest].sum())} errors among the {m} most confident of the {images} that test it)"
     )
     each = delta / len(LISTED)
@@ -338,15 +256,15 @@ def no_promise(
         found = walk(confidence, wrong, tried, each, images) if tried > risk else None
         if found is not None:
             said += (
-                f"; {_percent(tried)} can, for about {percent(found.coverage)} of images, by risk {tried:g} "
-                f"and delta {each:g} (four risks were tried, each at a fourth of delta)"
+                f"; {in_percent(tried)} can, for about {percent(found.coverage)} of images, by risk "
+                f"{tried:g} and delta {each:g} (four risks were tried, each at a fourth of delta)"
             )
             break
     else:
         said += "; leave risk out for verdicts without this promise"
     scale = held_out / max(images, 1)
     least = math.ceil(scale * needed_images(risk, 0, delta))
-    said += f"; {_percent(risk)} takes at least {least:,} held-out images"
+    said += f"; {in_percent(risk)} takes at least {least:,} held-out images"
     about = _estimate(confidence, wrong, risk, delta)
     if about is not None:
         more = max(least, about * scale * images / max(len(wrong), 1))
@@ -354,10 +272,10 @@ def no_promise(
     return f"{said} and a model with fewer errors among its most confident answers."
 
 
-def _estimate(
-    confidence: "np.ndarray[Any, Any]", wrong: "np.ndarray[Any, Any]", risk: float, delta: float
-) -> float | None:
+def _estimate(confidence: Array, wrong: Array, risk: float, delta: float) -> float | None:
     """Return the number of images to walk if errors stay as frequent; None if no number is enough."""
+    import numpy as np
+
     m = math.floor(PHI * len(wrong))
     seen = int(wrong[np.argsort(-confidence, kind="stable")[:m]].sum())
     rate = (seen + 0.5) / (m + 1)

@@ -1,191 +1,391 @@
-"""Who fits the scores and who ranks them: p-values of images among held-out images, from their columns.
+"""How scores are ranked among held-out images: combined ranks, and who fits a score and who ranks it.
 
-No image does both. With many images one half fits and the other half ranks; with few, each fold is ranked by
-scores that the other folds fitted.
+Near unknowns show in the logits, far ones in the features. Each score alone is blind to some images; a sum of
+their p-values is not a p-value, since scores depend on each other. But its rank among held-out images is one.
+
+No image both fits a score and ranks it. Scores that learn are fitted to one half of the held-out images and
+ranked by the other half; with few images each fold is ranked by scores that the other folds fitted.
 """
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any, Self
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid.trust.combined import TOLERANCE, CombinedRanks, combination
-from candid.trust.detectors import p_values
-from candid.trust.feature_moments import Columns
-from candid.trust.feature_scores import COLUMN_SCORES, ColumnScore, LogitScore, fit_scores
-from candid.trust.promises import NoveltyPromise
+from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid.trust import conformal
+from candid.trust.conformal import Detector, OneTailed, checked, checked_held_out, fitted, p_values
+from candid.trust.gaussians import FitImages
+from candid.trust.learned import LearnedScore
+from candid.trust.scores import Columns, Score, learning_scores
 
 FEW = 400
 """With fewer images than this, scores that learn are cross-fitted."""
 FOLDS = 5
 ALL = -1
 """The group of images that are ranked among the images of all groups."""
+CLIP = 0.9
+"""p-values above this count as this: so a score that finds nothing unusual can't outvote the others."""
+TOLERANCE = 1e-9
+"""Sums that differ by less are equal, whatever the order in which they were added."""
+CHUNK = 2**20
+"""Numbers at a time: 8 MB."""
 
 
-def shuffled(*columns: Tensor) -> Tensor:
+def combination(p: Array) -> Array:
+    """Return the sum over J parts of tan(pi (1/2 - min(p, 0.9))), (..., J) to (...): high for outliers.
+
+    The Cauchy combination (Liu & Xie, 2020), with its terms bounded from below: each part can take away at
+    most 3.08.
+
+    >>> combination(np.array([[0.5, 0.5], [0.01, 1.0]])).round(4)
+    array([ 0.    , 28.7428])
+    """
+    return _terms(p).sum(-1)
+
+
+def _terms(p: Array) -> Array:
+    return np.tan(math.pi * (0.5 - np.minimum(p, CLIP)))
+
+
+class CombinedRanks:
+    """Combined p-values, from J scores of n held-out images that rise with outlyingness, (n, J).
+
+    With a new image there are n + 1 images. By each score, each of them has a p-value among all n + 1, and
+    these have a :func:`combination`. The p-value of the new image is the share of the n + 1 images whose
+    combination is at least as large. As all of them are treated alike, it is valid: if the new image is
+    exchangeable with the held-out ones, it is at most t with a probability of at most t, for every t, with
+    ties, and however the scores depend on each other. The scores must not be fitted to the held-out images.
+
+    Example:
+        >>> ranks = CombinedRanks(np.random.default_rng(0).normal(size=(99, 2)))
+        >>> ranks.p_values(np.array([[0.0, 0.0], [9.0, 9.0]])) <= 0.01
+        array([False,  True])
+    """
+
+    def __init__(self, held_out: Array) -> None:
+        self._held_out = checked_held_out(held_out, 2)
+        n, columns = len(self._held_out), self._held_out.T
+        self._ordered = np.sort(columns, axis=1)  # (J, n)
+        # among the held-out images, itself included
+        rank = np.stack([n - np.searchsorted(a, v) for a, v in zip(self._ordered, columns, strict=True)])
+        # if the new image has a lower score, and what is added if its score is at least as high
+        self._lower = _terms(rank / (n + 1))
+        self._added = _terms((rank + 1) / (n + 1)) - self._lower
+        self._base = self._lower.sum(0)
+
+    def __len__(self) -> int:
+        return len(self._held_out)
+
+    def p_values(self, scores: Array) -> Array:
+        """Return the p-values of N images from their scores (N, J), (N,): 1 / (n + 1), ..., 1.
+
+        It takes J n steps for each image, and a bounded memory.
+        """
+        rows = checked(scores, 2)
+        least = self.statistic(rows) - TOLERANCE
+        counts = np.empty(len(rows))
+        size = max(1, CHUNK // len(self))
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            sums = np.repeat(self._base[None], len(part), 0)
+            for column, held_out, added in zip(part.T, self._held_out.T, self._added, strict=True):
+                sums += (column[:, None] >= held_out) * added
+            counts[start : start + size] = (sums >= least[start : start + size, None]).sum(1)
+        return (1 + counts) / (len(self) + 1)
+
+    def statistic(self, scores: Array) -> Array:
+        """Return the :func:`combination` of the p-values that N images have by each score, (N,).
+
+        It is finer than the p-value, for curves; images beyond all held-out ones by every score are equal.
+        """
+        columns = checked(scores, 2).T
+        if len(columns) != len(self._ordered):
+            raise CandidError(
+                f"The ranks are of {len(self._ordered)} scores per image, not of {len(columns)}."
+            )
+        rank = [1 + len(self) - np.searchsorted(a, v) for a, v in zip(self._ordered, columns, strict=True)]
+        return combination(np.stack(rank, 1) / (len(self) + 1))
+
+    @property
+    def held_out(self) -> Array:
+        """The scores of the held-out images, (n, J)."""
+        return self._held_out
+
+
+class Combined(Detector):
+    """The detector of the combined score: :class:`CombinedRanks` of several scores per image, (N, J).
+
+    >>> rows = np.random.default_rng(0).normal(size=(199, 3))
+    >>> Combined().fit(rows).smallest_p_value
+    0.005
+    """
+
+    _ranks: CombinedRanks | None = None
+
+    def fit(self, held_out: Array) -> Self:
+        """Rank the held-out images."""
+        self._ranks = CombinedRanks(held_out)
+        return self
+
+    def score(self, statistic: Array) -> Array:
+        """Return the combination of p-values."""
+        return fitted(self._ranks).statistic(statistic)
+
+    def p_value(self, statistic: Array) -> Array:
+        """Return the share of images, itself included, with a combination that is at least as large."""
+        return fitted(self._ranks).p_values(statistic)
+
+    @property
+    def smallest_p_value(self) -> float:
+        """The p-value of an image whose combination is the largest."""
+        return 1 / (self.n_reference + 1)
+
+    @property
+    def n_reference(self) -> int:
+        """All held-out images."""
+        return len(fitted(self._ranks))
+
+    def among_others(self, held_out: Array) -> Array:
+        """Return the p-value that each of the held-out images has among the others, (n,).
+
+        >>> Combined().among_others(np.array([[1.0], [3.0], [2.0], [0.0]]))
+        array([0.75, 0.25, 0.5 , 1.  ])
+        """
+        n, columns = len(held_out), held_out.T
+        ranks = [n - np.searchsorted(np.sort(column), column) for column in columns]
+        combined = combination(np.stack(ranks, 1) / n)
+        return (p_values(combined - TOLERANCE, combined) * (n + 1) - 1) / n
+
+    def state(self) -> dict[str, Array]:
+        """Return the held-out scores."""
+        return {"held_out": fitted(self._ranks).held_out}
+
+    def restored(self, state: Mapping[str, Array]) -> Self:
+        """Rank the held-out images again, which is fast."""
+        return self.fit(state["held_out"])
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Centres and scales of J scores, from images that will not be ranked."""
+
+    centre: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, values: Array) -> "Standard":
+        """Return the medians and the interquartile ranges of scores (n, J)."""
+        low, centre, high = np.quantile(np.asarray(values, np.float64), [0.25, 0.5, 0.75], axis=0)
+        return cls(centre, np.where(high > low, (high - low) / 1.349, 1.0))
+
+    def sum(self, values: Array) -> Array:
+        """Return the sum of the standardised scores of N images, (N, J) to (N,).
+
+        >>> Standard(np.zeros(2), np.ones(2)).sum(np.array([[1.0, 2.0]]))
+        array([3.])
+        """
+        return ((values - self.centre) / self.scale).sum(1)
+
+
+def new_detector(score: Score) -> Detector:
+    """Return the detector of a score, which has still to be fitted."""
+    if not isinstance(score.detector, str):
+        return score.detector()
+    return Combined() if score.detector == "Combined" else getattr(conformal, score.detector)()
+
+
+def shuffled(*columns: Array) -> Array:
     """Return an order of images that looks random, and is the same however the images were sorted.
 
     It is made from digests of their rows, (N,) or (N, d) of each column. Images whose rows are equal differ
     by their number, so that copies go to both halves.
 
-    >>> x = torch.arange(4.0)
-    >>> torch.equal(x[shuffled(x)], x.flip(0)[shuffled(x.flip(0))])
+    >>> x = np.arange(4.0)
+    >>> bool((x[shuffled(x)] == x[::-1][shuffled(x[::-1])]).all())
     True
     """
-    seen: Counter[bytes] = Counter()
+    copies: Counter[bytes] = Counter()
     keys = []
-    for rows in zip(*(column.contiguous().numpy() for column in columns), strict=True):
+    for rows in zip(*(np.ascontiguousarray(column) for column in columns), strict=True):
         row = hashlib.blake2b(b"".join(part.tobytes() for part in rows), digest_size=16).digest()
-        keys.append(hashlib.blake2b(row + seen[row].to_bytes(8)).digest())
-        seen[row] += 1
-    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), dtype=torch.int64)
+        keys.append(hashlib.blake2b(row + copies[row].to_bytes(8)).digest())
+        copies[row] += 1
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+
+
+def shuffled_rows(columns: Columns, groups: Array) -> Array:
+    """Return the images in the order of :func:`shuffled`, by their labels, groups, logits and features."""
+    labels = () if columns.labels is None else (columns.labels,)
+    return shuffled(*labels, groups, *(columns[name] for name in ("logits", "features") if name in columns))
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Fitted scores, and the held-out images that they rank: these had no part in the fit."""
+    """A score, what it has learned, and the held-out images that rank it: these had no part in the fit."""
 
-    scores: Sequence[ColumnScore]
-    held_out: Tensor
-    """The values of the held-out images, (n, J)."""
-    groups: Tensor
+    score: Score
+    learned: Mapping[str, LearnedScore]
+    """The parts of the score that learned from other images, by name."""
+    values: Array
+    """The statistic of the held-out images, (n,) or (n, d): see :meth:`Score.of`."""
+    groups: Array
     """Their groups, (n,)."""
-    labels: Tensor
-    """Their true classes, (n,)."""
+    classes: Array
+    """Their true classes, or the predicted ones if the true ones are unknown, (n,)."""
     fixed: CombinedRanks | None = None
     """Ranks among further images, which make one fixed score of several; None if there is one score, or if
     the ranks of several are combined exactly."""
-    _ranks: dict[int, CombinedRanks] = field(default_factory=dict, repr=False, compare=False)
+    detectors: dict[int, Detector] = field(default_factory=dict, repr=False, compare=False)
+    """By group; those that are not there yet are fitted when they are first needed."""
 
-    def values(self, columns: Columns) -> Tensor:
-        """Return the scores of N images, (N, J)."""
-        found = values_of(self.scores, columns)
-        return found if self.fixed is None else self.fixed.statistic(found)[:, None]
+    def statistic(self, columns: Columns) -> Array:
+        """Return the statistic of N images, (N,) or (N, d)."""
+        missing = {name: part for name, part in self.learned.items() if name not in columns}
+        values = self.score.of(columns.with_columns({n: part.score(columns) for n, part in missing.items()}))
+        return values if self.fixed is None else -self.fixed.statistic(values)
 
-    def of_group(self, group: int) -> Tensor:
-        """Return the values of the held-out images of a group, or of all."""
-        return self.held_out if group == ALL else self.held_out[self.groups == group]
+    def new_detector(self) -> Detector:
+        """Return a detector that has still to be fitted."""
+        return new_detector(self.score) if self.fixed is None else OneTailed()
 
-    def as_extreme(self, values: Tensor, group: int) -> Tensor:
-        """Return how many held-out images of a group are at least as extreme as each of N images, (N,)."""
-        known = self.of_group(group)
-        if len(known) == 0:
-            return torch.zeros(len(values), dtype=torch.int64)
-        if known.shape[1] == 1:
-            p = p_values(values[:, 0], known[:, 0])
-        else:
-            if group not in self._ranks:
-                self._ranks[group] = CombinedRanks.fit(known)
-            p = self._ranks[group].p_values(values)
-        return (p * (len(known) + 1)).round().long() - 1
+    def count(self, group: int = ALL) -> int:
+        """Return how many held-out images an image of a group is ranked among."""
+        n = len(self.groups) if group == ALL else int((self.groups == group).sum())
+        return self.new_detector().ranking_count(n)
 
+    def detector(self, group: int) -> Detector:
+        """Return the detector of a group, or of all images."""
+        if group not in self.detectors:
+            rows = slice(None) if group == ALL else self.groups == group
+            self.detectors[group] = self.new_detector().fit(self.values[rows])
+        return self.detectors[group]
 
-def values_of(scores: Sequence[ColumnScore], columns: Columns) -> Tensor:
-    """Return the values of J scores of N images, (N, J)."""
-    return torch.stack([score.score(columns) for score in scores], dim=1)
+    def p_values(self, values: Array, groups: Array) -> Array:
+        """Return the p-values of N images with these statistics among held-out images of their groups."""
+        p = np.empty(len(groups))
+        for group, rows in by_group(groups):
+            p[rows] = self.detector(group).p_value(values[rows])
+        return p
 
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """Shuffled images with labels that scores are fitted to and ranked among."""
-
-    columns: Columns
-    """Logits, and features if there are any, of n images in a random order."""
-    labels: Tensor
-    """(n,)."""
-    groups: Tensor
-    """The groups in which images are ranked, (n,)."""
-
-    def rankings(self, names: Sequence[str], promise: NoveltyPromise) -> list[Ranking]:
-        """Return fitted scores with the images that rank them; several scores are combined.
-
-        Args:
-            names: keys of :data:`~candid.trust.feature_scores.COLUMN_SCORES`.
-            promise: what the false-alarm rate has to hold for; "confident" needs a score that is fixed before
-                the images that rank it are seen.
-        """
-        everyone, half = torch.arange(len(self.labels)), len(self.labels) // 2
-        if all(issubclass(COLUMN_SCORES[name], LogitScore) for name in names):
-            scores, ranks = self._fit(names, everyone), everyone  # they learn nothing
-        elif len(everyone) < FEW and promise == "average":
-            return self._cross_fitted(names)
-        else:
-            scores, ranks = self._fit(names, everyone[:half]), everyone[half:]
-        if promise == "average" or len(names) == 1:
-            return [self._ranking(scores, ranks)]
-        first, second = ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]
-        return [self._ranking(scores, second, CombinedRanks.fit(self._values(scores, first)))]
-
-    def _cross_fitted(self, names: Sequence[str]) -> list[Ranking]:
-        """Return a ranking for each fold, made by the others.
-
-        Also the ranks that combine several scores come from the others: for fold k, an image of fold l is
-        scored by what the folds but k and l fitted.
-        """
-        fold = torch.arange(len(self.labels)) % FOLDS
-        folds = [(fold == k).nonzero()[:, 0] for k in range(FOLDS)]
-        known: dict[tuple[int, int], Tensor] = {}
-        for k, other in combinations(range(FOLDS), 2) if len(names) > 1 else ():
-            scores = self._fit(names, ((fold != k) & (fold != other)).nonzero()[:, 0])
-            known[k, other], known[other, k] = (self._values(scores, folds[i]) for i in (other, k))
-        found = []
-        for k in range(FOLDS):
-            values = [value for (own, _), value in known.items() if own == k]
-            fixed = CombinedRanks.fit(torch.cat(values)) if values else None
-            found.append(self._ranking(self._fit(names, (fold != k).nonzero()[:, 0]), folds[k], fixed))
-        return found
-
-    def _fit(self, names: Sequence[str], rows: Tensor) -> list[ColumnScore]:
-        return list(fit_scores(names, self._columns(rows), self.labels[rows]).values())
-
-    def _columns(self, rows: Tensor) -> Columns:
-        return {name: column[rows] for name, column in self.columns.items()}
-
-    def _values(self, scores: Sequence[ColumnScore], rows: Tensor) -> Tensor:
-        return values_of(scores, self._columns(rows))
-
-    def _ranking(
-        self, scores: Sequence[ColumnScore], rows: Tensor, fixed: CombinedRanks | None = None
-    ) -> Ranking:
-        values = self._values(scores, rows)
-        kept = values if fixed is None else fixed.statistic(values)[:, None]
-        return Ranking(scores, kept, self.groups[rows], self.labels[rows], fixed)
+    def as_extreme(self, values: Array, groups: Array) -> Array:
+        """Return how many held-out images of its group are at least as extreme as each of N images, (N,)."""
+        counts = np.zeros(len(groups))
+        for group, rows in by_group(groups):
+            if n := self.count(group):
+                counts[rows] = np.rint(self.detector(group).p_value(values[rows]) * (n + 1)) - 1
+        return counts
 
 
-def ranked_p_values(rankings: Sequence[Ranking], columns: Columns, groups: Tensor) -> Tensor:
-    """Return (1 + number of held-out images at least as extreme) / (n + 1) of N images, in their groups.
+def ranked_p_values(rankings: Sequence[Ranking], statistics: Sequence[Array], groups: Array) -> Array:
+    """Return the p-values of N images of these groups, (N,), from their statistics by each ranking.
 
-    Of several rankings the numbers and n are added up: the cross-conformal p-value.
+    They are (1 + number of held-out images at least as extreme) / (n + 1). Of several rankings the numbers
+    and n are added up: the cross-conformal p-value.
     """
-    values = [ranking.values(columns) for ranking in rankings]
-    found = torch.empty(len(groups), dtype=torch.float64)
-    for group in groups.unique().tolist():
-        own = groups == group
-        count = torch.ones(int(own.sum()), dtype=torch.float64)
-        for ranking, value in zip(rankings, values, strict=True):
-            count += ranking.as_extreme(value[own], group)
-        found[own] = count / (1 + ranked_images(rankings, group))
-    return found
+    if len(rankings) == 1:
+        return rankings[0].p_values(statistics[0], groups)
+    count, total = np.ones((2, len(groups)))
+    for ranking, values in zip(rankings, statistics, strict=True):
+        count += ranking.as_extreme(values, groups)
+        for group, rows in by_group(groups):
+            total[rows] += ranking.count(group)
+    return count / total
 
 
-def ranked_images(rankings: Sequence[Ranking], group: int = ALL) -> int:
-    """Return how many held-out images an image of a group is ranked among."""
-    return sum(len(ranking.of_group(group)) for ranking in rankings)
+def by_group(groups: Array) -> Iterator[tuple[int, Any]]:
+    """Yield each group, and the rows of its images."""
+    if len(groups) and (groups == groups[0]).all():
+        yield int(groups[0]), slice(None)
+        return
+    for group in np.unique(groups).tolist():
+        yield group, groups == group
 
 
-def among_others(values: Tensor) -> Tensor:
-    """Return the p-value that each of n held-out images has among the others, from J scores (n, J), (n,).
+def fit_rankings(
+    score: Score,
+    columns: Columns,
+    groups: Array,
+    order: Callable[[int], Array] | None = None,
+    promise: str = "average",
+) -> list[Ranking]:
+    """Return a score with the held-out images that rank it: several rankings if it is cross-fitted.
 
-    >>> among_others(torch.tensor([[1.0], [3.0], [2.0], [0.0]]))
-    tensor([0.7500, 0.2500, 0.5000, 1.0000], dtype=torch.float64)
+    Args:
+        score: the score; what it has to learn is learned from images that don't rank it.
+        columns: the held-out images.
+        groups: the groups in which images are ranked, (n,).
+        order: gives a random order of n images; by default it is made from digests of their rows.
+        promise: what the false-alarm rate has to hold for; "confident" needs a score that is fixed before
+            the images that rank it are seen.
     """
-    n, combined = len(values), values[:, 0]
-    if values.shape[1] > 1:
-        columns = values.T.contiguous()
-        ranks = n - torch.searchsorted(columns.sort().values, columns)
-        combined = combination(ranks.T / n)
-    return (p_values(combined - TOLERANCE, combined) * (n + 1) - 1) / n
+    n, parts = columns.images, score.parts(columns)
+    learners = learning_scores(columns, parts)
+    several = isinstance(new_detector(score), Combined) and (len(parts) > 1 or score.of(columns).shape[1] > 1)
+    if not learners and (promise == "average" or not several):
+        return [_ranking(score, {}, columns, groups)]
+    rows = shuffled_rows(columns, groups) if order is None else order(n)
+    if learners and n < FEW and promise == "average":
+        return _cross_fitted(score, learners, columns, groups, rows)
+    learned: dict[str, LearnedScore] = {}
+    if learners:
+        learned = _learned(learners, columns.rows(rows[: n // 2]))
+        rows = rows[n // 2 :]
+    if promise == "average" or not several:
+        return [_ranking(score, learned, columns.rows(rows), groups[rows])]
+    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    fixed = CombinedRanks(_ranking(score, learned, columns.rows(first), groups[first]).values)
+    return [_ranking(score, learned, columns.rows(second), groups[second], fixed)]
+
+
+def _learned(learners: Sequence[Score], columns: Columns) -> dict[str, LearnedScore]:
+    """Return scores that have learned from the same images; their covariance is computed once."""
+    new = {score.name: score.new_learner() for score in learners}
+    needed = dict.fromkeys(name for learner in new.values() for name in learner.columns)
+    assert columns.labels is not None
+    images = FitImages.of(needed, columns, columns.labels)
+    return {name: learner.learn(images) for name, learner in new.items()}
+
+
+def _ranking(
+    score: Score,
+    learned: Mapping[str, LearnedScore],
+    columns: Columns,
+    groups: Array,
+    fixed: CombinedRanks | None = None,
+) -> Ranking:
+    classes = columns["predicted"] if columns.labels is None else columns.labels
+    ranking = Ranking(score, learned, np.empty(0), groups, classes, fixed)
+    return replace(ranking, values=ranking.statistic(columns), detectors={})
+
+
+def _cross_fitted(
+    score: Score, learners: Sequence[Score], columns: Columns, groups: Array, order: Array
+) -> list[Ranking]:
+    """Return a ranking for each fold, made by the others.
+
+    Also the ranks that combine several scores come from the others: for fold k, an image of fold l is scored
+    by what the folds but k and l fitted.
+    """
+    columns, groups = columns.rows(order), groups[order]
+    fold = np.arange(columns.images) % FOLDS
+    folds = [np.flatnonzero(fold == k) for k in range(FOLDS)]
+    scored: dict[tuple[int, int], Array] = {}
+    for k, other in combinations(range(FOLDS), 2) if isinstance(new_detector(score), Combined) else ():
+        learned = _learned(learners, columns.rows((fold != k) & (fold != other)))
+        for row, column in ((k, other), (other, k)):
+            rows = folds[column]
+            scored[row, column] = _ranking(score, learned, columns.rows(rows), groups[rows]).values
+    rankings = []
+    for k, rows in enumerate(folds):
+        values = [value for (row, _), value in scored.items() if row == k]
+        fixed = CombinedRanks(np.concatenate(values)) if values else None
+        learned = _learned(learners, columns.rows(fold != k))
+        rankings.append(_ranking(score, learned, columns.rows(rows), groups[rows], fixed))
+    return rankings

@@ -1,47 +1,149 @@
-"""Scores: how unlike the held-out images is an image? One entry in `SCORES` adds one for every command.
+"""Scores: how unlike the held-out images is an image? One entry in `SCORES` adds one everywhere.
 
-This module imports torch only where it computes, so that help texts can list the scores.
+This module imports numpy only where it computes, so that help texts can list the scores.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from candid._support.errors import CandidError, did_you_mean
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from candid._support.numbers import Array
+    from candid.trust.conformal import Detector
+    from candid.trust.learned import LearnedScore
 
-    from candid.inference.predictions import Measure, Predictions
-    from candid.models.protocol import Outputs
-    from candid.trust.detectors import Detector
-    from candid.trust.feature_scores import ColumnScore
-
-Statistics = Mapping[str, "Tensor"]
-"""Statistics of each image by name: all that scores, p-values and verdicts need, small enough to be saved."""
+OWN_PARTS = "novelty"
+"""The column of scores that a model has of its own, (N, J): see :class:`candid.models.protocol.Outputs`."""
+GEN_CLASSES, GEN_POWER = 100, 0.1
 
 
-def statistics_of(predictions: "Predictions") -> dict[str, "Tensor"]:
-    """Return the statistics of N images, each (N,) or (N, d), and everything that was measured of them."""
-    from candid.trust.feature_scores import generalised_entropy
+class Columns(Mapping[str, "Array"]):
+    """What is known of N images, (N,) or (N, d) by name; what follows from logits is computed when needed.
 
-    logits = predictions.logits.double()
-    found = {
-        "predicted": logits.argmax(1),
-        "max_posterior": predictions.posterior.amax(1),
-        "log_evidence": logits.logsumexp(1),
-        "max_logit": logits.amax(1),
-        "generalised_entropy": generalised_entropy(predictions.posterior),
-        **predictions.columns,
-    }
-    if logits.shape[1] > 1:
-        found["second_posterior"] = predictions.posterior.topk(2).values[:, 1]
-    if (predictions.labels >= 0).all():
-        found["true_posterior"] = predictions.posterior.gather(1, predictions.labels[:, None])[:, 0]
-    if predictions.log_density is not None:
-        found["log_density"] = predictions.log_density
-    return found
+    Args:
+        values: the columns that are given: ``logits``, ``features``, ``log_density_terms``, ...
+        labels: the true classes of the images, (N,), if they are known.
+
+    Example:
+        >>> import numpy as np
+        >>> columns = Columns({"logits": np.log([[0.1, 0.9]])}, labels=np.array([0]))
+        >>> columns["predicted"], columns["true_posterior"]
+        (array([1]), array([0.1]))
+    """
+
+    def __init__(self, values: "Mapping[str, Array]", labels: "Array | None" = None) -> None:
+        self._values, self._labels = dict(values), labels
+        derived: dict[str, Callable[[Columns], Array]] = {}
+        if "logits" in values:
+            derived = dict(_FROM_LOGITS)
+            if values["logits"].shape[1] < 2:
+                del derived["second_posterior"]
+            if labels is not None:
+                derived["true_posterior"] = _true_posterior
+        if "log_density_terms" in values:
+            derived["log_density"] = lambda columns: columns["log_density_terms"].sum(1)
+        self._derived = {name: make for name, make in derived.items() if name not in values}
+
+    def __getitem__(self, name: str) -> "Array":
+        if name not in self._values:
+            self._values[name] = self._derived[name](self)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values or name in self._derived
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._values, *self._derived)))
+
+    def __len__(self) -> int:
+        return len(self._values.keys() | self._derived.keys())
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        return len(next(iter(self._values.values())))
+
+    @property
+    def labels(self) -> "Array | None":
+        """The true classes, (N,); None if they are not known."""
+        return self._labels
+
+    def rows(self, rows: Any) -> "Columns":
+        """Return the columns of some of the images."""
+        values = {name: column[rows] for name, column in self._values.items()}
+        return Columns(values, None if self._labels is None else self._labels[rows])
+
+    def with_columns(self, columns: "Mapping[str, Array]") -> "Columns":
+        """Return these columns and some more."""
+        return Columns({**self._values, **columns}, self._labels) if columns else self
+
+    def statistics(self) -> "dict[str, Array]":
+        """Return what p-values and verdicts need, small enough to be saved: no logits and no features."""
+        return {name: self[name] for name in self if name not in ("logits", "posterior", "features")}
+
+
+def _posterior(columns: Columns) -> "Array":
+    import numpy as np
+
+    from candid._support.numbers import softmax
+
+    return softmax(columns["logits"].astype(np.float64, copy=False))
+
+
+def _log_evidence(columns: Columns) -> "Array":
+    import numpy as np
+
+    from candid._support.numbers import logsumexp
+
+    return logsumexp(columns["logits"].astype(np.float64, copy=False))
+
+
+def _max_logit(columns: Columns) -> "Array":
+    return columns["logits"].astype(float, copy=False).max(1)
+
+
+def _second_posterior(columns: Columns) -> "Array":
+    import numpy as np
+
+    return np.partition(columns["posterior"], -2, axis=1)[:, -2]
+
+
+def _true_posterior(columns: Columns) -> "Array":
+    import numpy as np
+
+    assert columns.labels is not None
+    return np.take_along_axis(columns["posterior"], columns.labels[:, None], 1)[:, 0]
+
+
+def generalised_entropy(posterior: "Array") -> "Array":
+    """Return the sum of (p (1 - p))^0.1 over the 100 most probable classes of posteriors (N, M), (N,).
+
+    Liu et al. (2023), https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_CVPR_2023_paper.html
+
+    >>> import numpy as np
+    >>> generalised_entropy(np.array([[0.5, 0.5]])).round(4)
+    array([1.7411])
+    """
+    import numpy as np
+
+    likely = min(GEN_CLASSES, posterior.shape[1])
+    top = -np.sort(np.partition(-posterior, likely - 1, axis=1)[:, :likely], axis=1)
+    return ((top * (1 - top)) ** GEN_POWER).sum(1)
+
+
+_FROM_LOGITS: "dict[str, Callable[[Columns], Array]]" = {
+    "posterior": _posterior,
+    "predicted": lambda columns: columns["logits"].argmax(1),
+    "max_posterior": lambda columns: columns["posterior"].max(1),
+    "log_evidence": _log_evidence,
+    "max_logit": _max_logit,
+    "generalised_entropy": lambda columns: generalised_entropy(columns["posterior"]),
+    "second_posterior": _second_posterior,
+}
+"""Columns that follow from logits."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +153,14 @@ class Score:
     Args:
         name: what users call it: ``--score NAME``.
         family: "paper", "new", "classifier" (for any classifier) or "control" (needs no model).
-        columns: the statistics that it needs; see :func:`statistics_of`.
-        detector: makes a :class:`~candid.trust.detectors.Detector`, or the name of one in that module.
+        columns: the columns that it needs; see :class:`Columns`.
+        detector: makes a :class:`~candid.trust.conformal.Detector`, or the name of one there or in
+            :mod:`candid.trust.ranking`.
         statistic: turns the columns into (N,), low for outliers, or (N, d); by default the first column.
-        measures: how to measure columns that predictions don't have: by name a function of the 8-bit images
+        measures: how to measure columns that a pass doesn't have: by name a function of the 8-bit images
             (B, C, H, W) and the model's outputs, to (B,) or (B, d). Results are cached by this name.
-        instead: columns that serve as well.
+        learns: makes a :class:`~candid.trust.learned.LearnedScore` for a score that learns from ``columns``,
+            or the name of one in :data:`~candid.trust.learned.LEARNED`.
 
     Example:
         >>> Score("margin", "classifier", ("max_logit",), "OneTailed").name
@@ -66,223 +170,150 @@ class Score:
     name: str
     family: Literal["paper", "new", "classifier", "control"]
     columns: tuple[str, ...]
-    detector: "str | Callable[[], Detector]"
-    statistic: "Callable[[Statistics], Tensor] | None" = None
-    measures: "Mapping[str, Measure]" = field(default_factory=dict)
-    instead: tuple[str, ...] = ()
+    detector: "str | Callable[[], Detector]" = "OneTailed"
+    statistic: "Callable[[Columns], Array] | None" = None
+    measures: Mapping[str, Any] = field(default_factory=dict)
+    learns: "str | Callable[[], LearnedScore] | None" = None
 
-    def is_available(self, statistics: Statistics) -> bool:
-        """Return whether there are the columns that it needs."""
-        return any(
-            columns and all(column in statistics for column in columns)
-            for columns in (self.columns, self.instead)
-        )
+    def is_available(self, columns: "Mapping[str, Array]") -> bool:
+        """Return whether there are the columns that it needs, or its own values."""
+        needed = all(name in columns for name in self.columns)
+        return needed or (self.learns is not None and self.name in columns)
 
-    def of(self, statistics: Statistics) -> "Tensor":
-        """Return the statistic of each image, (N,) or (N, d)."""
-        return statistics[self.columns[0]] if self.statistic is None else self.statistic(statistics)
+    def parts(self, columns: "Mapping[str, object]") -> "tuple[str, ...]":
+        """Return the names of the scores that it consists of: itself, unless it is a combination."""
+        return (self.name,)
 
-    def new_detector(self) -> "Detector":
-        """Return a detector that has still to be fitted."""
-        from candid.trust import detectors
+    def of(self, columns: "Mapping[str, Array]") -> "Array":
+        """Return the statistic of each image, (N,) or (N, d), for the detector."""
+        if self.learns is not None:
+            return -columns[self.name]
+        known = columns if isinstance(columns, Columns) else Columns(columns)
+        return known[self.columns[0]] if self.statistic is None else self.statistic(known)
 
-        make = getattr(detectors, self.detector) if isinstance(self.detector, str) else self.detector
+    def new_learner(self) -> "LearnedScore":
+        """Return what learns this score, and has still to be fitted."""
+        from candid.trust.learned import LEARNED
+
+        assert self.learns is not None
+        make = LEARNED[self.learns] if isinstance(self.learns, str) else self.learns
         return make()
 
-    def fitted(self, held_out: Statistics) -> "Detector":
-        """Return the detector, fitted to held-out images."""
-        return self.new_detector().fit(self.of(held_out))
+
+COMBINED = {
+    ("features",): ("mahalanobis++", "energy", "pca-residual"),
+    ("mahalanobis++", "pca-residual"): ("mahalanobis++", "energy", "pca-residual"),
+    (): ("energy", "max-posterior"),
+}
+"""What is combined, by the columns that there are: near unknowns show in the logits, far ones in features."""
 
 
-def waic(log_densities: "Tensor") -> "Tensor":
+class CombinedScore(Score):
+    """The combination of several scores, or of the scores that a model has of its own."""
+
+    def is_available(self, columns: "Mapping[str, Array]") -> bool:
+        """Return whether there are scores of the model's own, logits, or stored scores of features."""
+        stored = all(name in columns for name in ("mahalanobis++", "log_evidence", "pca-residual"))
+        return OWN_PARTS in columns or "logits" in columns or stored
+
+    def parts(self, columns: "Mapping[str, object]") -> tuple[str, ...]:
+        """Return the names of the scores that are combined by default, for the ``columns`` that there are.
+
+        >>> SCORES["combined"].parts({"logits": None}), SCORES["combined"].parts({"features": None})
+        (('energy', 'max-posterior'), ('mahalanobis++', 'energy', 'pca-residual'))
+        """
+        if OWN_PARTS in columns:
+            return (OWN_PARTS,)
+        return next(names for needed, names in COMBINED.items() if all(name in columns for name in needed))
+
+    def of(self, columns: "Mapping[str, Array]") -> "Array":
+        """Return the scores of each image, which rise with outlyingness, (N, J)."""
+        import numpy as np
+
+        if OWN_PARTS in columns:
+            return columns[OWN_PARTS]
+        known = columns if isinstance(columns, Columns) else Columns(columns)
+        return np.stack([-SCORES[name].of(known) for name in self.parts(known)], 1)
+
+
+def waic(log_densities: "Array") -> "Array":
     """Return the Watanabe-Akaike criterion of an ensemble of models, for `OneTailed`: low is an outlier.
 
     Mean minus variance over the models of log p(x), (N, models) to (N,); the variance is the mean square
     distance from the mean (divided by the number of models, not by one less). An image to which a model
     gives an infinite log density gets -inf. Choi, Jang & Alemi (2018), https://arxiv.org/abs/1810.01392
 
-    >>> import torch
-    >>> waic(torch.tensor([[-4.0, -6.0], [-5.0, -5.0]]))
-    tensor([-6., -5.], dtype=torch.float64)
+    >>> import numpy as np
+    >>> waic(np.array([[-4.0, -6.0], [-5.0, -5.0]]))
+    array([-6., -5.])
     """
-    from candid.trust.detectors import checked
+    import numpy as np
+
+    from candid.trust.conformal import checked
 
     log_densities = checked(log_densities, 2)
     if log_densities.shape[1] < 2:
         raise CandidError(f"WAIC needs the log densities of at least 2 models, not {log_densities.shape[1]}.")
-    criterion = log_densities.mean(1) - log_densities.var(1, correction=0)
-    return criterion.masked_fill(log_densities.isinf().any(1), -math.inf)
+    finite = ~np.isinf(log_densities).any(1)
+    criterion = np.full(len(log_densities), -math.inf)
+    criterion[finite] = log_densities[finite].mean(1) - log_densities[finite].var(1)
+    return criterion
 
 
-def _beyond_compression(statistics: Statistics) -> "Tensor":
+def _beyond_compression(columns: Columns) -> "Array":
     """Return the nats that the model saves over a lossless code (Serrà et al., 2020)."""
-    return statistics["log_density"] + math.log(2) * statistics["complexity"][:, 0]
+    return columns["log_density"] + math.log(2) * columns["complexity"][:, 0]
 
 
-def _joint(statistics: Statistics) -> "Tensor":
-    import torch
+def _joint(columns: Columns) -> "Array":
+    import numpy as np
 
-    return torch.cat((statistics["log_density_terms"], statistics["complexity"]), 1)
-
-
-HEADER = 4
-"""Bits that name the code of a row: a Rice parameter of 0 to 6, no bits at all, or plain bytes."""
-SCALES = (1, 2, 4)
-SMALLEST_SIDE = 4
-"""Pixels: images are not shrunk further."""
+    return np.concatenate((columns["log_density_terms"], columns["complexity"]), 1)
 
 
-def code_lengths_by_scale(images: "Tensor", outputs: "Outputs | None" = None) -> "Tensor":
-    """Return :func:`code_lengths` of 8-bit images (B, C, H, W), and of them shrunk to 1/2 and 1/4, (B, S).
-
-    Where neighbours are averages of each other, as in blurred, enlarged or compressed images, the lengths do
-    not fall with the scale as they do elsewhere. Scales that leave less than four pixels a side are left out.
-
-    >>> import torch
-    >>> code_lengths_by_scale(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
-    torch.Size([2, 3])
-    """
-    import torch
-    import torch.nn.functional as F
-
-    smallest = min(images.shape[-2:])
-    scales = [scale for scale in SCALES if scale == 1 or smallest // scale >= SMALLEST_SIDE]
-    shrunk = (F.avg_pool2d(images.float(), scale).round().to(torch.uint8) for scale in scales[1:])
-    return torch.stack([code_lengths(each) for each in (images, *shrunk)], dim=1)
+def _learned(name: str, *columns: str) -> Score:
+    return Score(name, "classifier", columns or ("features",), learns=name)
 
 
-def code_lengths(images: "Tensor") -> "Tensor":
-    """Return the bits of each 8-bit image (B, C, H, W) in a simple lossless code, (B,) in float64.
-
-    Colours are coded as differences from green; a pixel as its difference, modulo 256, from what its
-    left, upper and upper left neighbours predict (the median predictor of JPEG-LS); each row of a channel
-    in the Rice code that suits it best. It is computed here rather than by an image library, so that a
-    length stays the same on every machine: p-values compare it with lengths that a model carries.
-
-    >>> import torch
-    >>> grey = torch.full((1, 3, 32, 32), 77, dtype=torch.uint8)
-    >>> noise = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
-    >>> (code_lengths(grey) < 600).item(), (code_lengths(noise) > 8 * 3072).item()
-    (True, True)
-    """
-    import torch
-
-    pixels = images.contiguous().to(torch.int16)
-    if pixels.shape[1] == 3:
-        red, green, blue = pixels.unbind(1)
-        pixels = torch.stack((green, red - green, blue - green), 1) & 255
-    code = _folded(pixels - _predicted(pixels))
-    width = code.shape[-1]
-    quotients = code.sum(-1, dtype=torch.int32)
-    bits = (8 * width * (quotients > 0)).to(torch.int32)
-    for parameter in range(7):
-        bits = torch.minimum(bits, quotients + (1 + parameter) * width)
-        quotients = (code >> (parameter + 1)).sum(-1, dtype=torch.int32)
-    return (bits + HEADER).sum((1, 2)).double()
-
-
-def _predicted(pixels: "Tensor") -> "Tensor":
-    """Predict pixels from neighbours coded before; outside the image all is 0, left of it as above."""
-    up, left, corner = (pixels.new_zeros(pixels.shape) for _ in range(3))
-    up[..., 1:, :] = pixels[..., :-1, :]
-    left[..., 1:], left[..., 0] = pixels[..., :-1], up[..., 0]
-    corner[..., 1:], corner[..., 0] = up[..., :-1], up[..., 0]
-    return (left + up - corner).clamp(left.minimum(up), left.maximum(up))
-
-
-def _folded(difference: "Tensor") -> "Tensor":
-    """Map differences modulo 256 to 0, 1, 2, ...: 0, -1, 1, -2, 2, ..."""
-    centred = ((difference + 128) & 255) - 128
-    return (centred << 1) ^ (centred >> 15)
-
-
-FITTED_SCORES = (
-    "mahalanobis",
-    "mahalanobis++",
-    "relative-mahalanobis",
-    "knn",
-    "vim",
-    "pca-residual",
-)
-"""Scores of :data:`candid.trust.feature_scores.COLUMN_SCORES` that models learn from features; also their
-columns."""
-
-
-OWN_PARTS = "novelty"
-"""The column of scores that a model has of its own, (N, J): see :class:`candid.models.protocol.Outputs`."""
-
-
-def _fitted_score(name: str) -> Score:
-    return Score(name, "classifier", (name,), "OneTailed", lambda known: -known[name])
-
-
-def _combined(statistics: Statistics) -> "Tensor":
-    import torch
-
-    if OWN_PARTS in statistics:
-        return statistics[OWN_PARTS]
-    parts = statistics["mahalanobis++"], -statistics["log_evidence"], statistics["pca-residual"]
-    return torch.stack(parts, 1)
-
-
-def _new_combined() -> "Detector":
-    from candid.trust.combined import Combined
-
-    return Combined()
-
-
-CODE_LENGTHS: "dict[str, Measure]" = {"complexity": code_lengths_by_scale}
 SCORES: dict[str, Score] = {
     score.name: score
     for score in (
         Score("one-tailed", "paper", ("log_density",), "OneTailed"),
         Score("typicality", "paper", ("log_density",), "Typicality"),
         Score("two-tailed", "paper", ("log_density",), "TwoTailed"),
-        Score(
-            "complexity",
-            "new",
-            ("log_density", "complexity"),
-            "OneTailed",
-            _beyond_compression,
-            CODE_LENGTHS,
-        ),
+        Score("complexity", "new", ("log_density", "complexity"), "OneTailed", _beyond_compression),
         Score("typical-set", "new", ("log_density_terms",), "TypicalSet"),
         Score("density-of-states", "new", ("log_density_terms",), "DensityOfStates"),
-        Score("joint", "new", ("log_density_terms", "complexity"), "DensityOfStates", _joint, CODE_LENGTHS),
-        Score("waic", "new", ("log_densities",), "OneTailed", lambda known: waic(known["log_densities"])),
-        Score("max-posterior", "classifier", ("max_posterior",), "OneTailed"),
-        Score("energy", "classifier", ("log_evidence",), "OneTailed"),
-        Score("max-logit", "classifier", ("max_logit",), "OneTailed"),
+        Score("joint", "new", ("log_density_terms", "complexity"), "DensityOfStates", _joint),
+        Score("waic", "new", ("log_densities",), "OneTailed", lambda columns: waic(columns["log_densities"])),
+        Score("max-posterior", "classifier", ("max_posterior",)),
+        Score("energy", "classifier", ("log_evidence",)),
+        Score("max-logit", "classifier", ("max_logit",)),
         Score(
             "gen",
             "classifier",
             ("generalised_entropy",),
-            "OneTailed",
-            lambda known: -known["generalised_entropy"],
+            statistic=lambda columns: -columns["generalised_entropy"],
         ),
-        *map(_fitted_score, FITTED_SCORES),
-        Score(
-            "combined",
-            "classifier",
-            ("mahalanobis++", "log_evidence", "pca-residual"),
-            _new_combined,
-            _combined,
-            instead=(OWN_PARTS,),
-        ),
-        Score("code-length", "control", ("complexity",), "DensityOfStates", measures=CODE_LENGTHS),
+        _learned("mahalanobis"),
+        _learned("mahalanobis++"),
+        _learned("relative-mahalanobis"),
+        _learned("knn"),
+        _learned("vim", "features", "logits"),
+        _learned("pca-residual"),
+        CombinedScore("combined", "classifier", (), "Combined"),
+        Score("code-length", "control", ("complexity",), "DensityOfStates"),
     )
 }
 """All scores by name. The last one needs no model: what it detects, too, is not to a model's credit."""
-
-
 DEFAULTS = ("joint", "combined", "mahalanobis", "max-posterior")
 """The first of these that a model has columns for is its default."""
 
 
 def register_score(score: Score) -> Score:
-    """Add a score: every command and function then offers it, for models that have its columns.
+    """Add a score: every command and function then offers it, for models and arrays that have its columns.
 
-    A score with ``measures`` becomes available to models that are calibrated after this.
+    A score with ``measures``, or one that learns, becomes available to models that are calibrated after this.
 
     Args:
         score: the score to add.
@@ -304,28 +335,34 @@ def register_score(score: Score) -> Score:
     return score
 
 
-def measures_for(
-    scores: Iterable[Score], fitted: "Mapping[str, ColumnScore] | None" = None
-) -> "dict[str, Measure]":
-    """Return what must be measured of images for ``scores``; ``fitted`` are those that know features."""
-    found: dict[str, Measure] = {}
-    for score in scores:
-        found |= score.measures
-        found |= {name: each for name, each in (fitted or {}).items() if name in score.columns}
-    return found
+def learning_scores(columns: "Mapping[str, Array]", names: Iterable[str] | None = None) -> list[Score]:
+    """Return the scores that can learn from ``columns``; of ``names``, only those without values there."""
+    chosen = SCORES if names is None else [name for name in names if name in SCORES and name not in columns]
+    return [
+        score
+        for score in map(SCORES.__getitem__, chosen)
+        if score.learns is not None and all(name in columns for name in score.columns)
+    ]
 
 
-def available_scores(statistics: Statistics) -> list[Score]:
-    """Return the scores that ``statistics`` suffice for."""
-    return [score for score in SCORES.values() if score.is_available(statistics)]
+def available_scores(columns: "Mapping[str, Array]") -> list[Score]:
+    """Return the scores that ``columns`` suffice for."""
+    return [score for score in SCORES.values() if score.is_available(columns)]
 
 
-def chosen_score(statistics: Statistics, name: str | None = None) -> Score:
+def chosen_score(columns: "Mapping[str, Array]", name: str | None = None, of: str = "model") -> Score:
     """Return the score ``name``; by default ``joint`` for a pixel model, else ``combined``."""
-    available = {score.name: score for score in available_scores(statistics)}
+    available = {score.name: score for score in available_scores(columns)}
     if name is None:
-        defaults = ("combined",) if OWN_PARTS in statistics else DEFAULTS
-        return next(available[best] for best in defaults if best in available)
-    if name not in available:
-        raise CandidError(f"There is no score '{name}' for this model: {did_you_mean(name, available)}")
-    return available[name]
+        return next(available[best] for best in DEFAULTS if best in available)
+    if name in available:
+        return available[name]
+    if of == "arrays" and name in SCORES and "features" in SCORES[name].columns:
+        raise CandidError(
+            f"The score '{name}' needs features: give them to fit and examine, or choose one of "
+            f"{', '.join(available)}."
+        )
+    raise CandidError(f"There is no score '{name}' for {_OF[of]}: {did_you_mean(name, available)}")
+
+
+_OF = {"model": "this model", "arrays": "these arrays"}

@@ -1,56 +1,242 @@
-"""Verdicts: accept an image, call it ambiguous because several classes fit, or call it novel."""
+"""Verdicts: accept an image, call it ambiguous because several classes fit, or call it novel.
+
+With each verdict come promises about images of the same kind as the held-out ones: docs/theory.md,
+section 16, has the proofs.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from candid._support.errors import CandidError
-from candid.models.protocol import Outputs
-from candid.trust.detectors import checked_level, p_values
-from candid.trust.promises import Promises, rounded_up
+from candid._support.numbers import Array
+from candid._support.text import percent
 
-Kind = Literal["accept", "ambiguous", "novel"]
+Verdict = Literal["accept", "ambiguous", "novel"]
 TOP = 5
 """Classes in a record."""
 WIDTHS = (24, 10, 8, 10, 0)
 """Columns of a line."""
+CONFIDENCE = 0.95
+"""Of the promise "with 95 % confidence for this model"."""
+NOVELTY, ERROR = 0.01, 0.05
+"""Default levels of the verdict."""
+NoveltyPromise = Literal["average", "confident"]
+UNPROVEN = "no bound is proven, since the model has learned from held-out images, each left out in turn"
 
 
-class Verdict(NamedTuple):
-    """What to do with one image, as in Figure 1 of the paper.
+class VerdictKind(NamedTuple):
+    """One verdict, as every page, plot, table and store shows it."""
 
-    >>> Verdict("ambiguous", (3, 5)).kind
-    'ambiguous'
-    """
+    word: str
+    sentence: str
+    """What it means, for a person."""
+    colour: str
+    """On a light ground."""
+    dark_colour: str
+    """On a dark ground."""
+    tone: str
+    """The name of its tone in reports: good, fair or poor."""
 
-    kind: Kind
-    """A typical image of one class; a typical image that several classes fit; not a typical image."""
-    classes: tuple[int, ...]
-    """The numbers of the classes that fit, in order of falling posterior: one, several, none. Of an image
-    that is ambiguous because its confidence is too low for the promised risk: the class and the runner-up."""
+
+KINDS: dict[Verdict, VerdictKind] = {
+    "novel": VerdictKind("novel", "Unlike the images that the model knows.", "#b3400a", "#ff8f5c", "poor"),
+    "ambiguous": VerdictKind("ambiguous", "Several classes fit.", "#8a5a00", "#e8b04a", "fair"),
+    "accept": VerdictKind("accept", "A typical image of one class.", "#00704f", "#4fc59a", "good"),
+}
+"""All verdicts in the order in which people look at them: what needs attention first."""
 
 
-class Evidence(NamedTuple):
-    """What an explanation starts from."""
+class Level(NamedTuple):
+    """One promise of a verdict about a rate: false alarms, or class sets that miss the true class."""
 
-    image: Tensor
-    """As the model saw it, (C, H, W) uint8."""
-    outputs: Outputs
-    """Outputs of the forward pass, (1, ...)."""
+    asked: float | None
+    """What the user asked for; None for the default."""
+    in_force: float
+    smallest: float
+    """The smallest level that this number of held-out images allows."""
+    promise: NoveltyPromise
+    """Whether the rate holds on average over held-out sets, or with 95 % confidence for this model."""
+    proven: float
+    """What is proven for the average: the level in force, more with cross-conformal scores, and 1 (nothing)
+    if the model has learned from its held-out images."""
+    upper: float
+    """The 95 % upper end of the rate for this model, since its held-out images are one draw."""
+    cut: float
+    """Images with a p-value of at most this are rejected."""
+
+
+NOTHING = Level(None, 1.0, 1.0, "average", 1.0, 1.0, 1.0)
+"""The level of ``error`` if the held-out images have no labels: nothing is promised."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """The promise that at most a share ``asked`` of the accepted images is wrong."""
+
+    asked: float
+    delta: float
+    """The probability, over the draw of the held-out images, that the promise is wrong."""
+    threshold: float
+    """Images of at least this confidence are accepted."""
+    coverage: float
+    """The share of the tested held-out images that is accepted."""
+    images: int
+    """The number of held-out images that the rule was tested on: no others shaped it."""
+    accepted: int
+    """The number of them that the rule accepts."""
+    errors: int
+    """The number of wrong ones among these."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What verdicts promise."""
+
+    score: str
+    """The score that decides what is novel."""
+    n_reference: int
+    """The number of held-out images that an image is ranked among."""
+    novelty: Level
+    """The share of ordinary images that is called novel."""
+    error: Level
+    """The share of ordinary images whose class set misses the true class."""
+    risk: Risk | None = None
+    """The share of accepted images that is wrong; None if it was not asked for."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the promises as JSON."""
+        return asdict(self) | {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
+
+    def raised(self) -> list[str]:
+        """Return a sentence for each level that had to be raised above what was asked."""
+        found = []
+        for name, level, default in (("novelty", self.novelty, NOVELTY), ("error", self.error, ERROR)):
+            asked = default if level.asked is None else level.asked
+            if asked < level.in_force < 1:
+                found.append(
+                    f"The level of {name} is {in_percent(level.in_force)} instead of {in_percent(asked)}: "
+                    "there are too few held-out images for a smaller one."
+                )
+        return found
+
+    def sentences(self) -> list[str]:
+        """Return the promises in words; first the levels that differ from what was asked, if any do."""
+        found = [
+            *self.raised(),
+            _rate("Novelty", self.novelty, "of ordinary images is called novel"),
+            _rate("Error", self.error, "of ordinary images has a class set without its true class"),
+        ]
+        if self.risk is not None:
+            how = f"with {in_percent(1 - self.risk.delta)} confidence for this model"
+            if self.novelty.proven == 1:
+                how = f"as tested; {UNPROVEN}"
+            found.append(
+                f"Risk {in_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
+                f"accepted are {percent(self.risk.coverage)} of {self.risk.images} held-out images."
+            )
+        return found
+
+
+def _rate(name: str, level: Level, what: str) -> str:
+    if level.in_force == 1:
+        return f"{name}: nothing is promised about classes, since the held-out images have no labels."
+    shown = in_percent(level.in_force)
+    upper = f"95 % upper end for this model: {in_percent(level.upper)}."
+    if level.proven == 1:
+        return f"{name} about {shown}: this share {what}, as measured; {UNPROVEN}; {upper}"
+    if level.promise == "confident":
+        return f"{name} {shown}: at most this share {what}, with 95 % confidence for this model."
+    if level.proven > level.in_force:
+        return (
+            f"{name} about {shown}: this share {what}, on average over held-out sets as measured; proven is "
+            f"at most {in_percent(level.proven)}; {upper}"
+        )
+    return f"{name} {shown}: at most this share {what}, on average over held-out sets; {upper}"
+
+
+def in_percent(share: float) -> str:
+    """Return a share in percent with at most three digits."""
+    return f"{100 * share:.3g} %"
 
 
 class Sighting(NamedTuple):
     """What a watch for drift needs to know of an image."""
 
     score: float
-    """The score that is watched: see :class:`candid.trust.watched.WatchedScore`."""
+    """The score that is watched: see :class:`candid.judging.watched.WatchedScore`."""
     predicted: int
     """The number of the most probable class."""
     confidence: float
+
+
+class Posterior(Mapping[str, float]):
+    """p(class | image) by class name, falling; the classes are sorted when they are first listed.
+
+    >>> posterior = Posterior(("cat", "dog"), np.array([0.1, 0.9]))
+    >>> posterior.label, dict(posterior)
+    ('dog', {'dog': 0.9, 'cat': 0.1})
+    """
+
+    __slots__ = ("_names", "_order", "_values")
+
+    def __init__(self, names: tuple[str, ...], values: Array) -> None:
+        self._names, self._values = names, values
+        self._order: list[int] | None = None
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float]) -> "Posterior":
+        """Return the posterior with these shares."""
+        return cls(tuple(shares), np.array(list(shares.values()), np.float64))
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return self._names[int(self._values.argmax())]
+
+    @property
+    def largest(self) -> float:
+        """The posterior of the most probable class."""
+        return float(self._values.max())
+
+    def top(self, count: int) -> dict[str, float]:
+        """Return the most probable classes."""
+        return {self._names[y]: float(self._values[y]) for y in self.order(count)}
+
+    def order(self, count: int) -> list[int]:
+        """Return the numbers of the most probable classes; of equal ones, the first comes first."""
+        if self._order is None and count < len(self._values) // 8:
+            least = np.partition(self._values, -count)[-count]
+            likely = np.flatnonzero(self._values >= least)
+            return likely[np.argsort(-self._values[likely], kind="stable")][:count].tolist()
+        if self._order is None:
+            self._order = np.argsort(-self._values, kind="stable").tolist()
+        return self._order[:count]
+
+    def __getitem__(self, name: str) -> float:
+        try:
+            return float(self._values[self._names.index(name)])
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._names[y] for y in self.order(len(self._names)))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def items(self) -> Any:
+        """Return the classes and their posteriors, falling."""
+        return self.top(len(self._names)).items()
+
+    def values(self) -> Any:
+        """Return the posteriors, falling."""
+        return self.top(len(self._names)).values()
+
+    def __repr__(self) -> str:
+        return repr(self.top(len(self._names)))
 
 
 @dataclass(frozen=True)
@@ -63,7 +249,7 @@ class Examination:
         p_value: the share of held-out images that are at least as unusual; None, like the verdict, of a model
             without held-out scores.
         class_p_value: the same among held-out images of the same predicted class.
-        verdict: ``"accept"``, ``"ambiguous"`` or ``"novel"``.
+        verdict: a key of :data:`KINDS`: ``"accept"``, ``"ambiguous"`` or ``"novel"``.
         classes: the names in the class set, most probable first; empty of a novel image.
         log_density: log p(image) in nats; None of a model without a density.
         promises: what the verdict promises.
@@ -80,30 +266,31 @@ class Examination:
     posterior: Mapping[str, float]
     p_value: float | None = None
     class_p_value: float | None = None
-    verdict: Kind | None = None
+    verdict: Verdict | None = None
     classes: tuple[str, ...] | None = None
     log_density: float | None = None
     promises: Promises | None = None
-    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    evidence: Any = field(default=None, repr=False, compare=False)
     sighting: Sighting | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:
         """The most probable class."""
-        return next(iter(self.posterior))
+        return self.posterior.label if isinstance(self.posterior, Posterior) else next(iter(self.posterior))
 
     @property
     def confidence(self) -> float:
         """The largest posterior."""
-        return next(iter(self.posterior.values()))
+        return self.posterior.largest if isinstance(self.posterior, Posterior) else self.posterior[self.label]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the examination as JSON, with the five most probable classes."""
+        shares = self.posterior if isinstance(self.posterior, Posterior) else Posterior.of(self.posterior)
         return {
             "path": self.path,
             "label": self.label,
             "confidence": self.confidence,
-            "posterior": dict(list(self.posterior.items())[:TOP]),
+            "posterior": shares.top(TOP),
             "p_value": self.p_value,
             "class_p_value": self.class_p_value,
             "verdict": self.verdict,
@@ -116,7 +303,7 @@ class Examination:
         """Return one line for a terminal, in the columns of :func:`heading`."""
         p_value = "–" if self.p_value is None else f"{self.p_value:.3f}"
         line = _line(self.label, f"{100 * self.confidence:.1f} %", p_value, self.verdict or "–", self.path)
-        if self.verdict == "ambiguous" and self.classes is not None:
+        if self.classes is not None and len(self.classes) > 1:
             line += f"  ({', '.join(self.classes[:TOP])}{', …' if len(self.classes) > TOP else ''})"
         return line
 
@@ -130,106 +317,87 @@ def _line(*columns: str) -> str:
     return " ".join(f"{column:<{width}}" for column, width in zip(columns, WIDTHS, strict=True)).rstrip()
 
 
-def class_sets(posterior: Tensor, held_out_ratios: Tensor, error: float = 0.05) -> Tensor:
-    """Return the classes that fit each image: a conformal prediction set, (N, M) to (N, M) bool.
+def level(
+    asked: float | None,
+    default: float,
+    n: int,
+    promise: NoveltyPromise = "average",
+    folds: int = 1,
+    least_rank: int = 1,
+) -> Level:
+    """Return the level in force with ``n`` held-out images to rank among: what was asked, or the smallest.
 
-    The ratio of class y is ``r(x, y) = p(y | x) / max_k p(k | x)``. From the ratios ``q_i = r(x_i, y_i)`` of
-    the true classes of n held-out images, class y is in the set of x if
-    ``(1 + #{i: q_i <= r(x, y)}) / (n + 1) > error``. The most probable class always is: its ratio is 1. If an
-    image is exchangeable with the held-out ones, its true class is not in the set with a probability of at
-    most ``error``, however bad the posteriors are.
+    An image is rejected if its p-value, (1 + number of held-out scores at least as extreme) / (n + 1), is at
+    most k / (n + 1). Given the held-out images, the share of ordinary images that this happens to has the
+    distribution Beta(k, n + 1 - k). On average k = floor(level (n + 1)); with 95 % confidence it is the
+    largest k whose 95 % quantile is at most the level.
 
-    >>> import torch
-    >>> held_out = torch.linspace(0.2, 1, 99)
-    >>> class_sets(torch.tensor([[0.9, 0.1], [0.55, 0.45]]), held_out, error=0.1)
-    tensor([[ True, False],
-            [ True,  True]])
+    Args:
+        asked: the level; None for the default.
+        default: the level if none was asked for.
+        n: the number of held-out images that p-values are ranks among.
+        promise: on average over held-out sets, or with 95 % confidence for this model.
+        folds: the number of folds of cross-conformal scores; 1 for scores of a fixed function.
+        least_rank: the smallest p-value is ``least_rank / (n + 1)``.
+
+    Example:
+        >>> level(None, 0.01, 20).in_force == 1 / 21
+        True
+        >>> level(0.01, 0.01, 1000, "confident").cut == 5 / 1001
+        True
     """
-    check_posteriors(posterior, held_out_ratios)
-    check_enough("error", error, len(held_out_ratios), "no class can be ruled out")
-    return p_values(-ratios(posterior), -held_out_ratios) > error
+    confident = promise == "confident"
+    smallest = upper_end(least_rank, n) if confident else least_rank / (n + 1)
+    in_force = max(default if asked is None else asked, smallest)
+    if confident:
+        from scipy.special import bdtr
 
-
-def ratios(posterior: Tensor) -> Tensor:
-    """Return each posterior divided by the largest of the same image, (N, M)."""
-    largest = posterior.amax(1, keepdim=True)
-    return torch.where(posterior == largest, 1.0, posterior / largest)
-
-
-def verdicts(
-    posterior: Tensor,
-    p_value: Tensor,
-    held_out_ratios: Tensor | None,
-    novelty: float = 0.01,
-    error: float = 0.05,
-    confident: Tensor | None = None,
-) -> list[Verdict]:
-    """Return the verdicts on N images, from posteriors (N, M) and the p-values of a score (N,).
-
-    An image is novel if its p-value is at most ``novelty``; else it is accepted or ambiguous, by
-    `class_sets`. Of images exchangeable with the held-out ones, at most a share of ``novelty`` is called
-    novel and at most a share of ``error`` has a set without its true class, so at least 1 - novelty - error
-    have their true class named. The shares are means over the draw of the images and of the held-out ones.
-
-    Either level needs 1 / level - 1 held-out images. Scores whose smallest p-value is larger than 1 / (n + 1)
-    need twice as many: `TwoTailed`, `TypicalSet` and `DensityOfStates`.
-
-    ``confident`` says of each image, (N,) bool, whether its confidence is high enough for a promised risk
-    (:func:`candid.trust.promises.walk`). If it is not, an image that would be accepted is ambiguous.
-
-    Without ratios of true classes, a class set is the most probable class alone, which promises nothing.
-
-    >>> import torch
-    >>> held_out = torch.linspace(0.2, 1, 99)
-    >>> posterior = torch.tensor([[0.95, 0.05], [0.45, 0.55], [0.95, 0.05]])
-    >>> for verdict in verdicts(posterior, torch.tensor([0.8, 0.3, 0.01]), held_out):
-    ...     print(verdict.kind, verdict.classes)
-    accept (0,)
-    ambiguous (1, 0)
-    novel ()
-    """
-    if held_out_ratios is None:
-        sets = torch.zeros_like(posterior, dtype=torch.bool)
-        sets.scatter_(1, posterior.argmax(1, keepdim=True), True)
+        rank = max(least_rank, int(np.searchsorted(bdtr(np.arange(n), n, in_force), 1 - CONFIDENCE, "right")))
+        cut = rank / (n + 1)
     else:
-        sets = class_sets(posterior, held_out_ratios, error)
-        check_enough("novelty", novelty, len(held_out_ratios), "no image can be called novel")
-    if p_value.shape != posterior.shape[:1] or not ((p_value >= 0) & (p_value <= 1)).all():
-        raise CandidError(
-            f"The p-values of {len(posterior)} images must be as many numbers between 0 and 1; "
-            f"given are {tuple(p_value.shape)}."
-        )
-    novel = (p_value.double() <= novelty).tolist()
-    counts = sets.sum(1)
-    if confident is not None:
-        counts = torch.where(confident, counts, counts.clamp(min=2))
-    sizes = counts.tolist()
-    ranked = posterior.argsort(dim=1, descending=True, stable=True)[:, : max(sizes, default=0)].tolist()
-    return [
-        Verdict("novel", ())
-        if is_novel
-        else Verdict("accept" if size == 1 else "ambiguous", tuple(classes[:size]))
-        for is_novel, size, classes in zip(novel, sizes, ranked, strict=True)
-    ]
+        rank, cut = max(least_rank, math.floor(in_force * (n + 1) + 1e-9)), in_force
+    upper = in_force if confident else upper_end(rank, n)
+    proven = in_force if folds == 1 else cross_conformal_bound(in_force, n, folds)
+    return Level(asked, in_force, smallest, promise, proven, upper, cut)
 
 
-def check_posteriors(posterior: Tensor, held_out: Tensor) -> None:
-    """Check that these are probabilities, (N, M) and (n,)."""
-    if posterior.ndim != 2 or posterior.shape[1] == 0 or held_out.ndim != 1:
-        raise CandidError(
-            "Posteriors must have the shape (N, M), ratios of the true classes of held-out images (n,), "
-            f"not {tuple(posterior.shape)} and {tuple(held_out.shape)}."
-        )
-    for values in (posterior, held_out):
-        if not ((values >= 0) & (values <= 1)).all():
-            raise CandidError("Posteriors must lie between 0 and 1: give probabilities, not logits.")
+def upper_end(rank: int, n: int) -> float:
+    """Return the 95 % upper end of the rate at which p-values are at most ``rank / (n + 1)``.
+
+    The quantile of Beta(rank, n + 1 - rank): the share u with P(Bin(n, u) < rank) = 5 %.
+
+    >>> round(upper_end(10, 1000), 4)
+    0.0157
+    """
+    if rank > n:
+        return 1.0
+    below = np.arange(rank)
+    log_choices = np.append(0.0, np.log((n - below[:-1]) / (below[:-1] + 1)).cumsum())
+    low, high = rank / (n + 1), 1.0
+    for _ in range(60):  # bisections
+        u = (low + high) / 2
+        terms = np.exp(log_choices + below * math.log(u) + (n - below) * math.log1p(-u))
+        low, high = (u, high) if terms.sum() > 1 - CONFIDENCE else (low, u)
+    return low
 
 
-def check_enough(name: str, level: float, n: int, otherwise: str) -> None:
-    """Check that ``n`` held-out images can give a p-value of ``level`` or less."""
-    if 1 / (n + 1) > checked_level(name, level):
-        needed = math.ceil(1 / level) - 1
-        raise CandidError(
-            f"With {n} held-out images {otherwise} at the level {name} = {level}: "
-            f"hold out at least {needed}, or raise the level to {rounded_up(1 / (n + 1)):g}."
-        )
+def cross_conformal_bound(level: float, n: int, folds: int) -> float:
+    """Return what is proven about P(p <= level) of a cross-conformal p-value from n images.
+
+    2 level + 2 (1 - level) (K - 1) / (n + K) with K folds; see docs/theory.md, section 16, and
+    Gasparin & Ramdas (2025), https://arxiv.org/abs/2503.01495
+
+    >>> round(cross_conformal_bound(0.05, 180, 5), 3)
+    0.141
+    """
+    return min(1.0, 2 * level + 2 * (1 - level) * (folds - 1) / (n + folds))
+
+
+def rounded_up(share: float) -> float:
+    """Return the share with two digits, never less than it was: advice that names it can be followed.
+
+    >>> rounded_up(1 / 41), rounded_up(0.05)
+    (0.025, 0.05)
+    """
+    digits = 1 - math.floor(math.log10(share))
+    return round(math.ceil(share * 10**digits) / 10**digits, digits)

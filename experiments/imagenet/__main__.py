@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError
 
-from candid._support.config import Option
 from candid._support.errors import CandidError
-from candid.cli.options import command
+from candid._support.options import Option
+from candid.cli.app import command
 from experiments.imagenet.options import StudyOptions
 
 

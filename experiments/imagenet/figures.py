@@ -6,19 +6,21 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from candid._support.errors import CandidError
-from candid.explanations.explainer import Explainer, Explanation
+from candid._support.numbers import Array
+from candid.explanations.class_maps import ClassMaps
+from candid.explanations.decision_space import DecisionSpace, Summary
+from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
-from candid.models.protocol import LatentModel
+from candid.judging.examine import Examiner, UnusableImage
+from candid.models.protocol import Model
 from candid.reports.plots import comparison, style
 from candid.reports.plots.examine import draw_decision_space, heatmaps
-from candid.trust.examine import Examiner, Unusable
 from candid.trust.verdict import Examination
 from experiments.imagenet import paper
 
@@ -29,6 +31,15 @@ OVERLAP = 2 * 1.645
 Row = dict[str, str]
 Distance = Callable[[str, str], float]
 """Of the means of two classes, by their names."""
+
+
+class Explained(NamedTuple):
+    """A photo with what Figures 4 and 6 show of it."""
+
+    examined: Examination
+    maps: ClassMaps
+    space: DecisionSpace
+    summary: Summary
 
 
 def draw_trade_off(models: Mapping[str, Mapping[str, Any]], classes: int, path: Path) -> bool:
@@ -63,7 +74,7 @@ def _beta(beta: str | None) -> float | None:
     return math.inf if beta == "∞" else None if beta is None else float(beta)
 
 
-def draw_decisions(model: LatentModel, table: Path, given: Sequence[Path], out: Path) -> dict[str, Any]:
+def draw_decisions(model: Model, table: Path, given: Sequence[Path], out: Path) -> dict[str, Any]:
     """Draw Figures 4 and 6 of the ``given`` photos, or of one photo of each kind in ``table``.
 
     Args:
@@ -79,23 +90,19 @@ def draw_decisions(model: LatentModel, table: Path, given: Sequence[Path], out: 
     if not paths:
         rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
         paths = [Path(row["path"]) for row in chosen_photos(rows, _distance(model))]
-    explainer, found = Explainer(model), []
-    for examined in Examiner(model, evidence=True).examine(paths):
-        if isinstance(examined, Unusable):
-            raise CandidError(f"'{examined.path}' can't be used: {examined.reason}.")
-        found.append((examined, explainer.explain(examined)))
+    found = explained(model, paths)
     names = model.class_names
     style.save(_decision_spaces(found, names), out / "figure-4.png")
     files = [f"figure-6-{i}.png" for i in range(1, len(found) + 1)]
-    for file, (examined, explanation) in zip(files, found, strict=True):
-        style.save(heatmaps(_image(examined), explanation.maps, names), out / file)
+    for file, each in zip(files, found, strict=True):
+        style.save(heatmaps(_image(each.examined), each.maps, names), out / file)
     shown = [
         {
             "photo": f"{path.parent.name}/{path.name}",
-            "kind": explanation.summary.kind,
-            "sentence": explanation.summary.sentence,
+            "kind": each.summary.kind,
+            "sentence": each.summary.sentence,
         }
-        for path, (_, explanation) in zip(paths, found, strict=True)
+        for path, each in zip(paths, found, strict=True)
     ]
     pair = None
     if len(names) == paper.CLASSES:
@@ -107,7 +114,20 @@ def draw_decisions(model: LatentModel, table: Path, given: Sequence[Path], out: 
     return {"photos": shown, "cats": pair, "files": ["figure-4.png", *files]}
 
 
-def _distance(model: LatentModel) -> Distance:
+def explained(model: Model, paths: Sequence[Path]) -> list[Explained]:
+    """Return photos with their explanations by a pixel model."""
+    explainer, photos = Explainer(model), []
+    for examined in Examiner(model, evidence=True).examine(paths):
+        if isinstance(examined, UnusableImage):
+            raise CandidError(f"'{examined.path}' can't be used: {examined.reason}.")
+        explanation = explainer.explain(examined)
+        maps, space, summary = explanation.maps, explanation.space, explanation.summary
+        assert isinstance(maps, ClassMaps) and space is not None and summary is not None
+        photos.append(Explained(examined, maps, space, summary))
+    return photos
+
+
+def _distance(model: Model) -> Distance:
     found = similarity(model, order="given")
     number, distances = {name: i for i, name in enumerate(found.names)}, found.distances
     return lambda a, b: float(distances[number[a], number[b]])
@@ -144,22 +164,22 @@ def chosen_photos(rows: Sequence[Row], distance: Distance) -> list[Row]:
 
 
 @rc_context(style.STYLE)
-def _decision_spaces(found: Sequence[tuple[Examination, Explanation]], names: Sequence[str]) -> Figure:
+def _decision_spaces(found: Sequence[Explained], names: Sequence[str]) -> Figure:
     """Draw each photo next to its place in the space of its five most probable classes, two in a row."""
     columns = min(2, len(found))
     rows = math.ceil(len(found) / columns)
     figure = Figure(figsize=(7 * columns, 4.3 * rows), layout="constrained")
     parts = figure.subfigures(rows, columns, squeeze=False)
-    for part, (examined, explanation) in zip(parts.flat, found, strict=False):
+    for part, (examined, _, space, summary) in zip(parts.flat, found, strict=False):
         picture, axes = part.subplots(1, 2, width_ratios=[1, 1.7])
         p_value = "" if examined.p_value is None else f"p = {examined.p_value:.2g}"
         style.picture_of(picture, _image(examined), p_value)
-        draw_decision_space(axes, explanation.space, names)
-        sentence = textwrap.fill(explanation.summary.sentence, 88)
+        draw_decision_space(axes, space, names)
+        sentence = textwrap.fill(summary.sentence, 88)
         part.suptitle(style.plain(sentence), x=0.02, ha="left", fontsize=10)
     return figure
 
 
-def _image(examined: Examination) -> Tensor:
+def _image(examined: Examination) -> Array:
     assert examined.evidence is not None
     return examined.evidence.image

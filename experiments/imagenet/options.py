@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import Option, check_fields
-from candid.data.options import Devices, Workers
+from candid._support.options import Option, check_fields
+from candid.inference.options import Devices, Workers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from candid._support.errors import CandidError
-from candid._support.files import digest
+from candid._support.numbers import digest
 from candid.data.formats import is_image, subfolders
 from candid.data.splits import size_and_date
-from candid.trust.calibrate import FEWEST_IMAGES
+from candid.judging.calibrate import FEWEST_IMAGES
 
 ByClass = dict[str, list[Path]]
 """Photos by the name of their class folder."""

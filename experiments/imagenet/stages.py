@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from candid._support import __version__
 from candid._support.errors import CandidError
-from candid._support.files import digest, write_texts
-from candid._support.version import __version__
+from candid._support.files import write_texts
+from candid._support.numbers import digest
 
 Result = dict[str, Any]
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
-from candid._support.files import digest, safe_name
+from candid._support.files import safe_name
+from candid._support.numbers import digest
 from candid._support.text import number, short_name
 from candid.data.formats import subfolders
 from candid.data.splits import size_and_date
 from candid.evaluation.compare import METRICS
 from candid.evaluation.options import EvaluateOptions
-from candid.models import checkpoint
+from candid.models import checkpoint, saving
+from candid.models.checkpoint import RECORD
 from candid.models.flow.backbone import released_dct_scale
 from candid.models.importers import import_any
-from candid.models.model_files import RECORD
 from experiments.imagenet import paper
 from experiments.imagenet.figures import draw_decisions
 from experiments.imagenet.options import StudyOptions
@@ -139,7 +140,7 @@ class Study:
                 f"'{names[0]}': give a table with its names (--classes), or the released file."
             )
         model.class_names = names
-        checkpoint.save(model, self._model(name))
+        saving.save(model, self._model(name))
         beta = model.record.beta
         return {
             "name": name,

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from candid._support.files import write_texts
-from candid._support.tables import GOOD
 from candid._support.text import listed
-from candid.robustness.corruptions.apply import CORRUPTIONS
+from candid.robustness.corruptions.benchmark import CORRUPTIONS
 from experiments.imagenet import paper
 from experiments.imagenet.figures import draw_trade_off
-from experiments.tables import filled
+from experiments.tables import Results, area, decimal, filled, markdown
 
-Results = Mapping[str, Any]
 Model = Mapping[str, Any]
 Rows = Iterator[Sequence[str]]
 LINE = "paper"
@@ -36,26 +34,26 @@ def tables(results: Results, trade_off: bool) -> dict[str, str]:
     overconfidence = {name: model.get("oce") for name, model in _classifiers(models)}
     return {
         "photos": _photos(results),
-        "table-2": _markdown(_TABLE_2, _table_2(models)),
+        "table-2": markdown(_TABLE_2, _table_2(models)),
         "here-table-2": f"*Here*: {_here_table_2(results)}",
         "figure-3": _figure_3(trade_off),
-        "calibration": _markdown(("", "ECE (%)", "MCE (%)", "OCE"), _calibration(models)),
+        "calibration": markdown(("", "ECE (%)", "MCE (%)", "OCE"), _calibration(models)),
         "here-calibration": f"*Here*: {_trend('OCE', overconfidence, models)}",
         "calibration-curves": "\n".join(
             f"![Share of right predictions against confidence, {title(model)}](calibration-{name}.png)"
             for name, model in _classifiers(models)
         ),
         "decisions": _decisions(results),
-        "similar-classes": _markdown(_PAIRS, _pairs(results)),
+        "similar-classes": markdown(_PAIRS, _pairs(results)),
         "here-similar-classes": f"*Here*: {_here_similar(results)}",
         "heatmaps": "\n".join(
             f"![Heatmaps of {each['photo']}](figure-6-{i}.png)"
             for i, each in enumerate(results["decisions"]["photos"], 1)
         ),
-        "receptive-fields": _markdown(("", "width at half maximum (pixels)"), _fields(results)),
-        "corruptions": _markdown(_CORRUPTIONS, _corruptions(results)),
+        "receptive-fields": markdown(("", "width at half maximum (pixels)"), _fields(results)),
+        "corruptions": markdown(_CORRUPTIONS, _corruptions(results)),
         "here-corruptions": f"*Here*: {_here_corruptions(results)}",
-        "areas": _markdown(("", *(each.short for each in CORRUPTIONS.values())), _areas(results)),
+        "areas": markdown(("", *(each.short for each in CORRUPTIONS.values())), _areas(results)),
         "attacks": _attacks(results),
     }
 
@@ -76,15 +74,6 @@ def _classifiers(models: Mapping[str, Model]) -> list[tuple[str, Model]]:
     return [(name, model) for name, model in models.items() if model["beta"] != "0"]
 
 
-def _markdown(head: Sequence[str], rows: Rows) -> str:
-    ruler = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
-
-
-def _number(value: float | None, digits: int, factor: float = 1) -> str:
-    return "–" if value is None else f"{factor * value:.{digits}f}"
-
-
 def _with_interval(metrics: Mapping[str, Any], key: str, digits: int, factor: float = 1) -> str:
     if metrics.get(key) is None:
         return "none confident" if key == "oce" else "–"
@@ -95,7 +84,7 @@ def _with_interval(metrics: Mapping[str, Any], key: str, digits: int, factor: fl
 def _theirs(values: Sequence[float | None] | None, digits: Sequence[int]) -> Rows:
     """Yield the line with the paper's values, if it has this model."""
     if values is not None:
-        yield f"*{LINE}*", *(_number(value, places) for value, places in zip(values, digits, strict=True))
+        yield f"*{LINE}*", *(decimal(value, places) for value, places in zip(values, digits, strict=True))
 
 
 def _photos(results: Results) -> str:
@@ -128,9 +117,9 @@ def _table_2(models: Mapping[str, Model]) -> Rows:
         classifies = model["beta"] != "0"
         yield (
             f"**{title(model)}**",
-            _number(model.get("L_X_printed"), 2),
-            _number(model["L_Y"], 2) if classifies else "–",
-            _number(model.get("bits_printed"), 2),
+            decimal(model.get("L_X_printed"), 2),
+            decimal(model["L_Y"], 2) if classifies else "–",
+            decimal(model.get("bits_printed"), 2),
             _with_interval(model, "bits_per_dim", 2),
             _with_interval(model["ten_crop"], "accuracy", 2, 100) if classifies else "–",
             _with_interval(model, "oce", 2) if classifies else "–",
@@ -196,8 +185,8 @@ _PAIRS = ("closest classes", "distance of means (σ)", "expected uncertainty (%)
 def _pairs(results: Results) -> Rows:
     for pair in results["explanation"]["closest_pairs"]:
         both = " – ".join(pair["classes"])
-        shares = (_number(pair[f"{key}_uncertainty"], 2, 100) for key in ("expected", "measured"))
-        yield both, _number(pair["distance"], 2), *shares
+        shares = (decimal(pair[f"{key}_uncertainty"], 2, 100) for key in ("expected", "measured"))
+        yield both, decimal(pair["distance"], 2), *shares
 
 
 def _here_similar(results: Results) -> str:
@@ -214,7 +203,7 @@ def _here_similar(results: Results) -> str:
 def _fields(results: Results) -> Rows:
     for name, field in results["explanation"]["receptive_fields"].items():
         width = field["width_at_half_maximum_pixels"]
-        yield f"**{title(results['models'][name])}**", _number(width, 1)
+        yield f"**{title(results['models'][name])}**", decimal(width, 1)
 
 
 _CORRUPTIONS = ("", "clean error (%)", "mCE (%)", "rel. mCE (%)", "Δ entropy (nats)", "mean AUC (%)")
@@ -224,12 +213,12 @@ def _corruptions(results: Results) -> Rows:
     for name, record in results["corruptions"].items():
         model = results["models"][name]
         errors = (
-            _number(record["clean_error"], 2, 100),
-            _number(record.get("mce"), 1, 100),
-            _number(record.get("relative_mce"), 1, 100),
+            decimal(record["clean_error"], 2, 100),
+            decimal(record.get("mce"), 1, 100),
+            decimal(record.get("relative_mce"), 1, 100),
             f"{record['entropy_increase_nats']:+.2f}",
         )
-        auc = _number(record["mean_auc"].get("two-tailed"), 1, 100)
+        auc = decimal(record["mean_auc"].get("two-tailed"), 1, 100)
         yield f"**{title(model)}**", *(errors if model["beta"] != "0" else ("–",) * 4), auc
         yield from _theirs(paper.CORRUPTIONS.get(_key(model)), (2, 1, 0, 2, 1))
 
@@ -239,9 +228,9 @@ def _areas(results: Results) -> Rows:
         if (found := record["auc"].get("two-tailed")) is None:
             continue
         model = results["models"][name]
-        yield f"**{title(model)}**", *(_area(found[corruption]) for corruption in CORRUPTIONS)
+        yield f"**{title(model)}**", *(area(found[corruption]) for corruption in CORRUPTIONS)
         if (theirs := paper.AREAS.get(_key(model))) is not None:
-            yield f"*{LINE}*", *(_area(area / 100) for area in theirs)
+            yield f"*{LINE}*", *(area(share / 100) for share in theirs)
 
 
 def _here_corruptions(results: Results) -> str:
@@ -271,17 +260,12 @@ def _attacks(results: Results) -> str:
                 f"**{title(results['models'][attack['model']])}**",
                 "∞" if attack["kappa"] == "inf" else f"{attack['kappa']:g}",
                 f"{attack['d']:g}",
-                _number(attack["success"], 1, 100),
-                _number(attack["l2_mean"], 3),
-                _number(attack["confidence"], 1, 100),
-                "–" if found is None else _area(found["two_tailed"]),
-                _number(attack["adaptive_two_tailed"], 1, 100),
+                decimal(attack["success"], 1, 100),
+                decimal(attack["l2_mean"], 3),
+                decimal(attack["confidence"], 1, 100),
+                "–" if found is None else area(found["two_tailed"]),
+                decimal(attack["adaptive_two_tailed"], 1, 100),
             )
 
     figures = "![Perturbation, detection and uncertainty](attacks.png)\n![Attacked photos](examples.png)"
-    return f"{_markdown(head, rows())}\n\n{figures}"
-
-
-def _area(share: float) -> str:
-    """Return a share in percent; good detection is bold, as in the paper."""
-    return f"**{100 * share:.1f}**" if share >= GOOD else f"{100 * share:.1f}"
+    return f"{markdown(head, rows())}\n\n{figures}"

@@ -1,19 +1,21 @@
 """Group photos of unknown kinds in the space of a photo model that knows other kinds."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from candid.models.eyes.eye import PackagedEye
-from candid.trust.combined import CombinedRanks
-from candid.trust.group import clusters
-from experiments.cells import Table, markdown
-from experiments.photo_sets import FAR, OWN_SPLIT, OWN_UNKNOWN, Photos, PhotoSet
+from candid._support.numbers import Array
+from candid._support.randomness import Draws
+from candid.judging.group import clusters
+from candid.models.photo.efficientnet import PackagedEye
+from candid.trust.gaussians import unit
+from candid.trust.ranking import CombinedRanks
+from experiments.measures import share
+from experiments.photo_sets import FAR, OWN_SPLIT, OWN_UNKNOWN, Photos, PhotoSet, joined
 from experiments.photos import Fitted
+from experiments.tables import Cell, shown, table, text
 
 TRIPLES = (
     ("basophil", "eosinophil", "erythroblast"),
@@ -40,20 +42,15 @@ class Unknown(NamedTuple):
 def blood_cells(photos: PhotoSet, eye: PackagedEye) -> Iterator[Unknown]:
     """Yield three kinds of blood cells, left out of the training of a model of the other five."""
     names = (*photos.class_names, "ig")
-    labels = torch.full((len(photos.unknown),), len(names) - 1)
-    everyone = Photos(
-        torch.cat((photos.photos.statistics, photos.unknown.statistics)),
-        torch.cat((photos.photos.pooled, photos.unknown.pooled)),
-        torch.cat((photos.photos.labels, labels)),
-    )
+    labels = np.full(len(photos.unknown), len(names) - 1)
+    everyone = joined(photos.photos, replace(photos.unknown, labels=labels))
     for triple in TRIPLES:
-        kinds = torch.tensor([names.index(name) for name in triple])
-        known = everyone[~torch.isin(everyone.labels, kinds)]
-        numbers = torch.unique(known.labels, return_inverse=True)[1]
-        known = Photos(known.statistics, known.pooled, numbers)
-        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+        kinds = [names.index(name) for name in triple]
+        known = everyone[~np.isin(everyone.labels, kinds)]
+        known = replace(known, labels=np.unique(known.labels, return_inverse=True)[1])
+        order = Draws(0).permutation(len(known))
         first, second = int(0.6 * len(known)), int(0.8 * len(known))
-        rows = torch.cat([(everyone.labels == kind).nonzero().flatten()[:EACH] for kind in kinds])
+        rows = np.concatenate([np.flatnonzero(everyone.labels == kind)[:EACH] for kind in kinds])
         model = Fitted(known[order[:first]], len(names) - 3, eye)
         yield Unknown(", ".join(triple), everyone[rows], model, known[order[first:second]])
 
@@ -66,35 +63,33 @@ def clothes(sets: dict[str, PhotoSet], far: Photos, eye: PackagedEye) -> Iterato
     yield Unknown(OWN_UNKNOWN, photos.unknown, model, held_out)
     categories = int(far.labels.max()) + 1
     for seed in range(DRAWS):
-        chosen = torch.randperm(categories, generator=torch.Generator().manual_seed(seed))[:CATEGORIES]
-        yield Unknown(f"{FAR}, draw {seed + 1}", far[torch.isin(far.labels, chosen)], model, held_out)
+        chosen = Draws(seed).permutation(categories)[:CATEGORIES]
+        yield Unknown(f"{FAR}, draw {seed + 1}", far[np.isin(far.labels, chosen)], model, held_out)
 
 
-def agreement(labels: Tensor, rows: list[list[int]]) -> dict[str, float]:
+def agreement(labels: Array, rows: list[list[int]]) -> dict[str, float]:
     """Return AMI, single photos counted as one more group, and the purity of the groups."""
     from sklearn.metrics import adjusted_mutual_info_score
 
-    found = np.full(len(labels), -1)
+    numbers = np.full(len(labels), -1)
     for number, own in enumerate(rows):
-        found[own] = number
-    truth = labels.numpy()
-    most = sum(int(np.bincount(truth[own]).max()) for own in rows)
+        numbers[own] = number
+    most = sum(int(np.bincount(labels[own]).max()) for own in rows)
     grouped = sum(map(len, rows))
     return {
-        "ami": float(adjusted_mutual_info_score(truth, found)),
+        "ami": float(adjusted_mutual_info_score(labels, numbers)),
         "purity": most / grouped if grouped else 0.0,
         "groups": float(len(rows)),
         "single": 1 - grouped / len(labels),
     }
 
 
-@torch.no_grad()
 def figures(unknown: Unknown) -> dict[str, Any]:
     """Return how well all photos are grouped, and those that come through at two levels of novelty."""
     model, statistics = unknown.model.model, unknown.photos.statistics
-    labels = torch.unique(unknown.photos.labels, return_inverse=True)[1]
+    labels = np.unique(unknown.photos.labels, return_inverse=True)[1]
     z = model.whitened(statistics)
-    plain = F.normalize((statistics - model.centre) / model.scale)
+    plain = unit((statistics - model.centre) / model.scale)
     kinds = int(labels.max()) + 1
     found: dict[str, Any] = {
         "photos": len(labels),
@@ -103,11 +98,11 @@ def figures(unknown: Unknown) -> dict[str, Any]:
         "k-means": agreement(labels, clusters(z, kinds)),
         "k-means, not whitened": agreement(labels, clusters(plain, kinds)),
     }
-    ranks = CombinedRanks.fit(unknown.model(unknown.held_out)[1])
+    ranks = CombinedRanks(unknown.model(unknown.held_out)[1])
     p = ranks.p_values(unknown.model(unknown.photos)[1])
     for level in LEVELS:
         novel = p <= level
-        found[f"through {level:g}"] = float(novel.double().mean())
+        found[f"through {level:g}"] = share(novel)
         if int(novel.sum()) >= kinds:
             found[f"novel {level:g}"] = agreement(labels[novel], clusters(z[novel]))
     return found
@@ -121,29 +116,28 @@ def measured(sets: dict[str, PhotoSet], far: Photos, eye: PackagedEye) -> dict[s
 
 def tables(found: dict[str, Any]) -> str:
     """Return the table in Markdown."""
-    return markdown(*_table(found))
 
+    def agreed(key: str) -> Cell:
+        def cell(record: Any) -> str:
+            return f"{record[key]['ami']:.2f} / {record[key]['purity']:.2f}" if key in record else "–"
 
-def _table(found: dict[str, Any]) -> Table:
-    head = ["unknown kinds", "photos", "kinds", "AMI / purity", "groups", "single photos (%)"]
-    head += ["k-means, true number", "not whitened", "novel at 1 %, at 5 % (%)", "those at 5 %: AMI / purity"]
-    return head, (_row(name, each) for name, each in found.items())
+        return cell
 
+    def through(record: Any) -> str:
+        return ", ".join(f"{100 * record[f'through {level:g}']:.0f}" for level in LEVELS)
 
-def _row(name: str, each: dict[str, Any]) -> list[str]:
-    def pair(key: str) -> str:
-        return f"{each[key]['ami']:.2f} / {each[key]['purity']:.2f}" if key in each else "–"
-
-    through = ", ".join(f"{100 * each[f'through {level:g}']:.0f}" for level in LEVELS)
-    return [
-        name,
-        str(each["photos"]),
-        str(each["kinds"]),
-        pair("all"),
-        f"{each['all']['groups']:.0f}",
-        f"{100 * each['all']['single']:.0f}",
-        pair("k-means"),
-        pair("k-means, not whitened"),
-        through,
-        pair("novel 0.05"),
-    ]
+    return table(
+        [{"name": name, **each} for name, each in found.items()],
+        (
+            ("unknown kinds", text("name")),
+            ("photos", text("photos")),
+            ("kinds", text("kinds")),
+            ("AMI / purity", agreed("all")),
+            ("groups", shown(0, 1, "all", "groups")),
+            ("single photos (%)", shown(0, 100, "all", "single")),
+            ("k-means, true number", agreed("k-means")),
+            ("not whitened", agreed("k-means, not whitened")),
+            ("novel at 1 %, at 5 % (%)", through),
+            ("those at 5 %: AMI / purity", agreed("novel 0.05")),
+        ),
+    )

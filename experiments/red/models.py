@@ -12,21 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 import candid
+from candid._support.numbers import Array
 from candid._support.progress import SILENT
 from candid.data.datasets import open_dataset
+from candid.data.splits import ArraySplit
 from candid.inference.predictions import Predictions
 from candid.inference.runner import Runner
-from candid.models.eyes import open_eye
-from candid.models.eyes.graph import _cached
-from candid.models.model_files import sealed
-from candid.robustness.attacks.benchmark import _columns, _load
+from candid.models.checkpoint import sealed
+from candid.models.photo.efficientnet import _cached
+from candid.models.photo.opening import open_eye
+from candid.robustness.attacks.benchmark import _load
 from candid.training.features import FeatureCache
 from candid.training.run_folder import RunFolder, state_digest
-from candid.trust.array_file import ArrayFile
+from candid.trust.arrays import ArrayFile
 from experiments.red.attack import attack, check
 from experiments.red.damage import Subject, edits, flips
 
@@ -48,12 +49,11 @@ def pixel_run(folder: Path) -> Path:
     return folder / "run"
 
 
-def digits(count: int = 4) -> torch.Tensor:
-    """Return a few test images."""
+def digits(count: int = 4) -> Array:
+    """Return a few test images, (B, H, W, C) uint8."""
     split = open_dataset("digits").test
-    assert split is not None
-    images: torch.Tensor = split.images[:count].float() / 255  # type: ignore[attr-defined]
-    return images
+    assert isinstance(split, ArraySplit)
+    return split.images[:count].transpose(0, 2, 3, 1)
 
 
 def model_subjects(folder: Path, observe: Callable[[], Any], name: str) -> list[Subject]:
@@ -99,7 +99,7 @@ def attack_subject(model: Path, folder: Path) -> Subject:
     file = next((folder / "attacks").iterdir())
     truth = _load(file)
     assert truth is not None
-    return Subject(file, lambda: state_digest(_columns(_load(file) or truth)), "cached attack")
+    return Subject(file, lambda: state_digest((_load(file) or truth).columns()), "cached attack")
 
 
 def monitor_subjects(folder: Path) -> list[Subject]:

@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,8 +23,10 @@ from candid._support.files import (
     replacing,
     system_error,
     write_sealed,
+    write_tensors,
 )
-from candid._support.tables import as_csv
+from candid._support.numbers import digest, tensors_of
+from candid._support.text import as_csv
 from tests.helpers import small_classifier
 from tests.training.runs import environment, small_config, train
 
@@ -79,14 +84,46 @@ def test_loading_during_saves_reads_a_whole_model(tmp_path: Path) -> None:
 
 def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
     file = tmp_path / "cache.safetensors"
-    write_sealed({"a": torch.arange(3), "b": torch.zeros(2, 2)}, file, state="x")
-    found, notes = read_sealed(file)
-    assert notes == {"state": "x"} and torch.equal(found["a"], torch.arange(3))
+    write_sealed({"a": np.arange(3), "b": torch.zeros(2, 2)}, file, state="x")
+    arrays, notes = read_sealed(file)
+    assert notes == {"state": "x"} and np.array_equal(arrays["a"], np.arange(3))
+    assert arrays["b"].dtype == np.float32 and arrays["b"].shape == (2, 2)
     content = file.read_bytes()
     for damaged in (content[:-1] + b"\1", content[:-1], content.replace(b'"x', b'"y'), b""):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="whole|changed|Expecting"):
             read_sealed(file)
+
+
+STORED = (
+    "0e89e8517f5ae241a3380dd4793bf7957212dc1b5eb1c95679ca5007a298029b",
+    "389a9cb6bca4b4ec309ebf98861dfe1d6444bf04684485dc9b668803eac2cd71",
+    "756e29499d4a04179265df4e42aa919256f46e3d9c2e9508fa5cbafe9b9e8688",
+)
+"""Digests that version 0.1.0 computed from tensors: models and caches store such digests."""
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+def test_digests_are_those_of_stored_models(convert: Callable[[Any], Any], tmp_path: Path) -> None:
+    matrix = convert(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert digest(matrix, {"b": 1, "a": [1, 2.5]}, "text", b"bytes", None).hexdigest() == STORED[0]
+    others = (np.arange(6, dtype=np.float16), np.array([True, False]), np.arange(4, dtype=np.int16))
+    assert digest(*map(convert, others), convert(np.array(7))).hexdigest() == STORED[1]
+    turned = convert(np.arange(6.0).reshape(3, 2)).T
+    write_sealed({"w": turned, "k": convert(np.array([1, 2]))}, tmp_path / "sealed", state="x")
+    assert STORED[2].encode() in (tmp_path / "sealed").read_bytes()
+
+
+def test_arrays_of_every_type_come_back(tmp_path: Path) -> None:
+    types = (np.float16, np.float32, np.float64, np.int16, np.int64, np.uint8, np.bool_)
+    written = {np.dtype(kind).name: np.arange(6).reshape(2, 3).astype(kind) for kind in types}
+    written |= {"scalar": np.array(2.5), "empty": np.zeros((0, 4)), "turned": np.arange(6).reshape(2, 3).T}
+    write_tensors(written, tmp_path / "file", {"note": "a"})
+    read = tensors_of((tmp_path / "file").read_bytes())
+    assert read.keys() == written.keys()
+    for name, array in written.items():
+        assert read[name].dtype == array.dtype and read[name].shape == array.shape
+        assert np.array_equal(read[name], array) and read[name].flags.writeable
 
 
 def test_a_clock_that_was_wrong_removes_nothing_of_others_and_keeps_nothing_for_ever(tmp_path: Path) -> None:
@@ -119,7 +156,7 @@ def test_text_cells_are_no_formulas_and_numbers_stay() -> None:
 
 LISTENS = """
 import os
-from candid._support.distributed import launch
+from candid._support.processes import launch
 fabric = launch(2)
 links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
 own = {os.readlink(link) for link in links if os.path.islink(link)}

@@ -97,7 +97,7 @@ def test_a_reader_that_stops_early_sees_no_error(tmp_path: Path) -> None:
 def test_examine_without_a_model_uses_the_bundled_one(tmp_path: Path) -> None:
     network = tmp_path / "network.onnx"
     network.write_bytes(b"")
-    samples = Path(candid.__file__).parent / "cli" / "samples" / "everyday"
+    samples = Path(candid.__file__).parent / "reports" / "demo" / "samples" / "everyday"
     for photos in ([samples / "jeans.jpg"], [f"{samples}/j*.jpg"], ["everyday", samples / "jeans.jpg"]):
         done = candid_command("examine", *photos, "--json")
         found = json.loads(done.stdout)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
-from candid.cli.app import app
-from candid.cli.arguments import ordered, sentence
+from candid.cli.app import app, ordered, sentence
 from tests.helpers import candid_command
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import candid
-from candid.cli.show import show_table
+from candid.cli.app import show_table
 from tests.data.helpers import write_folder
 from tests.helpers import candid_command, small_classifier
 

@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from candid import Watch
-from candid.trust.watch_files import STATE, in_order
-from candid.trust.watch_state import WatchState
+from candid.judging.watch_images import STATE, WatchState, in_order
 from tests.helpers import candid_command
 
 MODEL = "cifar10-resnet"
@@ -172,7 +171,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from candid import CandidError, Watch
-from candid.trust.watch_state import WatchState
+from candid.judging.watch_images import WatchState
 
 state = WatchState(Path(sys.argv[1]), "model", Watch().fit(range(200)))
 state.watch.update(range(50))

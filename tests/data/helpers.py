@@ -2,11 +2,17 @@
 
 import io
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from candid._support.numbers import Array
+from candid.data.batches import named_batches
+from candid.data.images import Preprocessing
+from candid.data.splits import Split
 
 
 def pixels(seed: int, height: int = 10, width: int = 12) -> NDArray[np.uint8]:
@@ -58,3 +64,10 @@ def write_shard(path: Path, seeds: range, classes: int = 3) -> Path:
         files[f"{seed:05}.png"] = picture(seed)
         files[f"{seed:05}.cls"] = str(seed % classes).encode()
     return write_tar(path, files)
+
+
+def evaluation_batches(
+    split: Split, preprocessing: Preprocessing, batch: int, rank: int = 0, world: int = 1, workers: int = 0
+) -> Iterator[tuple[Array, Array]]:
+    """The batches of ``named_batches`` without the names."""
+    return ((x, y) for x, y, _ in named_batches(split, preprocessing, batch, rank, world, workers))

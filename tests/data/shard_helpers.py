@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from candid._support.numbers import Array
 from candid.data.images import Preprocessing
-from candid.data.loader import Plan, training_batches
 from candid.data.shards import ShardSplit
+from candid.training.loader import Plan, training_batches
 from tests.data.helpers import pixels, write_shard
 
 PREPROCESSING = Preprocessing(3, 10, 12)
@@ -28,14 +29,14 @@ def write_shards(folder: Path) -> Path:
     return folder
 
 
-def seeds(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+def seeds(batches: Iterable[tuple[Tensor | Array, Tensor | Array]]) -> list[int]:
     """Which pictures the batches show, by their pixels; their labels must fit."""
     found = []
     for images, labels in batches:
         assert images.shape[1:] == (3, 10, 12)
-        assert images.dtype == torch.uint8
+        assert np.asarray(images).dtype == np.uint8
         for image, label in zip(images, labels, strict=True):
-            found.append(SEED_OF[image.numpy().tobytes()])
+            found.append(SEED_OF[np.asarray(image).tobytes()])
             assert found[-1] % 3 == label
     return found
 
@@ -61,5 +62,5 @@ def load(
 
 def same(one: Batches, other: Batches) -> bool:
     return len(one) == len(other) and all(
-        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+        np.array_equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
     )

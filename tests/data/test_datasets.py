@@ -2,13 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid._support.progress import SILENT
 from candid.data import datasets as module
 from candid.data import splits
@@ -16,6 +15,7 @@ from candid.data.datasets import Dataset, open_dataset
 from candid.data.formats import PARTS, SplitRule
 from candid.data.images import Crop, Preprocessing, decode_as
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
+from candid.training.loader import Plan, training_batches
 from candid.training.options import TrainOptions
 from candid.training.setup import open_data
 from tests.data.helpers import encoded, picture, pixels, write_folder, write_shard
@@ -122,8 +122,7 @@ def before_paths(data: Dataset, folder: Path) -> Dataset:
 def test_a_training_image_never_becomes_a_test_image(few: int, more: int, seed: int) -> None:
     digests = [bytes([i, seed]) for i in range(few + more)]
     chosen = [
-        module._chosen(torch.zeros(n, dtype=torch.long), 0.05, seed, ["cat"], digests[:n])
-        for n in (few, few + more)
+        module._chosen(np.zeros(n, np.int64), 0.05, seed, ["cat"], digests[:n]) for n in (few, few + more)
     ]
     assert 1 <= chosen[0].sum() < few
     assert not (~chosen[0] & chosen[1][:few]).any()
@@ -157,9 +156,9 @@ def test_some_classes_have_the_parts_that_they_have_among_all(only: list[str]) -
     for name in ("train", "val", "test"):
         whole, part = getattr(every, name), getattr(some, name)
         kept = [i for i, y in enumerate(whole.labels.tolist()) if str(y) in only]
-        assert part.named(torch.arange(len(part))) == whole.named(torch.tensor(kept))
+        assert part.named(np.arange(len(part))) == whole.named(np.array(kept))
         assert [only[y] for y in part.labels.tolist()] == [str(whole.labels[i].item()) for i in kept]
-        assert torch.equal(part.images, whole.images[kept])
+        assert np.array_equal(part.images, whole.images[kept])
 
 
 def test_some_classes_of_folders_are_chosen_by_name(tmp_path: Path) -> None:
@@ -309,8 +308,8 @@ def test_bad_files_are_left_out_and_listed_on_demand(spoilt: Path, crop: Crop) -
     names = [line.split(": ")[0] for line in data.skipped]
     assert names == [str(spoilt / p) for p in ("train/cat/001.png", "train/dog/002.png", "val/cat/000.png")]
     assert all(": it is " in line for line in data.skipped)
-    images = data.train.batch(torch.tensor([1]), PREPROCESSING)
-    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), pixels(2))
+    images = data.train.batch(np.array([1]), PREPROCESSING)
+    assert np.array_equal(images[0].transpose(1, 2, 0), pixels(2))
 
 
 def test_a_class_without_good_images_is_an_error(tmp_path: Path) -> None:
@@ -331,16 +330,18 @@ def test_small_sets_are_decoded_once_and_large_ones_never(
     monkeypatch.setattr(splits, "CACHE_BYTES", 100)
     filed = data.preprocess(PREPROCESSING)
     assert isinstance(filed.train, FileSplit)
-    everything = torch.arange(len(data.train))
-    assert torch.equal(cached.train.labels, filed.train.labels)
-    assert torch.equal(
+    everything = np.arange(len(data.train))
+    assert np.array_equal(cached.train.labels, filed.train.labels)
+    assert np.array_equal(
         cached.train.batch(everything, PREPROCESSING), filed.train.batch(everything, PREPROCESSING)
     )
-    numbers = torch.rand(len(everything), 5)
-    shifted = Preprocessing(3, 10, 12, "shift", flip=True)
-    assert torch.equal(
-        cached.train.batch(everything, shifted, numbers), filed.train.batch(everything, shifted, numbers)
-    )
+    shifted, plan = Preprocessing(3, 10, 12, "shift", flip=True), Plan(len(everything), 2, 1, seed=0)
+    for batch, again in zip(
+        training_batches(cached.train, shifted, plan, 0, 3, range(1)),
+        training_batches(filed.train, shifted, plan, 0, 3, range(1)),
+        strict=True,
+    ):
+        assert np.array_equal(batch[0], again[0]) and np.array_equal(batch[1], again[1])
 
 
 def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
@@ -351,40 +352,40 @@ def test_progress_is_reported_for_every_image(tmp_path: Path) -> None:
     assert sum(total for _, total, *_ in progress.loops) == 12
 
 
-def array_data(images: Tensor) -> Dataset:
-    labels = torch.arange(len(images)) % 2
+def array_data(images: Array) -> Dataset:
+    labels = np.arange(len(images)) % 2
     split = ArraySplit(images, labels)
     return Dataset(split, split, None, ("a", "b"))
 
 
-def prepared(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+def prepared(images: Array, preprocessing: Preprocessing) -> Array:
     split = array_data(images).preprocess(preprocessing).train
     assert isinstance(split, ArraySplit)
     return split.images
 
 
 def test_slightly_smaller_images_get_a_frame_of_zeros() -> None:
-    images = torch.randint(1, 256, (4, 1, 28, 28), dtype=torch.uint8)
+    images = np.random.default_rng(0).integers(1, 256, (4, 1, 28, 28), dtype=np.uint8)
     framed = prepared(images, Preprocessing(1, 32, 32))
-    assert torch.equal(framed[:, :, 2:30, 2:30], images)
+    assert np.array_equal(framed[:, :, 2:30, 2:30], images)
     assert framed.sum() == images.sum()
 
 
 def test_grey_becomes_colour_and_colour_grey() -> None:
-    grey = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8)
+    grey = np.random.default_rng(0).integers(256, size=(4, 1, 8, 8), dtype=np.uint8)
     colours = prepared(grey, Preprocessing(3, 8, 8))
-    assert torch.equal(colours, grey.repeat(1, 3, 1, 1))
-    assert torch.equal(prepared(colours, Preprocessing(1, 8, 8)), grey)
+    assert np.array_equal(colours, grey.repeat(3, axis=1))
+    assert np.array_equal(prepared(colours, Preprocessing(1, 8, 8)), grey)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(16, 16), (5, 9)])
 def test_images_of_another_size_are_resized_like_files(channels: int, size: tuple[int, int]) -> None:
     arrays = [pixels(seed)[:, :, :channels] for seed in range(4)]
-    images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+    images = np.stack(arrays).transpose(0, 3, 1, 2)
     preprocessing = Preprocessing(channels, *size)
     expected = [decode_as(encoded(Image.fromarray(array.squeeze())), preprocessing, None) for array in arrays]
-    assert torch.equal(prepared(images, preprocessing), torch.stack(expected))
+    assert np.array_equal(prepared(images, preprocessing), np.stack(expected))
 
 
 def test_a_model_needs_one_or_three_channels() -> None:
@@ -395,6 +396,6 @@ def test_a_model_needs_one_or_three_channels() -> None:
 def test_a_photo_of_the_models_size_is_not_cropped_further() -> None:
     preprocessing = Preprocessing(3, 10, 12, "resized")
     same = decode_as(picture(1), preprocessing, None)
-    assert np.array_equal(same.permute(1, 2, 0).numpy(), pixels(1))
+    assert np.array_equal(same.transpose(1, 2, 0), pixels(1))
     larger = decode_as(picture(1, 30, 36), preprocessing, None)
-    assert (larger.float() - same.float()).abs().max() > 5
+    assert abs(larger.astype(int) - same).max() > 5

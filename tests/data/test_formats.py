@@ -8,30 +8,29 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
-from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid.data import formats
 from candid.data.datasets import open_dataset, open_images, open_part
-from candid.data.formats import FORMATS, Format, Found
+from candid.data.formats import FORMATS, Contents, Format
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 
 
-def idx(values: Tensor) -> bytes:
-    header = struct.pack(f">BBBB{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
-    return header + values.numpy().astype(np.uint8).tobytes()
+def idx(values: Array) -> bytes:
+    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    return header + values.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder: Path, *, ending: str = "", dash: str = "-", train: int = 40, test: int = 10) -> Path:
     pack: Callable[[bytes], bytes] = gzip.compress if ending else bytes
     for prefix, count in (("train", train), ("t10k", test)):
-        images = torch.arange(count * 12).view(count, 3, 4) % 251
-        files = {f"images{dash}idx3": images, f"labels{dash}idx1": torch.arange(count) % 4}
+        images = np.arange(count * 12).reshape(count, 3, 4) % 251
+        files = {f"images{dash}idx3": images, f"labels{dash}idx1": np.arange(count) % 4}
         for name, values in files.items():
             (folder / f"{prefix}-{name}-ubyte{ending}").write_bytes(pack(idx(values)))
     return folder
@@ -42,10 +41,10 @@ def write_mnist(folder: Path, *, ending: str = "", dash: str = "-", train: int =
 def test_an_idx_file_comes_back(
     tmp_path_factory: pytest.TempPathFactory, shape: list[int], packed: bool
 ) -> None:
-    values = torch.randint(256, shape, dtype=torch.uint8)
+    values = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
     path = tmp_path_factory.getbasetemp() / "values-idx"
     path.write_bytes(gzip.compress(idx(values)) if packed else idx(values))
-    assert torch.equal(formats.read_idx_file(path), values)
+    assert np.array_equal(formats.read_idx_file(path), values)
 
 
 @settings(max_examples=150, deadline=None)
@@ -70,7 +69,7 @@ def test_random_bytes_are_an_idx_array_or_refused(
 
 def test_an_idx_file_without_content_or_with_many_dimensions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd"
-    path.write_bytes(idx(torch.zeros(0, 28, 28)))
+    path.write_bytes(idx(np.zeros((0, 28, 28))))
     with pytest.raises(CandidError, match="is empty or cut"):
         formats.read_idx_file(path)
     path.write_bytes(b"\0\0\x08\xff" + 255 * b"\0\0\0\x01" + b"x")
@@ -80,7 +79,7 @@ def test_an_idx_file_without_content_or_with_many_dimensions_is_refused(tmp_path
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_cut_of_an_idx_file_is_refused(tmp_path: Path, packed: bool) -> None:
-    whole = idx(torch.randint(256, (2, 3, 4)))
+    whole = idx(np.random.default_rng(0).integers(256, size=(2, 3, 4)))
     content = gzip.compress(whole) if packed else whole
     for length in range(len(content)):
         path = tmp_path / "cut"
@@ -97,7 +96,7 @@ def test_mnist_files_are_a_data_set(tmp_path: Path, ending: str, dash: str) -> N
     assert (len(data.train), len(data.val), len(data.test)) == (32, 8, 10)
     assert data.class_names == ("0", "1", "2", "3")
     assert isinstance(data.test, ArraySplit)
-    assert torch.equal(data.test.images.flatten() % 251, torch.arange(120) % 251)
+    assert np.array_equal(data.test.images.flatten() % 251, np.arange(120) % 251)
     assert data.test.images.shape == (10, 1, 3, 4)
 
 
@@ -109,7 +108,7 @@ def test_half_of_a_pair_of_idx_files_is_refused(tmp_path: Path, name: str) -> No
 
 
 def test_idx_images_and_labels_of_different_number_are_refused(tmp_path: Path) -> None:
-    (write_mnist(tmp_path) / "train-labels-idx1-ubyte").write_bytes(idx(torch.zeros(39)))
+    (write_mnist(tmp_path) / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(39)))
     with pytest.raises(CandidError, match=r"\(40, 3, 4\) and \(39,\): they don't belong together"):
         open_dataset(str(tmp_path))
 
@@ -171,8 +170,8 @@ def test_both_versions_of_cifar_load(tmp_path: Path, write: Callable[[Path], Pat
     train, test = splits["train"], splits["test"]
     assert train.images.shape == (100, 3, 32, 32)
     expected = np.concatenate([cifar_batch(i)["data"] for i in range(5)])
-    assert np.array_equal(train.images.flatten(1).numpy(), expected)
-    assert np.array_equal(test.images.flatten(1).numpy(), cifar_batch(5)["data"])
+    assert np.array_equal(train.images.reshape(-1, 3072), expected)
+    assert np.array_equal(test.images.reshape(-1, 3072), cifar_batch(5)["data"])
     assert train.labels.tolist() == [i % 10 for i in range(100)]
     data = open_dataset(str(tmp_path))
     assert (len(data.train), len(data.val)) == (90, 10)
@@ -189,7 +188,7 @@ def test_python_batches_written_today_load_too(tmp_path: Path, protocol: int) ->
     batch = {key.encode(): value for key, value in cifar_batch(1).items()}
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(batch, protocol=protocol))
-    assert np.array_equal(formats._cifar_python(path).images.flatten(1).numpy(), batch[b"data"])
+    assert np.array_equal(formats._cifar_python(path).images.reshape(-1, 3072), batch[b"data"])
 
 
 def test_class_names_come_from_the_folder_if_there_are_ten(tmp_path: Path) -> None:
@@ -297,18 +296,18 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
 def test_digits_use_the_whole_range_of_grey() -> None:
     digits = formats.read_digits()
     assert digits.images.shape == (1797, 1, 8, 8)
-    assert torch.equal((digits.images // 15)[:, 0], torch.from_numpy(load_digits().images).to(torch.uint8))
-    assert digits.images.unique().tolist() == list(range(17 * 15))
-    assert torch.equal(formats.read_digits().images, digits.images)
+    assert np.array_equal((digits.images // 15)[:, 0], load_digits().images)
+    assert np.unique(digits.images).tolist() == list(range(17 * 15))
+    assert np.array_equal(formats.read_digits().images, digits.images)
 
 
 def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.npz").touch()
-    images = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
-    split = ArraySplit(images, torch.arange(40) % 2)
+    images = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 1, 2, 2))
+    split = ArraySplit(images, np.arange(40) % 2)
     added = Format(
         recognises=lambda spec: (Path(spec) / "numpy.npz").is_file(),
-        read=lambda query: Found({"train": lambda: split}, ("even", "odd")),
+        read=lambda query: Contents({"train": lambda: split}, ("even", "odd")),
     )
     monkeypatch.setitem(FORMATS, "npz", added)
     data = open_dataset(str(tmp_path))

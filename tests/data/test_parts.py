@@ -3,19 +3,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid._support.progress import SILENT
+from candid.data import Part
+from candid.data.batches import named_batches
 from candid.data.datasets import open_dataset, open_images, open_part
 from candid.data.formats import CIFAR_CLASSES, SplitRule
 from candid.data.images import Preprocessing
-from candid.data.loader import named_batches
-from candid.data.options import Part
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.data.shard_helpers import PREPROCESSING, seeds, write_shards
@@ -38,8 +38,8 @@ def labels(split: Split) -> list[int]:
 
 def assert_same(one: object, other: object) -> None:
     assert isinstance(one, ArraySplit) and isinstance(other, ArraySplit)
-    assert torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
-    assert one.named(torch.arange(len(one))) == other.named(torch.arange(len(other)))
+    assert np.array_equal(one.images, other.images) and np.array_equal(one.labels, other.labels)
+    assert one.named(np.arange(len(one))) == other.named(np.arange(len(other)))
 
 
 def classes_of(split: object) -> list[str]:
@@ -269,7 +269,7 @@ def test_a_data_set_is_a_set_of_images_without_labels(tmp_path: Path) -> None:
     found = open_images(str(write_binary_cifar(tmp_path)), PREPROCESSING)
     test = open_dataset(str(tmp_path)).test
     assert isinstance(test, ArraySplit)
-    assert_same(found, replace(test, labels=torch.full((20,), -1)))
+    assert_same(found, replace(test, labels=np.full(20, -1)))
     assert set(labels(open_images("digits", PREPROCESSING))) == {-1}
 
 
@@ -286,13 +286,13 @@ def test_made_images_are_always_the_same(kind: str, preprocessing: Preprocessing
     assert isinstance(found, ArraySplit)
     assert (
         found.images.shape == (2000, preprocessing.channels, *preprocessing.size)
-        and found.images.dtype == torch.uint8
+        and found.images.dtype == np.uint8
     )
     assert_same(found, open_images(kind, preprocessing))
     assert set(labels(found)) == {-1}
     assert found.image_size() == preprocessing.size
     assert (found.images[:, :, :1, :1] == found.images).all() == (kind == "constant")
-    assert found.images.double().mean().item() == pytest.approx(127.5, abs=5)
+    assert found.images.mean() == pytest.approx(127.5, abs=5)
     assert (int(found.images.min()), int(found.images.max())) == (0, 255)
 
 
@@ -306,8 +306,8 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def numbered(images: int) -> ArraySplit:
     """Images whose label and whose pixel is their number."""
-    numbers = torch.arange(images)
-    return ArraySplit(numbers.to(torch.uint8).view(-1, 1, 1, 1), numbers)
+    numbers = np.arange(images)
+    return ArraySplit(numbers.astype(np.uint8).reshape(-1, 1, 1, 1), numbers)
 
 
 @settings(deadline=None)
@@ -341,7 +341,7 @@ def test_names_follow_their_images(data: st.DataObject) -> None:
     prefix = "n" if split.names else ""
     for _ in range(data.draw(st.integers(0, 2))):
         chosen = data.draw(st.lists(st.integers(0, len(split) - 1), min_size=1))
-        split = split.subset(torch.tensor(chosen))
+        split = split.subset(np.array(chosen))
     world, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
     seen = 0
     for rank in range(world):
@@ -363,8 +363,8 @@ def test_files_are_called_by_their_path_cached_or_not(tmp_path: Path, crop: Any,
     batches = list(named_batches(split, preprocessing, 4, workers=workers))
     names = [name for *_, batch in batches for name in batch]
     number_of = {str(path): i for i, path in enumerate(sorted(tmp_path.rglob("*.png")))}
-    images: list[tuple[Tensor, Tensor]] = [
-        (x, torch.tensor([number_of[name] % 3 for name in batch])) for x, _, batch in batches
+    images: list[tuple[Array, Array]] = [
+        (x, np.array([number_of[name] % 3 for name in batch])) for x, _, batch in batches
     ]
     assert seeds(images) == [number_of[name] for name in names] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
 
@@ -391,7 +391,7 @@ def test_a_different_size_is_told(tmp_path: Path) -> None:
     assert told(files, Preprocessing(3, 12, 10)) == ["test: images of 10 x 12 pixels are fitted to 12 x 10"]
     assert told(numbered(3), Preprocessing(1, 1, 1)) == []
     assert told(numbered(3), Preprocessing(1, 2, 1)) == ["test: images of 1 x 1 pixels are fitted to 2 x 1"]
-    photos = ArraySplit(torch.zeros(1, 3, 120, 100, dtype=torch.uint8), torch.zeros(1, dtype=torch.long))
+    photos = ArraySplit(np.zeros((1, 3, 120, 100), np.uint8), np.zeros(1, np.int64))
     assert told(photos, Preprocessing(3, 224, 224)) == []  # photos of one set have all sizes
     assert told(photos, Preprocessing(3, 64, 64)) == [
         "test: images of 120 x 100 pixels are fitted to 64 x 64"

@@ -1,18 +1,18 @@
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid._support.progress import SILENT
 from candid.data import shards as module
 from candid.data.datasets import Dataset, open_dataset
 from candid.data.images import Preprocessing, decode_batch
-from candid.data.loader import Plan, evaluation_batches, training_batches
 from candid.data.shards import ShardSplit
+from candid.training.loader import Plan, training_batches
 from candid.training.options import TrainOptions
 from candid.training.setup import open_data
-from tests.data.helpers import write_shard
+from tests.data.helpers import evaluation_batches, write_shard
 from tests.data.shard_helpers import AUGMENTED, PREPROCESSING, Batches, load, same, seeds
 
 
@@ -96,7 +96,7 @@ def test_workers_take_up_their_turns_after_a_later_start(
 def test_what_is_skipped_is_not_decoded(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
 
-    def counting(sources: list[bytes], *rest: object) -> Tensor:
+    def counting(sources: list[bytes], *rest: object) -> Array:
         decoded.append(len(sources))
         return decode_batch(sources, *rest)  # type: ignore[arg-type]
 

@@ -4,14 +4,13 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from candid._support.errors import CandidError
-from candid._support.randomness import generator
+from candid._support.numbers import Array, softmax
 from candid.evaluation.selective import (
     Judged,
     areas,
@@ -22,21 +21,21 @@ from candid.evaluation.selective import (
     table,
 )
 from candid.inference.metrics import log_odds
-from candid.trust.verdict import Kind
+from candid.trust.verdict import Verdict
 
 IMAGES = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=40)
 
 
-def columns(images: list[tuple[int, bool]]) -> tuple[torch.Tensor, torch.Tensor]:
+def columns(images: list[tuple[int, bool]]) -> tuple[Array, Array]:
     confidence, right = zip(*images, strict=True)
-    return torch.tensor(confidence, dtype=torch.float64), torch.tensor(right)
+    return np.array(confidence, np.float64), np.array(right)
 
 
 @given(IMAGES)
 @settings(max_examples=60, deadline=None)
 def test_augrc_is_an_auroc_in_disguise(images: list[tuple[int, bool]]) -> None:
     confidence, right = columns(images)
-    found, a, n = risk_coverage(confidence, right), right.double().mean().item(), len(right)
+    found, a, n = risk_coverage(confidence, right), right.mean(), len(right)
     auroc = roc_auc_score(right, confidence) if 0 < a < 1 else 0.0
     expected = (1 - auroc) * a * (1 - a) + (1 - a) ** 2 / 2 + (1 - a) / (2 * n)
     assert found.augrc == pytest.approx(expected, abs=1e-12)
@@ -58,19 +57,19 @@ def test_areas_are_means_over_the_orders_of_equal_images(images: list[tuple[int,
 
 def test_the_intervals_of_areas_cover_what_they_should() -> None:
     """Of 100 draws of 300 images, the areas of a large set lie inside 86 intervals or more."""
-    everyone = torch.rand(40_000, generator=generator(0), dtype=torch.float64)
-    true = risk_coverage(everyone, torch.rand(40_000, generator=generator(1)) < everyone)
-    inside = np.zeros(2)
+    random, inside = np.random.default_rng(0), np.zeros(2)
+    everyone = random.random(40_000)
+    true = risk_coverage(everyone, random.random(40_000) < everyone)
     for seed in range(100):
-        confidence = torch.rand(300, generator=generator(2, seed), dtype=torch.float64)
-        found = areas(confidence, torch.rand(300, generator=generator(3, seed)) < confidence, seed)
+        confidence = random.random(300)
+        found = areas(confidence, random.random(300) < confidence, seed)
         inside += [each.low <= value <= each.high for each, value in zip(found, true[2:], strict=True)]
     assert (inside >= 86).all()
 
 
 def test_equal_confidences_do_not_make_an_interval_narrow() -> None:
-    right = torch.arange(300) % 3 > 0
-    low, high = areas(torch.zeros(300), right)[0][1:]
+    right = np.arange(300) % 3 > 0
+    low, high = areas(np.zeros(300), right)[0][1:]
     assert 0.04 < 1 / 3 - low < 0.07 and 0.04 < high - 1 / 3 < 0.07  # 1.96 (2 / 9 / 300)^(1/2) = 0.053
 
 
@@ -79,32 +78,32 @@ def test_the_paired_difference_covers_the_truth() -> None:
     random, inside = np.random.default_rng(0), 0
     for _ in range(400):
         only, both = 60, 200
-        first = torch.arange(both + 2 * only) < both + only
-        second = (torch.arange(both + 2 * only) < both) | ~first
+        first = np.arange(both + 2 * only) < both + only
+        second = (np.arange(both + 2 * only) < both) | ~first
         chances = np.repeat((0.97, 0.95, 0.85), (both, only, only))
-        found = paired_difference(first, second, torch.from_numpy(random.random(len(chances)) < chances))
+        found = paired_difference(first, second, random.random(len(chances)) < chances)
         inside += found.low <= (0.95 - 0.85) * only / (both + only) <= found.high
     assert binomtest(inside, 400, 0.95, "less").pvalue > 0.01  # no fewer than promised
     assert inside < 400
 
 
 def test_a_difference_of_equal_rules_is_zero_and_unequal_sets_are_refused() -> None:
-    accepted = torch.tensor([True, False])
+    accepted = np.array([True, False])
     assert paired_difference(accepted, accepted, accepted) == (0, 0, 0)
     with pytest.raises(CandidError, match="equally large sets"):
-        paired_difference(accepted, torch.tensor([True, True]), accepted)
+        paired_difference(accepted, np.array([True, True]), accepted)
 
 
 def test_verdicts_and_a_plain_threshold_are_counted_by_hand() -> None:
-    confidence = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 0.5])
-    right = torch.tensor([True, True, False, True, True, False])
-    kinds: list[Kind] = ["novel", "accept", "ambiguous", "accept", "accept", "ambiguous"]
-    foreign = {"fish": Judged(torch.tensor([9.0, 0.1]), ["novel", "accept"])}
+    confidence = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5])
+    right = np.array([True, True, False, True, True, False])
+    kinds: list[Verdict] = ["novel", "accept", "ambiguous", "accept", "accept", "ambiguous"]
+    foreign = {"fish": Judged(np.array([9.0, 0.1]), ["novel", "accept"])}
     found = selective_metrics(confidence, right, kinds, foreign)
     verdicts, plain = found["verdicts"], found["plain"]
     assert (verdicts["coverage"], verdicts["accepted"], verdicts["ambiguous"]) == (0.5, 1.0, 0.0)
     assert (plain["coverage"], plain["accepted"]) == (0.5, 2 / 3)
-    assert plain["threshold"] == torch.tensor(3.0, dtype=torch.float64).sigmoid().item()
+    assert plain["threshold"] == 1 / (1 + np.exp(-3.0))
     assert verdicts["foreign"] == plain["foreign"] == {"fish": 0.5}
     exact = binomtest(3, 6).proportion_ci(method="exact")
     assert verdicts["intervals"]["coverage"] == pytest.approx([exact.low, exact.high])
@@ -124,9 +123,9 @@ def test_verdicts_and_a_plain_threshold_are_counted_by_hand() -> None:
 
 
 def test_a_clear_difference_is_named() -> None:
-    confidence = torch.linspace(1, 0, 400)
-    right = torch.arange(400) >= 100
-    kinds: list[Kind] = [*["novel"] * 100, *["accept"] * 100, *["ambiguous"] * 200]  # type: ignore[list-item]
+    confidence = np.linspace(1, 0, 400)
+    right = np.arange(400) >= 100
+    kinds: list[Verdict] = [*["novel"] * 100, *["accept"] * 100, *["ambiguous"] * 200]  # type: ignore[list-item]
     (first, second) = sentences(selective_metrics(confidence, right, kinds))
     assert "are better than those of a plain confidence threshold" in first
     assert "100 images" in second and "0 % of them are right" in second
@@ -134,18 +133,18 @@ def test_a_clear_difference_is_named() -> None:
 
 
 def test_nothing_accepted_is_said() -> None:
-    found = selective_metrics(torch.tensor([1.0]), torch.tensor([True]), ["novel"], {})
+    found = selective_metrics(np.array([1.0]), np.array([True]), ["novel"], {})
     assert found["verdicts"]["accepted"] is None and found["difference"] is None
     assert sentences(found) == ["No image is accepted."] and len(table(found)) == 5
-    assert sentences(selective_metrics(torch.tensor([1.0]), torch.tensor([True]))) == []
+    assert sentences(selective_metrics(np.array([1.0]), np.array([True]))) == []
 
 
 def test_a_column_of_another_length_is_refused() -> None:
     with pytest.raises(CandidError, match="one confidence and one flag"):
-        risk_coverage(torch.ones(2), torch.ones(3, dtype=torch.bool))
+        risk_coverage(np.ones(2), np.ones(3, bool))
 
 
 def test_log_odds_order_images_as_posteriors_do() -> None:
-    logits = torch.randn(50, 4, generator=generator(0))
-    posterior = logits.double().softmax(1).amax(1)
-    torch.testing.assert_close(log_odds(logits), (posterior / (1 - posterior)).log())
+    logits = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    posterior = softmax(logits.astype(np.float64)).max(1)
+    np.testing.assert_allclose(log_odds(logits), np.log(posterior / (1 - posterior)), rtol=1e-7, atol=1e-7)

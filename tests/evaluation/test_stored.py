@@ -11,8 +11,8 @@ from scipy.stats import binomtest
 
 import candid
 from candid import CandidError, Monitor
+from candid.evaluation.compare import group_table
 from candid.evaluation.evaluate import evaluate
-from candid.evaluation.groups import table
 from tests.helpers import candid_command
 
 Arrays = dict[str, Any]
@@ -98,6 +98,28 @@ def test_logits_alone_are_enough(folder: Path) -> None:
     assert set(found["false_positives"]) == {"max-posterior", "energy", "max-logit", "gen", "combined"}
 
 
+@pytest.mark.parametrize("images", [600, 300])
+@pytest.mark.parametrize("options", [{}, {"risk": 0.05}, {"score": "knn"}, {"novelty_promise": "confident"}])
+@pytest.mark.parametrize("keys", [("logits", "labels"), ("logits", "labels", "features")])
+def test_the_table_of_scores_has_the_score_behind_the_verdicts(
+    folder: Path, images: int, options: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    """Scores are cross-fitted to 300 images and to one half of 600; a risk takes half of them."""
+    if "score" in options and "features" not in keys:
+        return
+    for name in ("val", "test", "far"):
+        stored = {key: values[:images] for key, values in np.load(f"{name}.npz").items() if key in keys}
+        store(folder, **{name: stored})
+    found = metrics_of(novelty=0.05, ood={"far": "far.npz"}, **options)
+    score, sets = found["verdicts"]["score"], found["verdicts"]["sets"]
+    level = found["verdicts"]["promises"]["novelty"]["in_force"]
+    assert level == 0.05 and score == options.get("score", "combined")
+    if "novelty_promise" not in options:  # else the cut lies below the level
+        assert found["false_positives"][score]["0.05"] == pytest.approx(sets["test"]["novel"], abs=1e-12)
+        assert found["ood"]["far"][score]["detected"] == pytest.approx(sets["far"]["novel"], abs=1e-12)
+    assert found["false_positives"][score]["0.05"] >= sets["test"]["novel"]
+
+
 def test_the_risk_of_accepted_images_is_promised_or_refused(folder: Path) -> None:
     found = metrics_of(risk=0.05, delta=0.1)
     promised = found["verdicts"]["promises"]["risk"]
@@ -126,7 +148,7 @@ def test_levels_hold_within_groups_of_a_key_or_a_table(folder: Path, by: str) ->
     assert not groups["west"]["own_levels"] and groups["west"]["n_reference"] == 300
     assert any(each.startswith("Group 'west' has") for each in found["verdicts"]["sentences"])
     assert sum(each["images"] for each in groups.values()) == 300
-    head, rows = table(found["groups"])
+    head, rows = group_table(found["groups"])
     assert head[2] == "ranked among" and rows[2][2] == "300 of all groups"
 
 
@@ -158,7 +180,7 @@ def test_an_audit_of_arrays_is_a_page(folder: Path) -> None:
     assert grades["Corruptions"] == grades["Attacks"] == "unknown"
     page = (folder / "audit" / "audit.html").read_text()
     assert "groups by &#39;site&#39;" in page and "Risk 5&nbsp;%" in page and "plain threshold" in page
-    assert "candid evaluate --held-out val.npz --test test.npz" in page
+    assert "candid evaluate --risk 0.05 --held-out val.npz --test test.npz" in page
     assert "Stored arrays have no network, which attacks need" in page
     assert (folder / "audit" / "evaluation" / "classifier" / "metrics.json").is_file()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import candid
-from candid.models.model_files import sealed
-from candid.trust.calibrate import calibrate
+from candid.judging.calibrate import calibrate
+from candid.models.checkpoint import sealed
 from experiments.red.damage import Subject, edits, flips
 from experiments.red.models import (
     array_subject,

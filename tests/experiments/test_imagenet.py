@@ -17,7 +17,7 @@ import candid
 from candid import CandidError
 from candid._support.text import short_name
 from candid.models.resnet import ResNet, ResNetConfig
-from candid.robustness.corruptions.apply import CORRUPTIONS
+from candid.robustness.corruptions.benchmark import CORRUPTIONS
 from experiments.imagenet import paper, stages, study
 from experiments.imagenet.__main__ import main
 from experiments.imagenet.figures import chosen_photos

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier
+from candid.models.flow.network import array_of
 from candid.models.protocol import Outputs
 from tests.helpers import small_classifier
 
@@ -30,7 +31,8 @@ def mixture_model(
 
 def outputs_for(model: GenerativeClassifier, z: Tensor) -> Outputs:
     """As if an image had the latent ``z``."""
-    return Outputs(model.mixture.logits(z).detach(), z[:, : model.feature_size], None, z)
+    latent = array_of(z)
+    return Outputs(array_of(model.mixture.logits(z)), latent[:, : model.feature_size], None, latent)
 
 
 def latents(model: GenerativeClassifier, images: int = 3, spread: float = 1.0, seed: int = 0) -> Tensor:

@@ -3,10 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from scipy.stats import chi, norm
 
@@ -14,8 +17,8 @@ from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, region, summarise
 from candid.models.protocol import Outputs
-from candid.reports.plots.examine import decision_space
-from candid.trust.verdict import Kind
+from candid.reports.plots.examine import draw_decision_space
+from candid.trust.verdict import Verdict
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 
 
@@ -55,18 +58,25 @@ def test_the_drawn_regions_hold_90_percent_of_their_class(top: int) -> None:
     n = 3000
     for y in (0, 1):  # the first and the second region
         z = model.mixture.means(torch.full((n,), y)).detach() + latents(model, n, seed=y)
-        ranked = torch.linspace(1, 0, 6).double().expand(n, -1)  # the same classes span the space for all
-        spaces = decision_spaces(model, Outputs(ranked, z[:, :0], None, z), top)
+        ranked = np.tile(np.linspace(1, 0, 6), (n, 1))  # the same classes span the space for all
+        latent = z.numpy()
+        spaces = decision_spaces(model, Outputs(ranked, latent[:, :0], None, latent), top)
         share = sum(space.inside[y] for space in spaces) / n
         assert share == pytest.approx(MASS, abs=4 * math.sqrt(MASS * (1 - MASS) / n))
 
 
+def drawn_axes(shown: DecisionSpace) -> Axes:
+    axes = Figure().subplots()
+    draw_decision_space(axes, shown, ("cat", "dog"))
+    return axes
+
+
 def test_the_drawn_ellipse_is_the_region() -> None:
     shown = space((0.6, 0.4), 2.0)
-    axes = decision_space(shown, ("cat", "dog")).axes[0]
+    axes = drawn_axes(shown)
     ellipses = [patch for patch in axes.patches if isinstance(patch, Ellipse) and patch.get_fill()]
     assert len(ellipses) == 2
-    for along in torch.linspace(-4, 4, 17).tolist():
+    for along in np.linspace(-4, 4, 17).tolist():
         for away in (0.1, 1.0, 3.0, 3.5):
             point = replace(shown, along=along, away=away)
             centred = [(along - ellipse.center[0], away - ellipse.center[1]) for ellipse in ellipses]
@@ -108,14 +118,14 @@ def test_equal_means_and_what_has_no_decision_space() -> None:
     assert summarise(space, ("a", "b")).kind == "ambiguous"
     resnet = ResNet(ResNetConfig(height=32, width=32, classes=3, blocks=(1,), widths=(4,), stem="3x3"))
     with pytest.raises(CandidError, match="from a ResNet"):
-        decision_spaces(resnet, outputs_for(model, latents(model, 1)))  # type: ignore[arg-type]
+        decision_spaces(resnet, outputs_for(model, latents(model, 1)))
     one = mixture_model(classes=1)
     with pytest.raises(CandidError, match="at least two classes"):
         decision_spaces(one, outputs_for(one, latents(one, 1)))
 
 
 def space(
-    posterior: tuple[float, float], distance: float, verdict: Kind | None = None, along: float = 0.1
+    posterior: tuple[float, float], distance: float, verdict: Verdict | None = None, along: float = 0.1
 ) -> DecisionSpace:
     half = distance / 2
     p_value = None if verdict is None else 0.001 if verdict == "novel" else 0.4
@@ -158,7 +168,7 @@ def test_a_measured_uncertainty_is_named_where_it_differs(measured: float | None
 def test_the_figure_names_novelty_outside_of_the_drawing() -> None:
     for verdict, word in (("novel", "this image (novel)"), ("accept", "this image")):
         shown = space((0.99, 0.01), 2.5, verdict)  # type: ignore[arg-type]
-        axes = decision_space(shown, ("cat", "dog")).axes[0]
+        axes = drawn_axes(shown)
         legend = axes.get_legend()
         assert legend is not None and word in [text.get_text() for text in legend.get_texts()]
         assert "1.20 × the expected distance" in axes.get_title()

@@ -4,20 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from candid import GenerativeClassifier
+from candid._support.numbers import Array
+from candid.data.images import to_float
 from candid.explanations.counterfactual import counterfactual, interpolate, samples
 from candid.explanations.decision_space import decision_spaces, summarise
 from candid.explanations.explainer import Explanation
 from candid.explanations.heatmaps import heatmaps
+from candid.judging.examine import Evidence
 from candid.reports.plots import examine as examine_plots
 from candid.reports.plots import latent as latent_plots
 from candid.reports.plots import style
-from candid.trust.verdict import Evidence, Examination
+from candid.trust.verdict import Examination
 from tests.explanations.mixtures import decided_classifier
 from tests.reports.test_plots import check_nothing_is_cut_off
 
@@ -31,8 +34,8 @@ def model() -> GenerativeClassifier:
 
 
 @pytest.fixture(scope="module")
-def image() -> torch.Tensor:
-    return torch.randint(40, 216, (3, 16, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+def image() -> Array:
+    return np.random.default_rng(1).integers(40, 216, (3, 16, 16), dtype=np.uint8)
 
 
 def texts(figure: Any) -> str:
@@ -47,9 +50,9 @@ def check(figure: Figure, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["accept", "ambiguous", "novel", None])
 def test_a_page_shows_what_was_found(
-    model: GenerativeClassifier, image: torch.Tensor, kind: Any, tmp_path: Path
+    model: GenerativeClassifier, image: Array, kind: Any, tmp_path: Path
 ) -> None:
-    outputs = model.outputs(image[None] / 255)
+    outputs = model.outputs(to_float(image[None]))
     p_value = None if kind is None else 0.003
     (space,) = decision_spaces(model, outputs)
     space = replace(space, p_value=p_value, verdict=kind)
@@ -67,7 +70,8 @@ def test_a_page_shows_what_was_found(
     y = space.classes[-1]
     changed = counterfactual(model, image, y, 0.4) if kind == "ambiguous" else None
     summary = summarise(space, NAMES)
-    explanation = Explanation(heatmaps(model, outputs), space, summary, changed)
+    (maps,) = heatmaps(model, outputs)
+    explanation = Explanation(maps, space, summary, changed)
     shown = check(examine_plots.examination(examined, explanation, NAMES), tmp_path)
     for word in (
         "posterior (%)",
@@ -83,22 +87,20 @@ def test_a_page_shows_what_was_found(
     assert ("moved towards" in shown) == (changed is not None)
 
 
-def test_single_figures_are_labelled(
-    model: GenerativeClassifier, image: torch.Tensor, tmp_path: Path
-) -> None:
-    outputs = model.outputs(image[None] / 255)
+def test_single_figures_are_labelled(model: GenerativeClassifier, image: Array, tmp_path: Path) -> None:
+    outputs = model.outputs(to_float(image[None]))
     (space,) = decision_spaces(model, outputs)
-    maps = heatmaps(model, outputs, top=2)
+    (maps,) = heatmaps(model, outputs, top=2)
     assert "saliency" in check(examine_plots.heatmaps(image, maps, NAMES), tmp_path)
-    summary = summarise(space, NAMES)
-    shown = check(examine_plots.decision_space(space, NAMES, summary), tmp_path)
-    assert "distance from it (σ)" in shown and summary.sentence.split()[0] in shown
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    examine_plots.draw_decision_space(figure.subplots(), space, NAMES)
+    assert "distance from it (σ)" in check(figure, tmp_path)
     found = counterfactual(model, image, space.classes[-1], 0.4)
     shown = check(latent_plots.counterfactual(found, NAMES), tmp_path)
     assert "grey levels" in shown and "target 40 %" in shown and "original" in shown
     shown = check(latent_plots.counterfactuals([found, found], NAMES), tmp_path)
     assert "has 40 %" in shown and shown.count(" %") >= 14
-    between = interpolate(model, image, image.flip(2), steps=4)
+    between = interpolate(model, image, image[:, :, ::-1].copy(), steps=4)
     shown = check(latent_plots.interpolation([between, between], NAMES), tmp_path)
     assert shown.count("%") >= 8
     drawn = samples(model, [0, 1, 2], (0.5, 1.0), n=2)
@@ -106,14 +108,13 @@ def test_single_figures_are_labelled(
     assert "T = 0.5" in shown and "T = 1" in shown
 
 
-def test_the_map_that_is_drawn_is_the_one_that_was_found(
-    model: GenerativeClassifier, image: torch.Tensor
-) -> None:
-    maps = heatmaps(model, model.outputs(image[None] / 255), top=2)
+def test_the_map_that_is_drawn_is_the_one_that_was_found(model: GenerativeClassifier, image: Array) -> None:
+    (maps,) = heatmaps(model, model.outputs(to_float(image[None])), top=2)
     figure = examine_plots.heatmaps(image, maps, NAMES)
     drawn = [axes.images[-1].get_array() for axes in figure.axes if len(axes.images) == 2]
     assert len(drawn) == 3
-    assert torch.as_tensor(drawn[0]).allclose(maps.saliency[0])
-    assert torch.as_tensor(drawn[2]).allclose(maps.posterior[0, 1])
+    assert maps.saliency is not None
+    np.testing.assert_allclose(np.array(drawn[0]), maps.saliency)
+    np.testing.assert_allclose(np.array(drawn[2]), maps.values[1])
     scales = [axes.images[-1].get_clim() for axes in figure.axes if len(axes.images) == 2][1:]
     assert scales[0] == scales[1] and scales[0][0] == -scales[0][1]

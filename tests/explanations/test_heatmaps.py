@@ -9,18 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import idctn
-from scipy.special import logsumexp, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor
 
 from candid import ClassifierConfig, FlowConfig, GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
-from candid.explanations.heatmaps import Heatmaps, SpatialMixture, heatmaps
+from candid.explanations.class_maps import ClassMaps
+from candid.explanations.heatmaps import SpatialMixture, heatmaps
 from candid.explanations.options import HeatmapRule
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 from tests.helpers import LargestTensor, small_classifier
 
 
-def all_maps(model: GenerativeClassifier, z: Tensor, **options: Any) -> Heatmaps:
+def all_maps(model: GenerativeClassifier, z: Tensor, **options: Any) -> list[ClassMaps]:
     return heatmaps(model, outputs_for(model, z), top=model.config.classes, **options)
 
 
@@ -71,12 +72,14 @@ def test_every_map_sums_to_its_log_posterior(
         seed,
     )
     z = latents(model, 2, spread, seed)
-    maps = all_maps(model, z, contrast=contrast, rule=rule)
-    expected = model.mixture.logits(z).detach().log_softmax(1).gather(1, maps.classes)
-    assert torch.isfinite(maps.posterior).all() and maps.posterior.shape[2:] == size
-    assert (maps.posterior.sum((2, 3)) - expected).abs().max() < 1e-8
-    assert maps.largest_error.max() < 1e-8
-    assert maps.posterior.sum((2, 3)).exp().sum(1).allclose(torch.ones(2).double())
+    expected = model.mixture.logits(z).detach().log_softmax(1).numpy()
+    for maps, log_posterior in zip(all_maps(model, z, contrast=contrast, rule=rule), expected, strict=True):
+        sums = maps.values.sum((1, 2))
+        assert np.isfinite(maps.values).all() and maps.values.shape[1:] == size
+        assert np.abs(sums - log_posterior[list(maps.classes)]).max() < 1e-8
+        assert np.abs(maps.scores - sums).max() < 1e-8 and not maps.baselines.any()
+        assert maps.largest_error < 1e-8
+        assert np.exp(sums).sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +101,10 @@ def test_maps_are_their_formulas(options: dict[str, Any], priors: tuple[float, .
     shares = (r + contrast) / (r + contrast).sum((1, 2), keepdim=True)
     even = log_priors[:, None, None] / w[0, :, :, 0].numel()
     expected = log_q + even - (evidence[:, None, None] * shares)[:, None]
-    for i in range(len(z)):
-        assert maps.posterior[i].allclose(expected[i, maps.classes[i]])
-    assert maps.saliency.allclose(saliency)
+    for i, found in enumerate(maps):
+        assert found.saliency is not None
+        np.testing.assert_allclose(found.values, expected[i, list(found.classes)], rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(found.saliency, saliency[i], rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("options", [{"rank": 2}, {"planar": True}, {"dct": "released", "size": (6, 6)}])
@@ -108,36 +112,38 @@ def test_the_papers_rule_is_what_its_text_says(options: dict[str, Any]) -> None:
     """With equal priors, S = log sum_y q(z | y), and r_kl is log p(w_kl) in the range [0, 1]."""
     model = mixture_model(**options)
     z, classes = latents(model), torch.arange(4)
-    maps = heatmaps(model, outputs_for(model, z), classes.expand(len(z), -1), rule="paper")
+    every = np.tile(np.arange(4), (len(z), 1))
+    maps = heatmaps(model, outputs_for(model, z), every, rule="paper")
     w, means = (positions(model, each).numpy() for each in (z, model.mixture.means(classes)))
     for i in range(len(z)):
         log_q = -0.5 * ((w[i] - means) ** 2).sum(3)  # (M, h, w)
         log_p = logsumexp(log_q, axis=0) - np.log(4)
         r = (log_p - log_p.min()) / (log_p.max() - log_p.min())
         s = logsumexp(log_q.sum((1, 2))) * (r + 0.03) / (r + 0.03).sum()
-        np.testing.assert_allclose(maps.posterior[i], log_q - s, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(maps[i].values, log_q - s, rtol=0, atol=1e-9)
         posterior = softmax(log_q.sum((1, 2)))
         np.testing.assert_allclose(np.exp((log_q - s).sum((1, 2))), posterior, rtol=1e-9)
-    assert maps.rule == "paper"
-    own = heatmaps(model, outputs_for(model, z), classes.expand(len(z), -1))
-    np.testing.assert_array_equal(own.saliency, maps.saliency)
-    difference = own.posterior - maps.posterior  # the same for all classes
-    np.testing.assert_allclose(difference, difference[:, :1].expand_as(difference), rtol=0, atol=1e-9)
+    for own, papers in zip(heatmaps(model, outputs_for(model, z), every), maps, strict=True):
+        assert papers.rule == "paper"
+        np.testing.assert_array_equal(own.saliency, papers.saliency)
+        difference = own.values - papers.values  # the same for all classes
+        np.testing.assert_allclose(difference, np.tile(difference[:1], (4, 1, 1)), rtol=0, atol=1e-9)
 
 
 def test_an_image_that_is_equally_salient_everywhere_has_even_shares() -> None:
     model = mixture_model(classes=2, scale=0.0)
     for contrast in (0.0, 0.03):
-        maps = all_maps(model, torch.zeros(1, model.dimensions).double(), contrast=contrast, rule="paper")
-        assert maps.posterior.allclose(maps.posterior.mean((2, 3), keepdim=True))
+        (maps,) = all_maps(model, torch.zeros(1, model.dimensions).double(), contrast=contrast, rule="paper")
+        even = np.broadcast_to(maps.values.mean((1, 2), keepdims=True), maps.values.shape)
+        np.testing.assert_allclose(maps.values, even, rtol=1e-5, atol=1e-8)
 
 
 def test_saliency_of_one_class_sums_to_its_distance() -> None:
     model = mixture_model(classes=1)
     z = latents(model)
-    maps = all_maps(model, z)
+    sums = [maps.saliency.sum() for maps in all_maps(model, z) if maps.saliency is not None]
     mean = model.mixture.means(torch.arange(1)).detach()
-    assert maps.saliency.sum((1, 2)).allclose(0.5 * (z - mean).square().sum(1))
+    assert sums == pytest.approx((0.5 * (z - mean).square().sum(1)).tolist())
 
 
 def test_a_contrast_of_zero_leaves_mostly_what_differs_between_classes() -> None:
@@ -150,15 +156,15 @@ def test_a_contrast_of_zero_leaves_mostly_what_differs_between_classes() -> None
     with torch.no_grad():
         model.mixture.mean[1], model.mixture.prototypes[1] = moved[0, :4], moved[0, 4:]
     maps = all_maps(model, latents(model), contrast=0.0)
-    difference = (maps.posterior[:, 0] - maps.posterior[:, 1]).flatten(1).abs()
+    difference = np.stack([np.abs(image.values[0] - image.values[1]).ravel() for image in maps])
     elsewhere = [i for i in range(spatial.positions) if i != 4]
     assert difference[:, 4].min() > 1e-3
     assert difference[:, elsewhere].max() < 1e-12
     shared = {
-        contrast: all_maps(model, latents(model), contrast=contrast)
-        .posterior.flatten(2)[:, :, elsewhere]
-        .abs()
-        .max()
+        contrast: max(
+            np.abs(image.values.reshape(2, -1)[:, elsewhere]).max()
+            for image in all_maps(model, latents(model), contrast=contrast)
+        )
         for contrast in (0.0, 0.03, math.inf)
     }
     assert shared[0.0] < 0.6 * shared[0.03] and shared[0.03] < 0.3 * shared[math.inf]
@@ -178,21 +184,25 @@ def test_at_224_pixels_in_float32_all_sums_are_right_and_the_means_stay_small() 
     outputs = outputs_for(model, latents(model, 2))
     with LargestTensor() as largest:
         maps = heatmaps(model, outputs)
-    assert maps.posterior.shape == (2, 3, 7, 7)
-    assert maps.largest_error.max() < 1e-3
-    assert (maps.posterior.sum((2, 3)) - maps.log_posterior).abs().max() < 1e-3
+    assert len(maps) == 2
+    for image in maps:
+        assert image.values.shape == (3, 7, 7)
+        assert image.largest_error < 1e-3
+        assert np.abs(image.values.sum((1, 2)) - image.scores).max() < 1e-3
     assert largest.numel <= 33 * model.dimensions
 
 
 def test_a_real_image_with_chosen_classes_and_the_frozen_network() -> None:
     model = small_classifier().double()
-    outputs = model.outputs(torch.rand(2, 3, 16, 16))
-    chosen = torch.tensor([[2], [0]])
+    outputs = model.outputs(np.random.default_rng(0).random((2, 3, 16, 16)))
+    chosen = np.array([[2], [0]])
     maps = heatmaps(model, outputs, chosen)
-    assert maps.classes.equal(chosen) and maps.posterior.shape == (2, 1, 2, 2)
     frozen = heatmaps(model.frozen(), outputs, chosen, spatial=SpatialMixture(model))
-    assert frozen.posterior.allclose(maps.posterior)
-    assert maps.posterior.sum((2, 3)).allclose(outputs.logits.log_softmax(1).gather(1, chosen))
+    log_posterior = log_softmax(outputs.logits, axis=1)
+    for i, (own, folded) in enumerate(zip(maps, frozen, strict=True)):
+        assert own.classes == (chosen[i, 0],) and own.values.shape == (1, 2, 2)
+        np.testing.assert_allclose(folded.values, own.values, rtol=1e-5, atol=1e-8)
+        assert own.values.sum() == pytest.approx(log_posterior[i, chosen[i, 0]])
 
 
 def test_mistakes_are_said() -> None:

@@ -1,18 +1,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
 import candid
-from candid.data.images import Preprocessing, decode_as
+from candid.data.images import Preprocessing, decode_as, to_float
 from candid.data.thumbnails import SIDE, whole_photo
-from candid.explanations.nearest_photos import nearest_photos
-from candid.models.heads import known_photos
-from candid.models.heads.known_photos import KnownPhotos
+from candid.explanations.explainer import nearest_photos
+from candid.models.photo import known_photos
+from candid.models.photo.known_photos import KnownPhotos
 from candid.reports.plots.examine import _draw_nearest
 from candid.reports.plots.latent import known_photos as figure_of_known
 from tests.helpers import candid_command
@@ -22,12 +22,12 @@ from tests.photo_models import CLASSES, PhotoRun, train_photo_model, write_photo
 def test_the_nearest_known_photos_are_mostly_of_the_class(photo_run: PhotoRun) -> None:
     model = candid.load(photo_run.model)
     known = model.known_photos
-    assert known is not None and torch.bincount(known.labels).tolist() == [12, 12, 12]
+    assert known is not None and np.bincount(known.labels).tolist() == [12, 12, 12]
     for y, path in enumerate(photo_run.photos):
-        image = decode_as(path, model.preprocessing)[None] / 255
+        image = to_float(decode_as(path, model.preprocessing)[None])
         place = model.places(model.outputs(image).latent)[0]
         order = known.nearest(place, 5)
-        distances = (known.places - place).norm(dim=1)
+        distances = np.linalg.norm(known.places - place, axis=1)
         assert distances[order].tolist() == sorted(distances.tolist())[:5]
         assert (known.labels[order] == y).sum() >= 3
         other = (y + 1) % 3
@@ -38,14 +38,14 @@ def test_thumbnails_are_the_photos_and_stay_with_the_model(photo_run: PhotoRun, 
     model = candid.load(photo_run.model)
     again = candid.load(candid.save(model, tmp_path / "copy"))
     known = again.known_photos
-    originals = torch.stack(
+    originals = np.stack(
         [
-            decode_as(path, Preprocessing(3, SIDE, SIDE)).float()
+            decode_as(path, Preprocessing(3, SIDE, SIDE)).astype(np.float64)
             for path in sorted(Path(photo_run.data, "train", "dots").glob("*.png"))
         ]
     )
-    first = known.picture(known.labels.tolist().index(0)).float()
-    assert (originals - first).abs().mean((1, 2, 3)).min() < 20  # JPEG is lossy
+    first = known.picture(known.labels.tolist().index(0))
+    assert np.abs(originals - first).mean((1, 2, 3)).min() < 20  # JPEG is lossy
     size = sum(file.stat().st_size for file in (tmp_path / "copy").glob("thumbnails-*"))
     assert 0 < size < 1_000_000 and model.fingerprint() == again.fingerprint()
 
@@ -54,12 +54,12 @@ def test_thumbnails_never_take_more_than_their_room(
     photo_run: PhotoRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(Path(photo_run.data, "train").rglob("*.png"))
-    labels = torch.tensor([CLASSES.index(path.parent.name) for path in paths])
-    places = torch.zeros(len(paths), 2)
+    labels = np.array([CLASSES.index(path.parent.name) for path in paths])
+    places = np.zeros((len(paths), 2), np.float32)
     monkeypatch.setattr(known_photos, "MOST_BYTES", 40_000)
     few = KnownPhotos.of(paths, labels, places, 3)
     assert few is not None and len(few.jpeg) <= 40_000
-    counts = torch.bincount(few.labels)
+    counts = np.bincount(few.labels)
     assert counts.min() == counts.max() < 12
     monkeypatch.setattr(known_photos, "MOST_BYTES", 100)
     assert KnownPhotos.of(paths, labels, places, 3) is None
@@ -83,7 +83,9 @@ def test_the_page_says_which_classes_have_no_photos(photo_run: PhotoRun, tmp_pat
     """A taught class has none."""
     write_photos(tmp_path, ("checks",), 5, start=50)
     model = candid.teach(photo_run.model, {"checks": tmp_path / "checks"}).model
-    latent = model.latent(decode_as(photo_run.photos[0], model.preprocessing)[None] / 255)
+    image = to_float(decode_as(photo_run.photos[0], model.preprocessing)[None])
+    latent = model.outputs(image).latent
+    assert latent is not None
     found = nearest_photos(model, latent, 3)
     assert found is not None and (found.of_instead, found.missing) == ((), (3,))
     page = Figure()
@@ -123,5 +125,5 @@ def test_a_whole_photo_is_upright_and_not_cropped(tmp_path: Path) -> None:
     image.save(tmp_path / "lying.jpg", exif=exif)
     found = whole_photo(tmp_path / "lying.jpg", 400)
     assert found is not None and found.shape == (3, 400, 100)
-    assert found[1, :150].float().mean() < 30 and found[1, 250:].float().mean() > 225
+    assert found[1, :150].mean() < 30 and found[1, 250:].mean() > 225
     assert whole_photo(tmp_path / "missing.jpg") is None

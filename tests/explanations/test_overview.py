@@ -4,22 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from cyclopts import CycloptsError
 from PIL import Image
 
 import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError
+from candid._support.numbers import softmax
 from candid.data.datasets import open_dataset
+from candid.data.images import to_float
 from candid.data.splits import ArraySplit
 from candid.explanations.explainer import Explainer
 from candid.explanations.overview import explain as look_at
 from candid.explanations.similarity import expected_uncertainty
-from candid.models.flow.plane import planar_model
-from candid.trust.calibrate import calibrate
-from candid.trust.examine import Examiner
+from candid.judging.calibrate import calibrate
+from candid.judging.examine import Examiner
+from candid.models.flow.planar import planar_model
 from tests.helpers import candid_command, randomise
 
 
@@ -83,11 +85,11 @@ def test_numbers_are_those_of_their_own_functions(folder: Path) -> None:
     assert found.samples is not None and found.samples.shape == (3, 3, 2, 1, 8, 8)
     test = open_dataset("digits").test
     assert isinstance(test, ArraySplit)
-    posterior, labels = model.posterior(test.images / 255).detach().double(), test.labels
+    posterior, labels = softmax(model.outputs(to_float(test.images)).logits.astype(np.float64)), test.labels
     assert found.measured_on == f"{len(labels)} images (test)"
     for pair in found.pairs:
         own = posterior[(labels == pair.first) | (labels == pair.second)][:, [pair.first, pair.second]]
-        assert pair.measured == pytest.approx(float((own.amin(1) / own.sum(1)).mean()), rel=1e-5)
+        assert pair.measured == pytest.approx(float((own.min(1) / own.sum(1)).mean()), rel=1e-5)
     assert found.fields["generative"].projections is None and found.fields["generative"].images == 2
     assert len(found.interpolations) == 3 and found.plane is None
     estimated = look_at(folder / "own", data="digits", images=2, projections=8, workers=0)
@@ -102,10 +104,11 @@ def test_without_images_there_is_what_the_held_out_ones_said(folder: Path) -> No
     assert found.measured_on == "held-out images"
     for pair in found.pairs:
         assert pair.measured == pytest.approx(float(held_out.pair_uncertainty[pair.first, pair.second]))
-    image = torch.randint(0, 256, (1, 8, 8), dtype=torch.uint8)
+    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
     (examined,) = Examiner(model, "own", evidence=True).judged([("image", image)])
     assert isinstance(examined, candid.Examination)
     space = Explainer(model).explain(examined).space
+    assert space is not None
     assert (space.p_value, space.verdict) == (examined.p_value, examined.verdict)
 
 
@@ -114,10 +117,12 @@ def test_a_plane_is_drawn_with_its_images(folder: Path) -> None:
     assert found.plane is not None and found.points is not None and found.labels is not None
     assert len(found.points) == len(found.labels) > 50
     assert set(found.labels.tolist()) == {0, 1, 2}
-    x = torch.rand(4, 1, 8, 8)
-    model = candid.load(folder / "planar")
-    shown = found.plane.posterior(found.plane.project(model.latent(x)))
-    assert shown.allclose(model.posterior(x).double(), atol=1e-5)
+    outputs = candid.load(folder / "planar").outputs(
+        np.random.default_rng(0).random((4, 1, 8, 8), np.float32)
+    )
+    assert outputs.latent is not None
+    shown = found.plane.posterior(found.plane.project(outputs.latent))
+    np.testing.assert_allclose(shown, softmax(outputs.logits), atol=1e-5)
     assert look_at(folder / "planar", workers=0).points is None
 
 

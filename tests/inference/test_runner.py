@@ -8,23 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 from candid import GenerativeClassifier, ResNet
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid.data.batches import named_batches
 from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing, decode_as, image_keys
-from candid.data.loader import named_batches
 from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.predictions import Predictions, predict_batches, without_noise
 from candid.inference.runner import Runner
+from candid.judging.held_out import MEASURES as CODE_LENGTHS
 from candid.models.protocol import Outputs
-from candid.trust.feature_scores import Mahalanobis
-from candid.trust.scores import CODE_LENGTHS
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.helpers import RecordedProgress, small_classifier
-from tests.inference.pass_in_processes import MEASURES, PREPROCESSING, array, counted, every_pass
-from tests.inference.test_predictions import assert_equal, small_resnet
+from tests.inference.pass_in_processes import MEASURES, PREPROCESSING, array, counted, distance_to, every_pass
+from tests.inference.test_predictions import assert_equal, floats, small_resnet
 from tests.training.runs import run
 
 
@@ -36,7 +37,7 @@ def photos(folder: Path) -> FileSplit:
     return split
 
 
-def keys(images: Tensor, outputs: Outputs) -> Tensor:
+def keys(images: Array, outputs: Outputs) -> Array:
     return image_keys(images)
 
 
@@ -97,16 +98,12 @@ OTHERS: dict[str, Callable[[ArraySplit], dict[str, Any]]] = {
     "model": lambda split: {"model": small_classifier(seed=1)},
     "kind of model": lambda split: {"model": small_resnet()},
     "pixels": lambda split: {"split": replace(split, images=split.images ^ 1)},
-    "labels": lambda split: {"split": replace(split, labels=split.labels.flip(0))},
+    "labels": lambda split: {"split": replace(split, labels=split.labels[::-1])},
     "names": lambda split: {"split": replace(split, names=tuple("abcdefghijklmnopqrstuvw"))},
-    "fewer images": lambda split: {"split": split.subset(torch.arange(22))},
+    "fewer images": lambda split: {"split": split.subset(np.arange(22))},
     "preprocessing": lambda split: {"preprocessing": Preprocessing(3, 16, 16)},
     "no fitted score": lambda split: {"measures": CODE_LENGTHS},
-    "fitted score": lambda split: {
-        "measures": {
-            "mahalanobis": Mahalanobis.from_state({"whitening": torch.eye(192), "means": torch.ones(1, 192)})
-        }
-    },
+    "fitted score": lambda split: {"measures": {"mahalanobis": distance_to(1)}},
 }
 
 
@@ -130,7 +127,7 @@ def test_anything_else_is_another_pass(other: str, tmp_path: Path) -> None:
 
 
 def test_files_are_known_by_their_names_sizes_and_dates(tmp_path: Path) -> None:
-    for change in (lambda split: split, touched, lambda split: replace(split, labels=split.labels.flip(0))):
+    for change in (lambda split: split, touched, lambda split: replace(split, labels=split.labels[::-1])):
         Runner(small_classifier(), folder=tmp_path / "kept").predictions(
             change(photos(tmp_path / "photos")), PREPROCESSING, "test"
         )
@@ -169,23 +166,23 @@ def test_a_damaged_file_is_made_anew(length: int | None, tmp_path: Path) -> None
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
 
 
-def crops_by_hand(larger: Tensor) -> list[Tensor]:
+def crops_by_hand(larger: Array) -> list[Array]:
     """Of (C, 18, 18)."""
     corners = [larger[:, t : t + 16, s : s + 16] for t, s in ((0, 0), (0, 2), (2, 0), (2, 2), (1, 1))]
-    return [*corners, *(corner.flip(2) for corner in corners)]
+    return [*corners, *(corner[:, :, ::-1] for corner in corners)]
 
 
 def test_ten_crops_are_averaged(tmp_path: Path) -> None:
     model, files = small_classifier(), photos(tmp_path / "photos")
-    padded = np.pad(array().images.numpy(), ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
+    padded = np.pad(array().images, ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
     decoded = [decode_as(path, Preprocessing(3, 18, 18), None) for path in files.paths]
-    for split, larger in ((array(), list(torch.from_numpy(padded))), (files, decoded)):
-        crops = [torch.stack(crops_by_hand(image)) for image in larger]
-        truth = torch.stack([model.posterior(each / 255).mean(0) for each in crops])
+    for split, larger in ((array(), list(padded)), (files, decoded)):
+        crops = [floats(np.stack(crops_by_hand(image))) for image in larger]
+        truth = torch.stack([model.posterior(each).mean(0) for each in crops]).detach()
         for _ in range(2):  # made and kept
             found = Runner(model, folder=tmp_path / "kept").ten_crops(split, PREPROCESSING, "test")
             assert found is not None
-            torch.testing.assert_close(found.exp().float(), truth, rtol=0, atol=1e-5)
+            assert_allclose(np.exp(found), truth, rtol=0, atol=1e-5)
 
 
 def test_images_that_fill_the_model_are_reflected_wherever_they_are(tmp_path: Path) -> None:
@@ -196,7 +193,7 @@ def test_images_that_fill_the_model_are_reflected_wherever_they_are(tmp_path: Pa
     assert ready.in_memory and not files.in_memory
     first, second = (Runner(model).ten_crops(split, view, "test") for split in (files, ready))
     assert first is not None and second is not None
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-9)
+    assert_allclose(first, second, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])
@@ -205,7 +202,7 @@ def test_published_passes_have_no_noise_in_classification(
 ) -> None:
     model, files = make().eval(), photos(tmp_path / "photos")
     views = [replace(PREPROCESSING, published=each) for each in ("centre", "ten crops")]
-    centre, ten = (torch.stack([decode_as(path, view) for path in files.paths]) / 255 for view in views)
+    centre, ten = (floats(np.stack([decode_as(path, view) for path in files.paths])) for view in views)
 
     def posterior(x: Tensor) -> Tensor:
         """Of an image as it is, which the network sees normalised and nothing else."""
@@ -218,12 +215,12 @@ def test_published_passes_have_no_noise_in_classification(
     averaged = passes.ten_crops(files, PREPROCESSING, "test", published=True)
     assert found is not None and averaged is not None
     with torch.inference_mode():
-        torch.testing.assert_close(found.posterior.float(), posterior(centre), rtol=0, atol=1e-5)
+        assert_allclose(found.posterior, posterior(centre), rtol=0, atol=1e-5)
         mean = torch.stack([posterior(crops).mean(0) for crops in ten])
-        torch.testing.assert_close(averaged.exp().float(), mean, rtol=0, atol=1e-5)
+        assert_allclose(np.exp(averaged), mean, rtol=0, atol=1e-5)
         if isinstance(model, GenerativeClassifier):
             assert found.log_density is not None  # these keep the noise
-            torch.testing.assert_close(found.log_density, model.log_density(centre), rtol=1e-5, atol=0)
+            assert_allclose(found.log_density, model.log_density(centre), rtol=1e-5)
             assert not torch.allclose(model.posterior(centre), posterior(centre), rtol=0, atol=1e-4)
     files_of_own = Runner(model, folder=tmp_path / "kept")
     calls = counted(files_of_own)
@@ -239,6 +236,7 @@ def test_a_model_without_noise_leaves_the_model_as_it_is() -> None:
     model, x = small_classifier(), torch.rand(2, 3, 16, 16)
     before = model.logits(x)
     quiet = without_noise(model)
+    assert isinstance(quiet, type(model))
     assert not torch.equal(quiet.logits(x), before) and torch.equal(model.logits(x), before)
     resnet = small_resnet()
     assert without_noise(resnet) is resnet
@@ -253,13 +251,13 @@ def test_features_of_training_images_are_the_models_in_half_precision(
     passes.batch = 5
     found = passes.features(split, PREPROCESSING, "train", 100)
     with torch.no_grad():
-        x = split.images / 255
+        x = floats(split.images)
         features = model.features(x) if isinstance(model, ResNet) else model.latent(x)[:, :192]
-    assert found is not None and found.columns["features"].dtype == torch.half
-    torch.testing.assert_close(found.columns["features"].float(), features, rtol=1e-3, atol=1e-5)
-    assert torch.equal(found.labels, split.labels)
+    assert found is not None and found.columns["features"].dtype == np.float16
+    assert_allclose(found.columns["features"], features, rtol=1e-3, atol=1e-5)
+    assert np.array_equal(found.labels, split.labels)
     fewer = passes.features(split, PREPROCESSING, "train", 8)
-    assert fewer is not None and torch.equal(fewer.labels, split.labels[:10])
+    assert fewer is not None and np.array_equal(fewer.labels, split.labels[:10])
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -337,11 +335,10 @@ def assert_same_shards(found: Predictions | None, truth: Predictions | None) -> 
         *(["test-1.tar", f"{i:05}"] for i in range(8)),
     ]
     assert found.labels.tolist() == truth.labels.tolist() == [-1] * 25
-    assert torch.equal(found.columns["complexity"], truth.columns["complexity"])
-    torch.testing.assert_close(found.logits, truth.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        found.columns["log_density_terms"], truth.columns["log_density_terms"], rtol=1e-5, atol=0
-    )
+    assert np.array_equal(found.columns["complexity"], truth.columns["complexity"])
+    assert_allclose(found.logits, truth.logits, rtol=1e-4, atol=1e-4)
+    terms = "log_density_terms"
+    assert_allclose(found.columns[terms], truth.columns[terms], rtol=1e-5)
 
 
 def test_shards_are_seen_as_the_same_images_in_memory(data: Path, alone: Path) -> None:
@@ -352,5 +349,5 @@ def test_shards_are_seen_as_the_same_images_in_memory(data: Path, alone: Path) -
     rows = {name: row for row, name in enumerate(found.paths)}
     model = small_classifier()
     for images, _, names in named_batches(split, PREPROCESSING, 6):
-        logits = model.logits(images / 255)
-        torch.testing.assert_close(found.logits[[rows[name] for name in names]], logits, rtol=1e-4, atol=1e-4)
+        logits = model.logits(floats(images)).detach()
+        assert_allclose(found.logits[[rows[name] for name in names]], logits, rtol=1e-4, atol=1e-4)

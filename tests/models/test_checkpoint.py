@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,11 +18,13 @@ from safetensors.torch import save as serialize
 
 import candid
 from candid import CheckpointError
+from candid._support.numbers import Array
 from candid.inference.predictions import predict
-from candid.models.checkpoint import KINDS, Kind, resolve, save_held_out
+from candid.models.checkpoint import KINDS, Kind, resolve, sealed
+from candid.models.flow.network import ImageClassifier, TensorOutputs
 from candid.models.info import describe
-from candid.models.model_files import sealed
-from candid.models.protocol import ImageClassifier, Outputs, require_latent
+from candid.models.protocol import require
+from candid.models.saving import save_held_out
 from tests.helpers import small_classifier
 
 
@@ -77,7 +80,7 @@ def test_saving_removes_no_file_of_anybody_else(folder: Path) -> None:
 
 def test_half_precision_weights_load_and_stay_invertible(tmp_path: Path) -> None:
     model = small_classifier()
-    model.held_out = {"weights": torch.zeros(3)}
+    model.held_out = {"weights": np.zeros(3)}
     full, half = candid.save(model, tmp_path / "full"), candid.save(model, tmp_path / "half", half=True)
     assert weights_of(half).stat().st_size < 0.7 * weights_of(full).stat().st_size
     stored = load_file(weights_of(half))
@@ -118,14 +121,14 @@ def test_metadata_that_is_no_json_is_refused_before_anything_is_written(
     assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
 
 
-HELD_OUT = {"temperature": torch.tensor(1.5, dtype=torch.float64), "statistic.predicted": torch.arange(7)}
+HELD_OUT = {"temperature": np.array(1.5), "statistic.predicted": np.arange(7)}
 
 
-def fingerprint(model: candid.GenerativeClassifier) -> torch.Tensor:
-    return torch.tensor(list(bytes.fromhex(model.fingerprint())), dtype=torch.uint8)
+def fingerprint(model: candid.GenerativeClassifier) -> Array:
+    return np.frombuffer(bytes.fromhex(model.fingerprint()), np.uint8)
 
 
-def calibrated(folder: Path, **changes: torch.Tensor) -> Path:
+def calibrated(folder: Path, **changes: Array) -> Path:
     """The file in which the calibration of the model in ``folder`` now is."""
     model = candid.load(folder)
     model.held_out = {**HELD_OUT, **changes, "fingerprint": fingerprint(model)}
@@ -141,7 +144,7 @@ def test_a_calibration_travels_with_the_model(folder: Path, tmp_path: Path) -> N
     for model in (candid.load(folder), copied):
         assert model.held_out.keys() == {*HELD_OUT, "fingerprint"}
         for name, values in HELD_OUT.items():
-            assert torch.equal(model.held_out[name], values)
+            assert np.array_equal(model.held_out[name], values)
             assert model.held_out[name].dtype == values.dtype
     copied.held_out = {}
     candid.save(copied, tmp_path / "copy")
@@ -152,7 +155,7 @@ def test_calibrating_leaves_the_weights_alone(folder: Path) -> None:
     weights = weights_of(folder)
     before = weights.stat(), weights.read_bytes(), json.loads((folder / "model.json").read_text())
     first = calibrated(folder)
-    second = calibrated(folder, temperature=torch.tensor(2.5))
+    second = calibrated(folder, temperature=np.array(2.5))
     assert first.name != second.name and not first.exists()
     record = json.loads((folder / "model.json").read_text())
     assert record.pop("held_out")["file"] == second.name
@@ -377,32 +380,33 @@ class Brightness(ImageClassifier):
     """A further kind of model: two classes, by the mean of the pixels."""
 
     kind = "brightness"
+    can = frozenset[str]()
     density_of = None
     feature_size = 1
-    log_priors = torch.full((2,), 0.5).log()
+    log_priors = np.log(np.full(2, 0.5))
 
     def __init__(self, config: BrightnessConfig, class_names: list[str]) -> None:
         super().__init__(tuple(class_names))
         self.config, self.image_shape = config, (1, 8, 8)
         self.register_buffer("image_mean", torch.full((1,), 0.5))
 
-    def outputs(self, images: torch.Tensor) -> Outputs:
-        mean = images.mean((1, 2, 3))[:, None] - self.image_mean
-        return Outputs(torch.cat((-mean, mean), 1), mean, None, None)
+    def tensor_outputs(self, x: torch.Tensor) -> TensorOutputs:
+        mean = x.mean((1, 2, 3))[:, None] - self.image_mean
+        return TensorOutputs(torch.cat((-mean, mean), 1), mean, None, None)
 
     def frozen(self) -> "Brightness":
         return self
 
 
 def test_a_new_kind_of_model_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Kind(BrightnessConfig, lambda config, names, memory: Brightness(config, names))
-    monkeypatch.setitem(KINDS, "brightness", kind)
+    monkeypatch.setitem(KINDS, "brightness", Kind(__name__, "BrightnessConfig", "Brightness", network=True))
     model = resolve(candid.save(Brightness(BrightnessConfig(), ["dark", "light"]), tmp_path))  # type: ignore[arg-type]
     assert model.kind == "brightness" and model.class_names == ("dark", "light")
-    found = predict(model, torch.full((1, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros(1).long(), ("a",))
-    assert found.logits.argmax() == 1 and found.log_density is None
+    white = np.full((1, 1, 8, 8), 255, np.uint8)
+    predictions = predict(model, white, np.zeros(1, np.int64), ("a",))
+    assert predictions.logits.argmax() == 1 and predictions.log_density is None
     with pytest.raises(candid.CandidError, match="Heatmaps can't come from a brightness"):
-        require_latent(model, "Heatmaps")
+        require(model, "invert", "Heatmaps")
 
 
 SAVE_FOREVER = """

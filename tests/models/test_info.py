@@ -67,7 +67,7 @@ def test_resnet_50_has_torchvisions_names() -> None:
 
 
 def test_resnet_gives_posteriors() -> None:
-    config = ResNetConfig.beside(PRESETS["digits"])
+    config = ResNetConfig.matching(PRESETS["digits"])
     net = ResNet(config).eval()
     x = torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(net.posterior(x).sum(1), torch.ones(3))

@@ -9,23 +9,22 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.text import Text
 from PIL import Image
-from torch import Tensor
 
+from candid._support.numbers import Array, softmax
 from candid.evaluation.calibration_error import Bins, all_bins, top_bins
-from candid.inference.roc import Roc, area_under_curve, roc_curve
+from candid.inference.metrics import Roc, area_under_curve, roc_curve
+from candid.reports.demo import digits as demo_plots
 from candid.reports.plots import comparison as comparison_plots
-from candid.reports.plots import demo as demo_plots
+from candid.reports.plots import comparison as training_plots
 from candid.reports.plots import evaluation as evaluation_plots
 from candid.reports.plots import style
-from candid.reports.plots import training as training_plots
 from candid.reports.plots.style import BLUE, VERMILION
-from candid.trust.detectors import OneTailed, ScalarDetector, TwoTailed, Typicality
+from candid.trust.conformal import OneTailed, ScalarDetector, TwoTailed, Typicality
 
 KINDS = {
     "energy": "classifier",
@@ -48,6 +47,18 @@ PAPER = [  # Table 2: beta, L_X, L_Y, bits/dim, accuracy
 ]
 
 
+RANDOM = np.random.default_rng(0)
+
+
+def seed() -> None:
+    """Draw the same numbers again."""
+    RANDOM.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
+def normal(images: int) -> Array:
+    return RANDOM.standard_normal(images)
+
+
 def models(*rows: tuple[Any, ...], name: str = "ResNet-50", crops: int = 1) -> list[dict[str, Any]]:
     keys = ("beta", "L_X", "L_Y", "bits_per_dim", "accuracy")
     return [{"name": name, "crops": crops, **dict(zip(keys, row, strict=True))} for row in rows]
@@ -60,7 +71,7 @@ def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
         comparison_plots.trade_off(models(*PAPER, name=name)),
         evaluation_plots.auc_table(areas, KINDS),
         evaluation_plots.roc_curves(
-            {name: {"joint": roc_curve(torch.rand(9), torch.rand(9))}}, {name: {"joint": 0.8}}
+            {name: {"joint": roc_curve(RANDOM.random(9), RANDOM.random(9))}}, {name: {"joint": 0.8}}
         ),
         calibration_curves(name),
     ):
@@ -74,15 +85,15 @@ def calibration_curves(title: str) -> Figure:
     )
 
 
-def posteriors(images: int = 300) -> tuple[Tensor, Tensor]:
-    logits = 3 * torch.randn(images, 10)
-    labels = torch.distributions.Categorical(logits=logits / 2).sample()
-    return logits.softmax(1), labels
+def posteriors(images: int = 300) -> tuple[Array, Array]:
+    logits = 3 * RANDOM.standard_normal((images, 10))
+    labels = np.array([RANDOM.choice(10, p=row) for row in softmax(logits / 2)])
+    return softmax(logits), labels
 
 
 def calibration(images: int = 300, title: str = "digits", scaled: bool = False) -> Figure:
     posterior, labels = posteriors(images)
-    softer = posterior.sqrt() / posterior.sqrt().sum(1, keepdim=True)
+    softer = np.sqrt(posterior) / np.sqrt(posterior).sum(1, keepdims=True)
     return evaluation_plots.calibration(
         all_bins(posterior, labels),
         top_bins(posterior, labels),
@@ -91,37 +102,38 @@ def calibration(images: int = 300, title: str = "digits", scaled: bool = False) 
     )
 
 
-def detectors(held_out: Tensor) -> dict[str, ScalarDetector]:
+def detectors(held_out: Array) -> dict[str, ScalarDetector]:
     tests = {"one-tailed": OneTailed(), "typicality": Typicality(), "two-tailed": TwoTailed()}
     return {name: test.fit(held_out) for name, test in tests.items()}
 
 
-def skewed(images: int = 999) -> Tensor:
-    return 3 - torch.randn(images).exp()
+def skewed(images: int = 999) -> Array:
+    values: Array = 3 - np.exp(RANDOM.standard_normal(images))
+    return values
 
 
-def zones(held_out: Tensor, others: Mapping[str, Tensor], alpha: float = 0.1) -> Figure:
+def zones(held_out: Array, others: Mapping[str, Array], alpha: float = 0.1) -> Figure:
     return evaluation_plots.ood_zones(
         held_out, detectors(held_out), alpha, others, "log p(x) per dimension (nats)"
     )
 
 
-def sets(count: int) -> dict[str, Tensor]:
-    return {f"set {i}": 3 - i + 0.2 * torch.randn(200) for i in range(count)}
+def sets(count: int) -> dict[str, Array]:
+    return {f"set {i}": 3 - i + 0.2 * RANDOM.standard_normal(200) for i in range(count)}
 
 
 def curves(sets: int, tests: int, images: int = 100) -> tuple[dict[str, dict[str, Roc]], dict[str, Any]]:
     found: dict[str, dict[str, Roc]] = {}
     aucs: dict[str, dict[str, float]] = {}
     for s in range(sets):
-        scores = [(torch.randn(images), torch.randn(images) + s - t / 2) for t in range(tests)]
+        scores = [(normal(images), normal(images) + s - t / 2) for t in range(tests)]
         found[f"set {s}"] = {f"test {t}": roc_curve(*pair) for t, pair in enumerate(scores)}
         aucs[f"set {s}"] = {f"test {t}": area_under_curve(*pair) for t, pair in enumerate(scores)}
     return found, aucs
 
 
 def table(sets: list[str]) -> Figure:
-    aucs = torch.rand(len(KINDS), len(sets)).tolist()
+    aucs = RANDOM.random((len(KINDS), len(sets))).tolist()
     return evaluation_plots.auc_table(
         {test: dict(zip(sets, row, strict=True)) for test, row in zip(KINDS, aucs, strict=True)}, KINDS
     )
@@ -131,11 +143,11 @@ CASES: dict[str, Callable[[], Figure]] = {
     "calibration": lambda: calibration(scaled=True),
     "calibration of one image": lambda: calibration(1, title=LONG + LONG),
     "calibration of empty bins": lambda: evaluation_plots.calibration(
-        Bins(*torch.zeros(3, 15)), Bins(*torch.zeros(3, 1))
+        Bins(*np.zeros((3, 15))), Bins(*np.zeros((3, 1)))
     ),
     "zones": lambda: zones(skewed(), sets(2)),
-    "zones and eight sets": lambda: zones(skewed(), {**sets(7), LONG: torch.full((9,), -1e9)}),
-    "zones of one value": lambda: zones(torch.tensor([5.0]), {"noise": torch.tensor([-math.inf])}, 0.6),
+    "zones and eight sets": lambda: zones(skewed(), {**sets(7), LONG: np.full(9, -1e9)}),
+    "zones of one value": lambda: zones(np.array([5.0]), {"noise": np.array([-math.inf])}, 0.6),
     "roc": lambda: evaluation_plots.roc_curves(*curves(1, 13)),
     "roc of eight sets": lambda: evaluation_plots.roc_curves(*curves(8, 2)),
     "roc of a long name": lambda: evaluation_plots.roc_curves(
@@ -185,7 +197,7 @@ def check_nothing_is_cut_off(figure: Figure) -> None:
 def test_every_figure_has_named_axes_and_is_written_whole_and_always_the_same(
     name: str, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
+    seed()
     figure = CASES[name]()
     assert style.save(figure, tmp_path / "new" / "a.png", svg=True) == tmp_path / "new" / "a.png"
     assert {file.name for file in (tmp_path / "new").iterdir()} == {"a.png", "a.svg"}
@@ -201,7 +213,7 @@ def test_every_figure_has_named_axes_and_is_written_whole_and_always_the_same(
     drawn = "".join(ElementTree.parse(tmp_path / "new" / "a.svg").getroot().itertext())
     assert figure.axes[-1].get_xlabel() in drawn
     if name in TWICE:
-        torch.manual_seed(0)
+        seed()
         style.save(CASES[name](), tmp_path / "again" / "a.png", svg=True)
         for file in (tmp_path / "new").iterdir():
             assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
@@ -226,16 +238,16 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None
 
 
 def test_calibration_shows_the_bins() -> None:
-    every = Bins(torch.tensor([90, 0, 10]), torch.tensor([0.1, 0, 0.9]), torch.tensor([0.2, 0, 0.4]))
-    top = Bins(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0.75]), torch.tensor([0, 0, 1.0]))
-    scaled = Bins(torch.tensor([0, 2, 0]), torch.tensor([0, 0.5, 0]), torch.tensor([0, 0.5, 0]))
+    every = Bins(np.array([90, 0, 10]), np.array([0.1, 0, 0.9]), np.array([0.2, 0, 0.4]))
+    top = Bins(np.array([0, 0, 1]), np.array([0, 0, 0.75]), np.array([0, 0, 1.0]))
+    scaled = Bins(np.array([0, 2, 0]), np.array([0, 0.5, 0]), np.array([0, 0.5, 0]))
     figure = evaluation_plots.calibration(every, top, "digits", scaled)
     left, right, left_counts, right_counts = figure.axes
     assert points(left) == pytest.approx(np.array([(0.1, 0.2), (0.9, 0.4)]))
     assert points(right) == [(0.75, 1), (0.5, 0.5)]
     assert {line.get_markerfacecolor() for line in right.lines if line.get_marker() == "o"} == {BLUE, "white"}
     ends = [segment[:, 1] for segment in left.collections[0].get_segments()]  # type: ignore[attr-defined]
-    spread = every.errors[every.count > 0].numpy()
+    spread = every.errors[every.count > 0]
     assert np.ptp(ends, axis=1) == pytest.approx(2 * spread)
     assert left_counts.patches[0].get_data().values.tolist() == [90, 0, 10]  # type: ignore[attr-defined]
     assert [patch.get_data().values.tolist() for patch in right_counts.patches] == [[0, 0, 1], [0, 2, 0]]  # type: ignore[attr-defined]
@@ -253,7 +265,7 @@ def test_red_parts_and_numbers_are_the_shares_of_held_out_images_in_the_zone() -
     figure = zones(held_out, sets(2), alpha=0.1)
     for axes, test in zip(figure.axes, detectors(held_out).values(), strict=True):
         low, high = test.accepted(0.1)
-        below, above = ((held_out < low).double().mean().item(), (held_out > high).double().mean().item())
+        below, above = (float((held_out < low).mean()), float((held_out > high).mean()))
         (accepted,), (rejected,) = steps(axes, BLUE), steps(axes, VERMILION)
         assert area(rejected) == pytest.approx(below + above)
         assert area(accepted) == pytest.approx(1 - below - above)
@@ -269,27 +281,27 @@ def test_red_parts_and_numbers_are_the_shares_of_held_out_images_in_the_zone() -
 
 
 def test_far_sets_do_not_squeeze_the_held_out_images_and_are_said_to_be_beyond_the_axis() -> None:
-    held_out = torch.randn(999)
-    far = torch.cat((torch.full((60,), -math.inf), torch.full((30,), 1e30), torch.zeros(10)))
+    held_out = normal(999)
+    far = np.concatenate((np.full(60, -math.inf), np.full(30, 1e30), np.zeros(10)))
     figure = zones(held_out, {"far": far, "near": held_out + 4})
     low, high = figure.axes[0].get_xlim()
-    bulk = held_out.quantile(torch.tensor([0.05, 0.95]))
-    assert low < bulk[0] and (held_out + 4).quantile(0.95) < high
+    bulk = np.quantile(held_out, [0.05, 0.95])
+    assert low < bulk[0] and np.quantile(held_out + 4, 0.95) < high
     assert high - low < 6 * (bulk[1] - bulk[0])
     assert "far (60 % further left, 30 % further right)" in written(figure)
     assert any("outermost bins" in text for text in written(figure))
-    assert not any("outermost" in text for text in written(zones(held_out.clamp(-2, 2), {})))
+    assert not any("outermost" in text for text in written(zones(held_out.clip(-2, 2), {})))
 
 
 def test_a_threshold_beyond_the_axis_has_an_arrow() -> None:
-    held_out = torch.cat((torch.randn(97), torch.tensor([-1e6, -1e5])))
+    held_out = np.concatenate((normal(97), [-1e6, -1e5]))
     figure = zones(held_out, {}, alpha=0.02)
     assert "← 1.01 %" in written(figure.axes[0])
     assert figure.axes[0].get_xlim()[0] > -20
 
 
 def test_equal_values_have_a_zone_around_them() -> None:
-    axes = zones(torch.zeros(50), {"empty": torch.empty(0)}).axes[2]
+    axes = zones(np.zeros(50), {"empty": np.empty(0)}).axes[2]
     (accepted,), (rejected,) = steps(axes, BLUE), steps(axes, VERMILION)
     assert (area(accepted), area(rejected)) == pytest.approx((1, 0))
     assert [text for text in written(axes) if text.endswith("%")] == ["0 %", "0 %"]
@@ -411,9 +423,9 @@ def test_curves_of_a_run() -> None:
 
 
 def test_figures_of_the_demo(tmp_path: Path) -> None:
-    images = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
-    posterior = torch.tensor([[0.25, 0.75], [0.875, 0.125]])
-    figure = demo_plots.opinions({"digits": (images, posterior, torch.tensor([0.5, 0.01]))}, shown=2)
+    images = RANDOM.integers(256, size=(2, 1, 8, 8), dtype=np.uint8)
+    posterior = np.array([[0.25, 0.75], [0.875, 0.125]])
+    figure = demo_plots.opinions({"digits": (images, posterior, np.array([0.5, 0.01]))}, shown=2)
     assert {"1: 75 %", "0: 88 %", "p = 0.50", "p = 0.01", "digits"} <= set(written(figure))
     sure, unsure = (axes.xaxis.label.get_color() for axes in figure.axes)
     assert unsure == VERMILION != sure

@@ -19,13 +19,13 @@ from candid import GenerativeClassifier
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 from candid.inference.runner import Runner
+from candid.judging.calibrate import measure
+from candid.serve import Limits
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
-from candid.serve.limits import Limits
 from candid.serve.sensor import Sensor
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
-from candid.trust.calibrate import measure
 from tests.explanations.mixtures import decided_classifier
 
 NAMES = ("cat", "dog", "a fish, or a bird")
@@ -38,7 +38,10 @@ def calibrated_model() -> GenerativeClassifier:
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (150, 3, 16, 16), generator=random, dtype=torch.uint8)
     found = measure(
-        Runner(model), None, ArraySplit(images, model.predict(images / 255)), Preprocessing(3, 16, 16)
+        Runner(model),
+        None,
+        ArraySplit(images.numpy(), model.predict(images / 255).numpy()),
+        Preprocessing(3, 16, 16),
     )
     assert found is not None
     found.attach(model)

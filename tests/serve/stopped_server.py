@@ -13,10 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from candid.cli.app import run
-from candid.serve import connection, server
+from candid.serve import server
 from candid.serve.schemas import ImageRequest
 from candid.serve.server import Server
 from candid.serve.service import Service
@@ -37,13 +35,15 @@ def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[A
 
 def counted(self: Server, sig: int, frame: FrameType | None) -> None:
     """Print how many layers of networks the server's own process holds, then stop as usual."""
-    print(sum(issubclass(type(each), torch.nn.Module) for each in gc.get_objects()), flush=True)
+    torch = sys.modules.get("torch")
+    layers = (issubclass(type(each), torch.nn.Module) for each in gc.get_objects()) if torch else ()
+    print(sum(layers), flush=True)
     handle_exit(self, sig, frame)
 
 
 if "CANDID_HELD_UP" in os.environ:  # in the server's own process and in its workers, which import this, too
     Service.examine = held_up  # type: ignore[method-assign]
     Server.handle_exit = counted  # type: ignore[method-assign]
-    connection.SILENT = server.SILENT = 600.0  # type: ignore[attr-defined]
+    server.SILENT = 600.0
 if __name__ == "__main__":
     run(["serve", *sys.argv[1:]])

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from candid import GenerativeClassifier, ResNet, ResNetConfig
+from candid.data.images import to_float
 from candid.data.uploads import decode_upload
 from candid.explanations.counterfactual import counterfactual
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
+from candid.judging.examine import Examiner
 from candid.serve.schemas import ImageRequest
 from candid.serve.service import Service, as_png
-from candid.trust.examine import Examiner
-from candid.trust.judge import Judge
-from candid.trust.verdict import Examination
+from candid.trust.ranking import ALL
+from candid.trust.verdict import KINDS, Examination
 from tests.helpers import small_classifier
 from tests.serve.helpers import NAMES, Running, huge_png, picture, running, without_rounding
 
@@ -56,16 +56,15 @@ def test_explanations_are_those_of_the_library(
     (expected,) = from_library(model, tmp_path, picture(1))
     assert expected.evidence is not None
     explained = Explainer(model, 3).explain(expected)
+    assert explained.summary is not None and not isinstance(explained.maps, str)
     answer = found["explanation"]
     assert answer["summary"] == explained.summary.sentence and answer["kind"] == explained.summary.kind
     maps = answer["heatmaps"]
     assert [each["class"] for each in maps["classes"]] == list(expected.posterior)
     for i, each in enumerate(maps["classes"]):
-        assert np.array(each["values_nats"]) == pytest.approx(
-            explained.maps.posterior[0, i].numpy(), abs=1e-4
-        )
+        assert np.array(each["values_nats"]) == pytest.approx(explained.maps.values[i], abs=1e-4)
         assert np.sum(each["values_nats"]) == pytest.approx(each["log_posterior_nats"], abs=1e-4)
-    assert np.array(maps["saliency_nats"]) == pytest.approx(explained.maps.saliency[0].numpy(), rel=1e-4)
+    assert np.array(maps["saliency_nats"]) == pytest.approx(explained.maps.saliency, rel=1e-4)
     space = answer["decision_space"]
     for name in (
         *("along", "away", "half_width", "half_height", "boundary", "means_along", "means_away"),
@@ -73,16 +72,16 @@ def test_explanations_are_those_of_the_library(
     ):
         assert space[name] == pytest.approx(getattr(explained.space, name), abs=1e-4)
     seen = np.array(Image.open(BytesIO(base64.b64decode(found["seen"]))))
-    assert torch.equal(torch.from_numpy(seen).permute(2, 0, 1), expected.evidence.image)
+    assert np.array_equal(seen.transpose(2, 0, 1), expected.evidence.image)
     distances = similarity(model, order="given").distances[NAMES.index(expected.label)]
     assert [each["distance"] for each in answer["nearest_classes"]] == pytest.approx(
-        distances.sort().values[1:].tolist()
+        np.sort(distances)[1:].tolist()
     )
 
 
 def test_a_counterfactual_is_that_of_the_library(server: Running, model: GenerativeClassifier) -> None:
     image = decode_upload(picture(1), model.preprocessing, 10_000)
-    goal = int(model.posterior(image[None] / 255)[0].argmin())
+    goal = int(model.outputs(to_float(image[None])).logits[0].argmin())
     expected = counterfactual(model.frozen(), image, goal, 0.6)
     form = {"towards": NAMES[goal], "target": "0.6"}
     answer = server.client.post("/v1/counterfactual", files={"file": picture(1)}, data=form).json()["result"]
@@ -90,7 +89,7 @@ def test_a_counterfactual_is_that_of_the_library(server: Running, model: Generat
     assert answer["posterior"] == pytest.approx(float(expected.posterior[goal]), abs=1e-4)
     assert answer["bits_per_dim"] == pytest.approx(expected.bits_per_dim, rel=1e-4)
     last = np.array(Image.open(BytesIO(base64.b64decode(answer["steps"][-1]["image"]))))
-    assert torch.equal(torch.from_numpy(last).permute(2, 0, 1), expected.image)
+    assert np.array_equal(last.transpose(2, 0, 1), expected.image)
     assert [step["posterior"] for step in answer["steps"]] == pytest.approx(
         expected.posteriors[:, goal].tolist(), abs=1e-4
     )
@@ -136,17 +135,19 @@ def test_the_model_is_described(server: Running, model: GenerativeClassifier) ->
     (found,) = server.client.get("/v1/models").json()["models"]
     assert found["name"] == "small" and found["kind"] == "generative" and found["classes"] == list(NAMES)
     assert found["image_shape"] == [3, 16, 16] and found["cannot"] == []
-    judge = Judge.of(model)
+    rule = Examiner(model).rule
+    assert rule is not None
     held_out = found["held_out"]
-    assert held_out["images"] == 150 and held_out["novelty"] == pytest.approx(judge.novelty)
+    assert held_out["images"] == 150 and held_out["novelty"] == rule.promises[ALL].novelty.in_force
     scores, p_values = held_out["tail"]["scores"], held_out["tail"]["p_values"]
     assert scores == sorted(scores) and p_values == sorted(p_values, reverse=True)
-    detector = judge.detector
-    statistic = judge.score.of(judge.held_out.statistics)
+    statistic, detector = rule.rankings[0].values, rule.rankings[0].detector(ALL)
     inside = detector.score(statistic) <= scores[-1]
     assert np.interp(detector.score(statistic)[inside], scores, p_values) == pytest.approx(
-        detector.p_value(statistic)[inside].numpy(), abs=0.05
+        detector.p_value(statistic)[inside], abs=0.05
     )
+    assert [each["kind"] for each in found["verdicts"]] == list(KINDS)
+    assert all({**KINDS[each["kind"]]._asdict(), "kind": each["kind"]} == each for each in found["verdicts"])
 
 
 def test_a_resnet_says_what_it_cant_show() -> None:
@@ -223,8 +224,8 @@ def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
 
 
 def test_grey_images_are_sent_as_they_are() -> None:
-    image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8)
-    assert np.array_equal(np.array(Image.open(BytesIO(base64.b64decode(as_png(image))))), image[0].numpy())
+    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
+    assert np.array_equal(np.array(Image.open(BytesIO(base64.b64decode(as_png(image))))), image[0])
 
 
 def test_a_name_that_is_no_text_comes_back_as_one(server: Running) -> None:
@@ -243,7 +244,7 @@ def test_a_name_that_is_no_text_comes_back_as_one(server: Running) -> None:
 def test_an_adopted_model_explains_with_heatmaps_that_add_up() -> None:
     service = Service.load("everyday", "everyday")
     assert service.description.info.can == ["which parts of the image speak for which class"]
-    grey = ImageRequest("grey.png", torch.full((3, 224, 224), 128, dtype=torch.uint8), explain=True)
+    grey = ImageRequest("grey.png", np.full((3, 224, 224), 128, dtype=np.uint8), explain=True)
     (answer,) = service.examine([[grey]])
     assert not isinstance(answer, Exception)
     found = answer[0].model_dump(mode="json", by_alias=True)

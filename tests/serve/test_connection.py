@@ -34,7 +34,7 @@ def test_headers_and_silence_have_a_deadline(service: Service, monkeypatch: pyte
     with running(service) as server, connected(server) as silent, connected(server) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: local")
         assert server.client.get("/healthz").status_code == 200  # what was sent before has arrived
-        monkeypatch.setattr("candid.serve.connection.SILENT", 0.1)
+        monkeypatch.setattr("candid.serve.server.SILENT", 0.1)
         assert silent.recv(65536) == b""
         answer = slow.recv(65536).decode()
         assert answer.startswith("HTTP/1.1 408") and "too slowly" in answer
@@ -55,7 +55,7 @@ def test_the_limit_of_descriptors_is_raised_and_bounds_connections() -> None:
     resource = pytest.importorskip("resource")
     command = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (50, 100))\n"
-        "from candid.serve.connection import most_connections\n"
+        "from candid.serve.server import most_connections\n"
         "print(most_connections(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)

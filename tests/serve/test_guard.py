@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from candid.serve.app import NO_TELEMETRY, guarded_app
-from candid.serve.guard import HEADERS, SECRET, WORK
-from candid.serve.limits import Limits
+from candid.serve import Limits, ServeOptions
+from candid.serve.app import NO_TELEMETRY, PUBLIC, guarded_app
+from candid.serve.guard import HEADERS
 from candid.serve.schemas import ImageRequest
+from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from tests.serve.helpers import Running, huge_png, picture, running, until
 
@@ -83,20 +84,67 @@ def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
     assert answer.startswith(b"HTTP/1.1 404")
 
 
+SECRET = (
+    *("/v1/examine", "/v1/counterfactual", "/v1/models", "/v1/drift", "/v1/verdicts", "/v1/verdicts/image"),
+    "/metrics",
+)
+PAGES = ("/", "/api", "/verdicts")
+SCRIPTS = ("api", "app", "client", "dom", "drift", "maps", "plots", "verdicts")
+
+
 @pytest.mark.parametrize("path", SECRET)
 @pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%E2%80%A8"])
 def test_no_other_spelling_of_an_address_avoids_its_guard(guarded: Running, path: str, end: str) -> None:
-    with httpx.Client(base_url=guarded.url, timeout=60, trust_env=False) as stranger:
-        method = "POST" if path in WORK else "GET"
-        answer = stranger.request(method, httpx.URL(path=path, raw_path=f"{path}{end}".encode()))
+    with stranger(guarded) as client:
+        method = "POST" if path in guarded.guard.addresses.work else "GET"
+        answer = client.request(method, httpx.URL(path=path, raw_path=f"{path}{end}".encode()))
         assert answer.status_code == 404, answer.text
         check_headers(answer)
 
 
+@pytest.mark.parametrize(
+    "spelling", ["/v1/models/", "//v1/models", "/V1/models", "/v1/nothing", "/v1/%6dodels", "/page/app.js"]
+)
+def test_an_address_that_is_not_public_needs_the_token(guarded: Running, spelling: str) -> None:
+    with stranger(guarded) as client:
+        answer = client.get(httpx.URL(path=spelling, raw_path=spelling.encode()))
+        assert answer.status_code == 401, answer.text
+
+
+def addresses(server: Running) -> list[tuple[str, str]]:
+    """Every route of the application, with each of its methods."""
+    routes: Any = server.guard.app.routes  # type: ignore[attr-defined]
+    return [(method, route.path) for route in routes for method in sorted(route.methods)]
+
+
+def test_the_public_addresses_are_known_and_every_other_route_needs_the_token(guarded: Running) -> None:
+    others = {"/style.css", "/icon.svg", "/healthz", "/openapi.json"}
+    assert {*PAGES, *others, *(f"/{name}.js" for name in SCRIPTS)} == PUBLIC
+    assert {path for _, path in addresses(guarded)} == {*PUBLIC, *SECRET}
+    with stranger(guarded) as client:
+        for method, path in addresses(guarded):
+            status = client.request(method, path).status_code
+            assert status == (200 if path in PUBLIC else 401), (method, path)
+
+
+def test_a_new_route_needs_the_token(service: Service) -> None:
+    with running(service, token="sesame") as server:
+        server.guard.app.get("/v1/history")(lambda: {})  # type: ignore[attr-defined]
+        assert server.client.get("/v1/history").status_code == 200
+        with stranger(server) as client:
+            assert client.get("/v1/history").status_code == 401
+
+
+def stranger(server: Running) -> httpx.Client:
+    """A client without the token."""
+    return httpx.Client(base_url=server.url, timeout=60, trust_env=False)
+
+
 @pytest.fixture(scope="module")
-def guarded(service: Service) -> Iterator[Running]:
-    with running(service, token="sesame") as found:
-        yield found
+def guarded(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    sensor = Sensor.of(service.description, ServeOptions(store=tmp_path_factory.mktemp("store")))
+    with running(service, token="sesame", sensor=sensor) as server:
+        yield server
 
 
 def test_a_large_request_is_refused_by_its_header(service: Service) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from candid._support.errors import CandidError
 from candid.data.images import BadImageError, Preprocessing, decode_as
 from candid.data.uploads import SCAN, decode_upload
-from candid.serve.limits import Limits
+from candid.serve import Limits
 from candid.serve.service import Service
 from tests.serve.helpers import Running, huge_png, picture, running
 
@@ -28,7 +27,7 @@ def test_an_upload_is_seen_as_a_file_is(kind: str, tmp_path: Path) -> None:
     content = picture(1, (40, 30), kind)
     path = tmp_path / "image"
     path.write_bytes(content)
-    assert torch.equal(decode_upload(content, PREPROCESSING, 10_000), decode_as(path, PREPROCESSING, None))
+    assert np.array_equal(decode_upload(content, PREPROCESSING, 10_000), decode_as(path, PREPROCESSING, None))
 
 
 @pytest.mark.parametrize(

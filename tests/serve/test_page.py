@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from candid import ResNet, ResNetConfig
-from candid.serve.limits import ServeOptions
+from candid.serve import ServeOptions
 from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from experiments.pictures import BROWSER

@@ -16,13 +16,11 @@ import pytest
 from PIL import Image
 
 from candid._support.errors import CandidError
-from candid.serve.drift import Drift
-from candid.serve.limits import ServeOptions
+from candid.judging.examine import image_paths
+from candid.serve import ServeOptions
 from candid.serve.schemas import EncodedResponse
-from candid.serve.sensor import Sensor
+from candid.serve.sensor import IMAGES, RECORDS, Drift, Sensor, Storage
 from candid.serve.service import Service
-from candid.serve.storage import IMAGES, RECORDS, Storage
-from candid.trust.examine import image_paths
 from candid.trust.verdict import Sighting
 from tests.helpers import candid_command, small_classifier
 from tests.serve.helpers import Running, picture, running
@@ -189,7 +187,7 @@ def test_a_full_disk_does_not_stop_the_answers(tmp_path: Path) -> None:
     script = """
 import logging, resource, sys
 from pathlib import Path
-from candid.serve.storage import Storage
+from candid.serve.sensor import Storage
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 storage = Storage(Path(sys.argv[1]), 10**9, "model")

@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack
 from functools import partial
 
-from candid.serve.turns import Turns
+from candid.serve.queue import Turns
 
 
 def order(*requests: tuple[str, list[int]]) -> list[str]:

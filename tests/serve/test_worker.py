@@ -14,7 +14,7 @@ import torch
 import candid
 from candid import CandidError
 from candid.data.uploads import decode_upload
-from candid.serve.limits import Limits, ServeOptions
+from candid.serve import Limits, ServeOptions
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, ImageRequest
 from candid.serve.server import serve

@@ -10,8 +10,7 @@ from typing import Any
 from candid.training.options import TrainOptions
 from candid.training.recipes import load_options
 from candid.training.run_folder import RunFolder
-from candid.training.train import TrainResult
-from candid.training.train import run as run_training
+from candid.training.train import TrainResult, train_network
 
 MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4, "mixing": "orthogonal"}
 SMALL = [f"--set={key}={value}" for key, value in MODEL.items()]
@@ -31,7 +30,7 @@ def small_config(**changes: Any) -> TrainOptions:
 
 
 def train(options: TrainOptions, out: Path, resume: bool = False) -> TrainResult:
-    return run_training(options, RunFolder(out), resume)
+    return train_network(options, RunFolder(out), resume)
 
 
 def environment(**more: str) -> dict[str, str]:

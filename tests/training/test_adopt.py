@@ -12,10 +12,10 @@ from torch import nn
 
 import candid
 from candid import CandidError
-from candid.data.imagenet import names
-from candid.models.heads.softmax import ModuleSoftmax
-from candid.trust.judge import HeldOut, Judge
-from candid.trust.thresholds import thresholds
+from candid._support.numbers import softmax
+from candid.data.class_names import names
+from candid.judging.held_out import HeldOut, needed
+from candid.trust.ranking import ALL
 from tests.helpers import RecordedProgress, candid_command
 from tests.training.runs import run
 
@@ -48,19 +48,20 @@ def network() -> nn.Module:
     return net
 
 
-def eye(class_names: tuple[str, ...] = CLASSES) -> ModuleSoftmax:
-    return ModuleSoftmax(network(), SIDE, class_names)
+def eye(class_names: tuple[str, ...] = CLASSES) -> candid.ModuleSoftmax:
+    return candid.ModuleSoftmax(network(), SIDE, class_names)
 
 
 def test_labelled_images_are_halved(tmp_path: Path) -> None:
     model = candid.adopt(eye(), write(tmp_path / "photos"), workers=0)
     assert model.metadata["adopted"] == {"images": 60, "held_out": 60, "labels": True}
     assert len(model.held_out["training_keys"]) == 60
-    judge = Judge.of(model)
-    assert judge.score.name == "combined"
-    assert judge.promises.error.in_force == 0.05
-    assert (judge.promises.n_reference, len(judge.held_out)) == (60, 60)
-    assert not set(judge.held_out.statistics["keys"].tolist()) & set(model.held_out["training_keys"].tolist())
+    held_out = needed(model)
+    rule = held_out.rule()
+    assert rule.score.name == "combined"
+    assert rule.promises[ALL].error.in_force == 0.05
+    assert (rule.promises[ALL].n_reference, len(held_out)) == (60, 60)
+    assert not set(held_out.statistics["keys"].tolist()) & set(model.held_out["training_keys"].tolist())
 
 
 def test_the_density_is_ledoit_and_wolfs(tmp_path: Path) -> None:
@@ -68,14 +69,14 @@ def test_the_density_is_ledoit_and_wolfs(tmp_path: Path) -> None:
     fit = write(tmp_path / "fit", count=30)
     model = candid.adopt(adopted, fit, held_out=str(write(tmp_path / "held", count=10, start=30)), workers=0)
     pixels = [np.asarray(Image.open(path)) / 255 for path in sorted(fit.rglob("*.png"))]
-    images = torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2).float()
-    features = adopted.statistics(images).double().numpy()
+    images = np.stack(pixels).transpose(0, 3, 1, 2).astype(np.float32)
+    features = adopted.statistics(images).astype(float)
     expected = LedoitWolf().fit(features)
     outputs = model.outputs(images)
     assert outputs.novelty is not None
     assert np.allclose(outputs.novelty[:, 0], expected.mahalanobis(features), rtol=5e-3)
-    posterior = outputs.logits.double().softmax(1).mean(0)
-    assert torch.allclose(model.log_priors.exp().double(), posterior, atol=1e-3)
+    posterior = softmax(outputs.logits.astype(float)).mean(0)
+    assert np.allclose(np.exp(model.log_priors), posterior, atol=1e-3)
 
 
 def test_new_images_get_verdicts_at_their_levels(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_new_images_get_verdicts_at_their_levels(tmp_path: Path) -> None:
     new = candid.examine(model, write(tmp_path / "new", count=100, start=300), novelty=0.05)
     novel = sum(each.verdict == "novel" for each in new)
     assert novel <= 0.05 * 300 + 3.5 * (0.05 * 0.95 * 300 * 2) ** 0.5  # of two draws of 300
-    assert candid.examine(model, torch.ones(3, SIDE, SIDE))[0].verdict == "novel"
+    assert candid.examine(model, np.ones((3, SIDE, SIDE), np.float32))[0].verdict == "novel"
 
 
 def test_without_labels_only_novelty_is_promised(tmp_path: Path) -> None:
@@ -92,15 +93,15 @@ def test_without_labels_only_novelty_is_promised(tmp_path: Path) -> None:
     model = candid.adopt(eye(), folder, workers=0, progress=progress)
     assert any("without labels no class set is promised" in message for message in progress.messages)
     assert model.metadata["adopted"]["labels"] is False
-    promises = Judge.of(model).promises
+    rule = needed(model).rule()
+    promises = rule.promises[ALL]
     assert promises.novelty.in_force == pytest.approx(1 / 41)
     assert promises.to_dict()["error"]["in_force"] == 1
     assert any("nothing is promised about classes" in sentence for sentence in promises.sentences())
     examined = candid.examine(model, folder)
     assert {each.verdict for each in examined} <= {"accept", "novel"}
     assert all(each.classes in ((each.label,), ()) for each in examined)
-    found = thresholds(model)
-    assert found is not None and found["smallest_ratio"] == 1
+    assert rule.to_dict()["smallest_ratio"] == 1
     for level in ({"error": 0.1}, {"risk": 0.1}):
         with pytest.raises(CandidError, match="have no labels"):
             candid.examine(model, folder, **level)
@@ -191,8 +192,10 @@ def test_two_processes_store_the_scores_of_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, expected = HeldOut.of(candid.load(tmp_path / "model")), HeldOut.of(one)
     assert found is not None and expected is not None
-    assert torch.equal(found.statistics["keys"], expected.statistics["keys"])
-    torch.testing.assert_close(found.statistics["novelty"], expected.statistics["novelty"])
+    assert np.array_equal(found.statistics["keys"], expected.statistics["keys"])
+    np.testing.assert_allclose(
+        found.statistics["novelty"], expected.statistics["novelty"], rtol=1.3e-6, atol=1e-5
+    )
 
 
 def test_class_names_from_a_file(tmp_path: Path) -> None:

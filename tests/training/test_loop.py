@@ -16,15 +16,13 @@ from torch import nn
 
 import candid
 from candid import CandidError, NonFiniteError, ResNet
-from candid._support.progress import SILENT
-from candid.data.loader import Plan, training_batches
+from candid._support.progress import SILENT, TrainingDisplay
 from candid.data.splits import ArraySplit
-from candid.inference.predictions import to_float
-from candid.training.display import TrainingDisplay
+from candid.training.loader import Plan, training_batches
 from candid.training.recipes import load_options
 from candid.training.run_folder import RunFolder, data_digest
-from candid.training.setup import build_model, open_data
-from candid.training.train import run as run_training
+from candid.training.setup import build_model, in_unit_range, open_data
+from candid.training.train import train_network
 from tests.training.runs import MODEL, curve, small_config, train
 
 
@@ -62,10 +60,11 @@ def test_the_run_folder_is_complete_and_agrees_with_itself(finished: Path) -> No
     assert model.metadata["training"]["config"]["epochs"] == 8
     data, _ = open_data(small_config(epochs=8), SILENT)
     assert isinstance(data.test, ArraySplit)
-    x = to_float(data.test.images, "cpu")
+    x = in_unit_range(torch.from_numpy(data.test.images), "cpu")
     results = json.loads((finished / "results.json").read_text())["test"]
     best = candid.load(finished / "model" / "best")
-    assert (best.predict(x) == data.test.labels).double().mean().item() == pytest.approx(results["accuracy"])
+    right = best.predict(x).numpy() == data.test.labels
+    assert right.mean() == pytest.approx(results["accuracy"])
     bits = -best.log_density(x).mean().item() / (64 * math.log(2))
     assert bits == pytest.approx(results["bits_per_dim"], rel=1e-5)
 
@@ -91,7 +90,7 @@ def test_batch_norm_statistics_are_averages_with_the_final_weights(finished: Pat
     norm.register_forward_hook(lambda _, given, __: inputs.append(given[0].mean((0, 2, 3))))
     with torch.no_grad():
         for images, _ in training_batches(data.train, preprocessing, plan, 0, plan.steps_per_epoch, range(1)):
-            model(to_float(images, "cpu"))
+            model(in_unit_range(images, "cpu"))
     torch.testing.assert_close(averaged, torch.stack(inputs).mean(0), atol=2e-2, rtol=0)
 
 
@@ -156,7 +155,7 @@ def test_the_baseline_trains_in_the_same_loop(tmp_path: Path) -> None:
     outcome = train(small_config(epochs=6, baseline=True, label_smoothing=0.0), tmp_path / "run")
     assert outcome.results["test"]["accuracy"] > 0.7
     assert "bits_per_dim" not in outcome.results["test"]
-    model = candid.load_any(tmp_path / "run" / "model" / "best")
+    model = candid.load(tmp_path / "run" / "model" / "best")
     assert isinstance(model, ResNet)
     assert model.class_names == tuple("0123456789")
 
@@ -246,7 +245,7 @@ def test_what_can_be_known_before_computing_is_refused_before(finished: Path, tm
         with pytest.raises(CandidError, match=message):
             train(config, tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    with pytest.raises(CandidError, match="already has a run: add resume=True"):
+    with pytest.raises(CandidError, match=r"already has a run: add 'resume' \(--resume\)"):
         train(small_config(), finished)
     (tmp_path / "file").write_text("")
     with pytest.raises(CandidError, match="is not a folder"):
@@ -309,7 +308,7 @@ def test_swapped_labels_are_noticed(one_epoch: Path, tmp_path: Path) -> None:
     data, _ = open_data(small_config(), SILENT)
     assert isinstance(data.train, ArraySplit)
     found = data_digest(data)
-    data.train.labels[:2] = data.train.labels[:2].flip(0)
+    data.train.labels[:2] = data.train.labels[:2][::-1].copy()
     assert data_digest(data) != found
     state = RunFolder(one_epoch).load_state(small_config(epochs=1), SILENT)
     assert state is not None
@@ -324,7 +323,7 @@ def test_a_state_of_the_older_version_is_resumed(one_epoch: Path, tmp_path: Path
     del values["digests"]
     torch.save(values, path)
     progress = RecordedDisplay()
-    result = run_training(small_config(epochs=1), RunFolder(tmp_path / "run"), True, display=progress)
+    result = train_network(small_config(epochs=1), RunFolder(tmp_path / "run"), True, display=progress)
     assert result.finished
     assert any("carries no digest" in line for line in progress.lines)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from candid import GenerativeClassifier
-from candid.training.optimiser import build_optimiser, is_over, learning_rate, plateaus, set_learning_rate
 from candid.training.options import TrainOptions
+from candid.training.setup import build_optimiser, is_over, learning_rate, plateaus, set_learning_rate
 
 
 def test_every_parameter_is_in_one_group_and_only_convolutions_decay() -> None:

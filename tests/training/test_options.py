@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candid import CandidError
-from candid._support.config import from_dict
-from candid.models.flow.presets import PRESETS, RECIPE_OF_PRESET
-from candid.training.options import TrainOptions, renamed
+from candid._support.old_formats import renamed_options
+from candid._support.options import from_dict
+from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET
+from candid.training.options import TrainOptions
 from candid.training.recipes import load_options, read_toml, recipes, write_toml
 
 
@@ -115,7 +116,7 @@ def test_recipes_of_older_versions_are_read(tmp_path: Path) -> None:
     options = load_options(tmp_path / "old.toml", data="digits")
     assert (options.warmup, options.lr_decays, options.grad_accumulation) == (0.2, 3, 2)
     assert options.crop == "jitter"
-    assert renamed({"epochs": 3}) == {"epochs": 3}
+    assert renamed_options({"epochs": 3}) == {"epochs": 3}
 
 
 def test_more_classes_than_the_model_has() -> None:

@@ -7,15 +7,15 @@ import pytest
 
 import candid
 from candid import CandidError
-from candid.trust.judge import Judge
+from candid.judging.held_out import HeldOut
 from tests.photo_models import CLASSES, PhotoRun
 
 
 def test_a_photo_model_knows_new_photos_of_its_classes(photo_run: PhotoRun) -> None:
     found = candid.examine(photo_run.model, [*photo_run.photos])
     assert [each.label for each in found] == list(CLASSES)
-    judge = Judge.of(candid.load(photo_run.model))
-    assert judge is not None and len(judge.held_out) == 36
+    held_out = HeldOut.of(candid.load(photo_run.model))
+    assert held_out is not None and len(held_out) == 36
 
 
 def test_a_finished_photo_run_is_never_started_over(photo_run: PhotoRun, tmp_path: Path) -> None:

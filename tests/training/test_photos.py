@@ -11,22 +11,23 @@ import time
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import Tensor
 
 import candid
 from candid._support.errors import CandidError
-from candid._support.progress import Progress
+from candid._support.numbers import Array
+from candid._support.progress import Progress, TrainingDisplay
 from candid.inference.predictions import Predictions
-from candid.models.eyes.eye import PackagedEye
+from candid.judging.held_out import needed
+from candid.models.photo.efficientnet import PackagedEye
 from candid.training import features
-from candid.training.display import TrainingDisplay
 from candid.training.features import Features
 from candid.training.photo_report import DataReport
 from candid.training.recipes import photo_options, preset_for
-from candid.trust.judge import Judge
+from candid.trust.promises import Levels
+from candid.trust.ranking import ALL
 from tests.helpers import candid_command
 from tests.photo_models import CLASSES, PhotoRun, photo, write_photos
 from tests.training.runs import environment
@@ -141,7 +142,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     out, looks = tmp_path / "run", iter(range(4))
     see = PackagedEye.statistics
 
-    def interrupted(eye: PackagedEye, images: Tensor) -> Tensor:
+    def interrupted(eye: PackagedEye, images: Array) -> Array:
         if next(looks, None) is None:
             raise KeyboardInterrupt
         return see(eye, images)
@@ -275,26 +276,27 @@ def test_a_damaged_file_of_the_cache_is_computed_again(
 
 def test_a_folder_with_a_run_is_not_overwritten(photo_run: PhotoRun) -> None:
     done = candid_command("train", photo_run.data, "--out", photo_run.model)
-    assert "add --resume to continue it, or choose another folder with --out." in str(done.exception)
-    with pytest.raises(CandidError, match="already has a run: add resume=True"):
+    expected = "add 'resume' (--resume) to continue it, or choose another folder with 'out' (--out)."
+    assert expected in str(done.exception)
+    with pytest.raises(CandidError, match=r"already has a run: add 'resume' \(--resume\)"):
         candid.train(photo_run.data, out=photo_run.model)
 
 
 def made_part(name: str, photos: int) -> tuple[Features, Predictions]:
     """Return photos of two classes that a head is right about."""
-    labels = torch.arange(photos) % 2
+    labels = np.arange(photos) % 2
     names = tuple(f"{name}/{i:03}.png" for i in range(photos))
-    values = torch.randn(photos, 40, generator=torch.Generator().manual_seed(photos))
-    novelty = torch.randn(photos, 3, generator=torch.Generator().manual_seed(photos))
-    logits = 6.0 * torch.nn.functional.one_hot(labels, 2)
-    found = Predictions(names, labels, logits, torch.zeros(2), {"novelty": novelty})
-    return Features(names, labels, values, torch.arange(photos)), found
+    values = np.random.default_rng(photos).normal(size=(photos, 40)).astype(np.float32)
+    novelty = np.random.default_rng(photos).normal(size=(photos, 3))
+    logits = 6.0 * np.eye(2, dtype=np.float32)[labels]
+    found = Predictions(names, labels, logits, np.zeros(2), {"novelty": novelty})
+    return Features(names, labels, values, np.arange(photos)), found
 
 
 def test_the_report_finds_wrong_labels_copies_and_odd_photos() -> None:
     (train, by_fold), (test, by_model) = made_part("train", 60), made_part("test", 20)
-    by_fold.logits[7] = torch.tensor([9.0, 0.0])  # of a photo of the second class
-    by_model.logits[4] = torch.tensor([0.0, 9.0])
+    by_fold.logits[7] = [9.0, 0.0]  # of a photo of the second class
+    by_model.logits[4] = [0.0, 9.0]
     train.values[32] = 1.001 * train.values[30]
     test.values[5] = train.values[13]
     by_fold.columns["novelty"][22, 2] = 40.0
@@ -337,30 +339,34 @@ def test_few_held_out_photos_and_classes_without_any_cost_no_verdicts(tmp_path: 
     assert "6 held out, fewer than 20: p-values are out of fold, 3 to test" in heard.lines[0]
     assert heard.lines[1].startswith("warning: no held-out photos of stripes: held-out results say nothing")
     assert heard.lines[2].startswith("warning: no test photos of rings and stripes: test results say nothing")
-    judge = Judge.of(candid.load(found.folder))
-    assert len(judge.held_out) == 24 and judge.held_out.out_of_fold
+    held_out = needed(candid.load(found.folder))
+    assert len(held_out) == 24 and held_out.out_of_fold
 
 
 def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun, tmp_path: Path) -> None:
-    for sentence in Judge.of(candid.load(photo_run.model)).promises.sentences()[-2:]:
+    held_out = needed(candid.load(photo_run.model))
+    for sentence in held_out.rule().promises[ALL].sentences()[-2:]:
         assert "no bound is proven, since the model has learned from held-out images" in sentence
-    judge = Judge.of(candid.load(photo_run.model), novelty=0.2, risk=0.4, novelty_promise="confident")
-    assert judge.promises.risk is not None
-    assert "confidence" not in " ".join(judge.promises.sentences())
+    promises = held_out.rule(Levels(novelty=0.2, risk=0.4, novelty_promise="confident")).promises[ALL]
+    assert promises.risk is not None
+    assert "confidence" not in " ".join(promises.sentences())
     write_photos(tmp_path / "photos" / "train", CLASSES, 12)
     write_photos(tmp_path / "photos" / "val", CLASSES, 8, start=12)
     model = candid.train(str(tmp_path / "photos"), out=tmp_path / "run").model()
-    found = Judge.of(model)
-    assert len(found.held_out) == 24 and "proven" not in " ".join(found.promises.sentences())
+    held_out = needed(model)
+    assert len(held_out) == 24
+    assert "proven" not in " ".join(held_out.rule().promises[ALL].sentences())
     taught = candid.teach(model, {"checks": write_photos(tmp_path, ("checks",), 5) / "checks"}).model
-    assert "no bound is proven" in Judge.of(taught).promises.sentences()[-1]
+    assert "no bound is proven" in needed(taught).rule().promises[ALL].sentences()[-1]
 
 
 def test_options_of_networks_do_not_mix_with_an_eye(photos: Path) -> None:
-    with pytest.raises(CandidError, match="epochs=... is for networks that are trained on pixels"):
+    with pytest.raises(
+        CandidError, match=r"'epochs' \(--epochs\) is for networks that are trained on pixels"
+    ):
         candid.train(str(photos), eye="lite0", epochs=3)
     for options in ({"epochs": 3}, {"batch": 8, "workers": 0}, {"precision": "bf16"}):
-        with pytest.raises(CandidError, match="trained on pixels: leave it out, or add preset="):
+        with pytest.raises(CandidError, match="trained on pixels: leave it out, or add 'preset'"):
             photo_options({"data": str(photos), **options})
 
 
@@ -378,4 +384,4 @@ def test_a_network_on_photos_says_so(photos: Path, capsys: pytest.CaptureFixture
     with pytest.raises(CandidError, match="A batch of 500 is larger"):
         candid.train(str(photos), preset="tiny", batch=500, progress=TrainingDisplay())
     heard = " ".join(capsys.readouterr().err.split())
-    assert "preset=... asks for a network that is trained on pixels" in heard
+    assert "'preset' (--preset) asks for a network that is trained on pixels" in heard

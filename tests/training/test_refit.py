@@ -7,7 +7,7 @@ import torch
 
 import candid
 from candid import CandidError, CheckpointError
-from candid.models.flow.span import restore
+from candid.models.flow.means import restore
 from tests.training.runs import small_config, train
 
 
@@ -30,16 +30,16 @@ def test_training_refits_and_measures_after_it(run: Path) -> None:
 
 def test_the_scale_is_the_most_likely_one(run: Path) -> None:
     from candid.data.datasets import open_dataset
-    from candid.models.flow.span import rescale
+    from candid.models.flow.means import rescale
 
     model = candid.load(run)
     record = model.metadata["refit"]
     options = model.record.config
     data = open_dataset("digits", holdout=options["holdout"], split_seed=options["split_seed"], split="hash")
-    from candid.data.loader import named_batches
+    from candid.data.batches import named_batches
 
     batches = named_batches(data.val, model.preprocessing, 250, 0, 1, 0)
-    x = torch.cat([images for images, _, _ in batches]).float() / 255
+    x = torch.cat([torch.from_numpy(images) for images, _, _ in batches]).float() / 255
 
     def density(scale: float) -> float:
         rescale(model, scale)

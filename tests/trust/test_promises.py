@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from candid import CandidError
-from candid.trust.promises import (
-    LISTED,
-    Promises,
-    cross_conformal_bound,
-    level,
-    needed_images,
-    no_promise,
-    rounded_up,
-    start,
-    walk,
-)
+from candid.trust.promises import LISTED, needed_images, no_promise, start, walk
+from candid.trust.verdict import Promises, cross_conformal_bound, level, rounded_up
 from experiments.promises import by_bisection, by_walk, kept, oracle
 
 SETS = 400

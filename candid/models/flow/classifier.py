@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid._support.numbers import Array
+from candid._support.options import checked_names
 from candid.models.flow.backbone import build_flow
-from candid.models.flow.config import ClassifierConfig, Memory, checked_names
+from candid.models.flow.config import ClassifierConfig, Memory, preset
+from candid.models.flow.coupling import OrthogonalMatrix
 from candid.models.flow.frozen import FrozenFlow, freeze
-from candid.models.flow.initial import uniform
-from candid.models.flow.mixture import LatentMixture, log_standard_normal
+from candid.models.flow.mixture import LatentMixture, MixtureGeometry, log_standard_normal
+from candid.models.flow.network import ImageClassifier, TensorOutputs, array_of, check_batch
 from candid.models.flow.pooling import DCTPooling
-from candid.models.flow.presets import preset
 from candid.models.flow.reversible import frozen_statistics
-from candid.models.protocol import DensityOf, ImageClassifier, Outputs, check_batch
+from candid.models.flow.subnets import uniform
+from candid.models.protocol import Ability, ClassGeometry, DensityOf
 
 
 class FlowOutputs(NamedTuple):
@@ -56,6 +59,9 @@ class GenerativeClassifier(ImageClassifier):
 
     kind: ClassVar = "generative"
     density_of: ClassVar[DensityOf] = "pixels"
+    can: ClassVar[frozenset[Ability]] = frozenset(
+        ("geometry", "invert", "class maps", "gradients", "density")
+    )
     config: ClassifierConfig
     noise: Tensor
     image_std: Tensor
@@ -130,14 +136,25 @@ class GenerativeClassifier(ImageClassifier):
         return flow.height // flow.downsampling, flow.width // flow.downsampling
 
     @property
-    def log_priors(self) -> Tensor:
-        """Log p(y) on the CPU, (M,)."""
-        return self.mixture.log_priors.cpu()
+    def log_priors(self) -> Array:
+        """Log p(y), (M,)."""
+        return array_of(self.mixture.log_priors)
 
-    def outputs(self, images: Tensor) -> Outputs:
+    @property
+    def geometry(self) -> ClassGeometry:
+        """Where the classes lie in latent space."""
+        return MixtureGeometry(self.mixture)
+
+    @property
+    def fixed_weights(self) -> frozenset[str]:
+        """The fixed rotations, which the fingerprint leaves out."""
+        parts = self.named_modules()
+        return frozenset(f"{name}.weight" for name, part in parts if isinstance(part, OrthogonalMatrix))
+
+    def tensor_outputs(self, x: Tensor) -> TensorOutputs:
         """Make one forward pass, with the terms that add up to the log density."""
-        outputs, terms = self.forward_by_stage(images)
-        return Outputs(outputs.logits, outputs.z[:, : self.feature_size], terms, outputs.z)
+        outputs, terms = self.forward_by_stage(x)
+        return TensorOutputs(outputs.logits, outputs.z[:, : self.feature_size], terms, outputs.z)
 
     def frozen(self) -> "GenerativeClassifier":
         """Return a copy for inference: the same results up to rounding in 0.7 of the time.

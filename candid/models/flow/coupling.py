@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from candid._support.errors import CandidError
 from candid.models.flow.fused import affine, is_trained, scaled_tanh
-from candid.models.flow.initial import normal
 from candid.models.flow.invertible import Invertible
-from candid.models.flow.precision import full_precision
+from candid.models.flow.network import full_precision
 from candid.models.flow.reversible import Gradients, ParameterGradients, PulledBack
+from candid.models.flow.subnets import normal
 
 SubnetBuilder = Callable[[int, int], nn.Module]
 
@@ -64,9 +64,9 @@ class _Coupling(Invertible):
         if not wanted:
             return x, grad_x, None, {}
         grad_log_s = grad_x * x + gradients.log_det[:, None, None, None]
-        found = iter(torch.autograd.grad((log_s, t), wanted, (grad_log_s, gradients.z)))
-        grad_c = next(found) if condition_too else None
-        return x, grad_x, grad_c, dict(zip(parameters, found, strict=True))
+        results = iter(torch.autograd.grad((log_s, t), wanted, (grad_log_s, gradients.z)))
+        grad_c = next(results) if condition_too else None
+        return x, grad_x, grad_c, dict(zip(parameters, results, strict=True))
 
 
 class AffineCoupling(_Coupling):
@@ -111,11 +111,11 @@ class AffineCoupling(_Coupling):
     def pull_back(self, z: Tensor, gradients: Gradients, goes_on: bool) -> PulledBack:
         z1, z2 = z.split(self.split, dim=1)
         g1, g2 = gradients.z.split(self.split, dim=1)
-        x2, g2, more, found = self._pull_back_affine(
+        x2, g2, grad_condition, of_parameters = self._pull_back_affine(
             self.subnet, z1, z2, Gradients(g2, gradients.log_det), goes_on
         )
-        grad_x = None if more is None else torch.cat((g1 + more, g2), dim=1)
-        return PulledBack(torch.cat((z1, x2), dim=1), grad_x, found)
+        grad_x = None if grad_condition is None else torch.cat((g1 + grad_condition, g2), dim=1)
+        return PulledBack(torch.cat((z1, x2), dim=1), grad_x, of_parameters)
 
 
 class DownsamplingCoupling(_Coupling):
@@ -334,7 +334,7 @@ class CoefficientScale(Invertible):
     """A fixed positive factor for each pooled coefficient of a flat, coefficient-major latent.
 
     The released models scale their cosine coefficients unevenly; this diagonal, after the
-    orthonormal :class:`~candid.models.flow.DCTPooling`, reproduces it with the true log-determinant.
+    orthonormal :class:`~candid.models.flow.pooling.DCTPooling`, reproduces it with the true log-determinant.
     """
 
     scale: Tensor

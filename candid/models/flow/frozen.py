@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError, NonFiniteError
-from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import (
     ActNorm,
     AffineCoupling,
@@ -25,7 +24,8 @@ from candid.models.flow.coupling import (
 )
 from candid.models.flow.fused import is_plain
 from candid.models.flow.invertible import Invertible
-from candid.models.flow.precision import is_autocast
+from candid.models.flow.network import is_autocast
+from candid.models.flow.reversible import Chain
 
 CACHED_NUMBERS = 2**22
 """The largest activation of a subnet that is computed in one piece on a CPU: 16 MB in float32."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from candid._support.errors import CandidError
-from candid.models.flow.precision import is_autocast
+from candid.models.flow.network import is_autocast
 
 aten = torch.ops.aten
 PATCH_NUMBERS = 2**21

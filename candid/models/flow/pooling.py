@@ -8,7 +8,7 @@ from torch import Tensor
 
 from candid.models.flow.coupling import OrthogonalMatrix
 from candid.models.flow.invertible import Invertible
-from candid.models.flow.precision import full_precision
+from candid.models.flow.network import full_precision
 
 
 class HaarPooling(Invertible):

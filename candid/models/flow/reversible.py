@@ -1,13 +1,14 @@
-"""Backpropagation by inversion: activations are recomputed from outputs instead of stored.
+"""Chains of invertible layers, and backpropagation by inversion: nothing is stored, all is computed again.
 
-Gomez et al., *The Reversible Residual Network* (2017), for any :class:`~candid.models.flow.Invertible`.
-The memory of a training step then holds one layer's activations instead of all of them.
+Gomez et al., *The Reversible Residual Network* (2017), for any
+:class:`~candid.models.flow.invertible.Invertible`. The memory of a training step then holds one layer's
+activations instead of all of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from candid._support.errors import CandidError, NonFiniteError
+from candid.models.flow.config import Memory
 from candid.models.flow.invertible import Invertible
 from candid.models.flow.subnets import FullResolutionEntry
+
+Direction = Literal["forward", "inverse"]
 
 LARGEST_ERROR = 0.01
 """Largest relative error of the recovered input; 1e-5 is normal in float32, 1e-3 under bfloat16 autocast."""
@@ -57,9 +61,9 @@ def _pull_back(layer: Invertible, z: Tensor, gradients: Gradients, goes_on: bool
         outputs = layer(x)
     pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output.requires_grad]
     heads, weights = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(heads, [x, *parameters] if goes_on else parameters, weights))
-    grad_x = next(found) if goes_on else None
-    return PulledBack(x.detach(), grad_x, dict(zip(parameters, found, strict=True)))
+    results = iter(torch.autograd.grad(heads, [x, *parameters] if goes_on else parameters, weights))
+    grad_x = next(results) if goes_on else None
+    return PulledBack(x.detach(), grad_x, dict(zip(parameters, results, strict=True)))
 
 
 @contextmanager
@@ -170,20 +174,114 @@ class _Reversible(torch.autograd.Function):
             for depth, layer in reversed(list(enumerate(ctx.layers))):
                 goes_on = x_needs_grad or depth > 0
                 step = layer.pull_back if isinstance(layer, PullsBack) else partial(_pull_back, layer)
-                z, grad_x, found = step(z, Gradients(grad_z, grad_log_det), goes_on)
+                z, grad_x, of_parameters = step(z, Gradients(grad_z, grad_log_det), goes_on)
                 if grad_x is not None:
                     grad_z = grad_x
-                for parameter, gradient in found.items():
-                    known = total.get(parameter)
-                    total[parameter] = gradient if known is None else known + gradient
+                for parameter, gradient in of_parameters.items():
+                    so_far = total.get(parameter)
+                    total[parameter] = gradient if so_far is None else so_far + gradient
         _check_found_again(z, start)
         return None, grad_z if x_needs_grad else None, *map(total.get, parameters)
 
 
-def _check_found_again(found: Tensor, start: Tensor) -> None:
-    error, size = (found - start).abs().max(), start.abs().max()
+def _check_found_again(recomputed: Tensor, start: Tensor) -> None:
+    error, size = (recomputed - start).abs().max(), start.abs().max()
     if not error <= LARGEST_ERROR * size:
         raise NonFiniteError(
             f"Going back through the network missed its input by {float(error / size):.1e} of its size, so "
             "that gradients would be wrong: some layer is nearly singular, use memory='plain'."
         )
+
+
+class Chain(Invertible):
+    """Invertible layers one after another; log-determinants add up.
+
+    ``memory="inverse"`` keeps no activations for the backward pass and recomputes them from the
+    output, layer by layer (see the module). It applies to the outermost chain; its
+    gradients can't be differentiated again.
+
+    >>> from candid.models.flow.coupling import Permutation
+    >>> from candid.models.flow.pooling import HaarPooling
+    >>> chain = Chain({"pool": HaarPooling(), "shuffle": Permutation(12)})
+    >>> z, log_det = chain(torch.rand(2, 3, 8, 8))
+    >>> z.shape, log_det.shape
+    (torch.Size([2, 12, 4, 4]), torch.Size([2]))
+    """
+
+    def __init__(
+        self, layers: Mapping[str, Invertible] | Iterable[Invertible], memory: Memory = "plain"
+    ) -> None:
+        super().__init__()
+        if not isinstance(layers, Mapping):
+            layers = {str(i): layer for i, layer in enumerate(layers)}
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.memory = memory
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        if memory not in ("plain", "inverse"):
+            raise CandidError(f"memory must be 'plain' or 'inverse', not {memory!r}.")
+        self._memory = memory
+
+    def leaves(self, prefix: str = "") -> Iterator[tuple[str, Invertible]]:
+        """Yield the layers with their dotted names, nested chains unrolled, in forward order."""
+        for name, layer in self._layers():
+            if isinstance(layer, Chain):
+                yield from layer.leaves(f"{prefix}{name}.")
+            else:
+                yield prefix + name, layer
+
+    def _layers(self) -> list[tuple[str, Invertible]]:
+        # Not named_children(), which passes over a layer that stands in the chain twice.
+        return [(name, cast(Invertible, layer)) for name, layer in self._modules.items()]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.memory == "inverse" and torch.is_grad_enabled():
+            return run_reversibly([layer for _, layer in self.leaves()], x)
+        log_det = x.new_zeros(x.shape[0])
+        for _, layer in self._layers():
+            x, term = layer(x)
+            log_det = log_det + term
+        return x, log_det
+
+    def forward_by_layer(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run forward and return the log-determinant of each layer of this chain under its name."""
+        terms = {}
+        for name, layer in self._layers():
+            x, terms[name] = layer(x)
+        return x, terms
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        log_det = z.new_zeros(z.shape[0])
+        for _, layer in reversed(self._layers()):
+            z, term = layer.inverse(z)
+            log_det = log_det + term
+        return z, log_det
+
+    @torch.no_grad()
+    def first_nonfinite(self, x: Tensor, direction: Direction) -> NonFiniteError | None:
+        """Return the error that names the first layer whose result is not finite, if there is one.
+
+        It runs the chain again, layer by layer: call it only once a result is known to be bad.
+        """
+        if not torch.isfinite(x).all():
+            return NonFiniteError(
+                f"The input of the {direction} pass contains NaN or infinite values: clean it first."
+            )
+        leaves = list(self.leaves())
+        with frozen_statistics(self):
+            for name, layer in leaves if direction == "forward" else reversed(leaves):
+                x, log_det = layer(x) if direction == "forward" else layer.inverse(x)
+                for value, what in ((x, "activations"), (log_det, "log-determinant")):
+                    if not torch.isfinite(value).all():
+                        return NonFiniteError(
+                            f"The {what} of layer '{name}' ({type(layer).__name__}) became non-finite "
+                            f"in the {direction} pass: look at its weights and at the size of its input; "
+                            "in training, lower the learning rate."
+                        )
+        return None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from candid.models.flow.fused import can_fuse, norm_relu_conv, scale_relu_conv
-from candid.models.flow.precision import full_precision, is_autocast
+from candid.models.flow.network import full_precision, is_autocast
 
 
 def bottleneck(
@@ -137,8 +137,8 @@ def _statistics(look: nn.Conv2d, norm: nn.BatchNorm2d, images: Sequence[Tensor])
         return mean[:, 0], centred @ centred.T / patches.shape[1]
 
     with full_precision(images[0]):
-        found = [_recomputed(moments, image) for image in images]
-        means, covariances = (torch.stack(parts) for parts in zip(*found, strict=True))
+        pairs = [_recomputed(moments, image) for image in images]
+        means, covariances = (torch.stack(parts) for parts in zip(*pairs, strict=True))
         apart = means - means.mean(0)
         covariance = covariances.mean(0) + apart.T @ apart / len(images)
         weight = look.weight.flatten(1)
@@ -171,3 +171,15 @@ def _initialised(*layers: nn.Module, output_gain: float = 1.0) -> nn.Sequential:
     with torch.no_grad():
         convolutions[-1].weight.mul_(output_gain)
     return Subnet(*layers)
+
+
+def normal(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return normally distributed numbers."""
+    empty = torch.empty(shape, dtype=dtype)
+    return empty if empty.is_meta else empty.normal_()
+
+
+def uniform(*shape: int) -> Tensor:
+    """Return numbers between 0 and 1."""
+    empty = torch.empty(shape)
+    return empty if empty.is_meta else empty.uniform_()

@@ -19,8 +19,8 @@ from torch import Tensor
 from candid._support.errors import CheckpointError
 from candid.models.checkpoint import load_weights
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.config import ClassifierConfig, FlowConfig
-from candid.models.flow.presets import IMAGENET_MEAN, IMAGENET_STD
+from candid.models.flow.config import IMAGENET_MEAN, IMAGENET_STD, ClassifierConfig, FlowConfig
+from candid.models.flow.network import array_of
 
 Module = dict[str, Tensor]
 SUBNETS = {"s": "subnet", "s_hi": "strided", "s_lo": "low_resolution"}
@@ -67,8 +67,8 @@ def build_released(
     except (KeyError, IndexError, ValueError, RuntimeError, StopIteration) as error:
         raise _foreign(source, f"its layout can't be told ({error})") from error
     model = GenerativeClassifier(config, class_names)
-    own = model.state_dict()
-    state = {name: own[name] for name in own if name.startswith(("noise", "mixture.log_priors", "flow.dct"))}
+    kept = ("noise", "mixture.log_priors", "flow.dct")
+    state = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(kept)}
     blocks = [module for module in modules if "act_norm" in module]
     names = [name for name, child in model.flow.named_children() if hasattr(child, "coupling")]
     for name, module in zip(names, blocks, strict=True):
@@ -76,11 +76,11 @@ def build_released(
     shuffle = torch.from_numpy(np.random.RandomState(0).permutation(content["mu"].shape[2]))
     state["mixture.mean"] = content["mu"][0][:, shuffle.argsort()]
     state["mixture.alpha"], state["mixture.prototypes"] = content["mu_t"], content["mu_m"]
-    load_weights(model, {name: tensor.detach().clone() for name, tensor in state.items()}, str(source))
+    load_weights(model, {name: array_of(tensor) for name, tensor in state.items()}, str(source))
     model.metadata = {"imported_from": source.name}
     if beta := re.search(r"beta_(inf|\d+(\.\d+)?)", source.name):
         model.metadata["beta"] = beta[1]
-    return model.float().eval()
+    return model
 
 
 def read_dictionary(path: Path, kind: str) -> dict[Any, Any]:

@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from candid.models.checkpoint import load_weights
+from candid.models.flow.network import array_of
 from candid.models.importers.released import foreign, read_dictionary
 from candid.models.resnet import EXPANSION, ResNet, ResNetConfig
 
@@ -54,12 +56,12 @@ def build_torchvision(content: dict[Any, Any], source: Path, class_names: list[s
         raise foreign(source, KIND, str(error).rstrip(".")) from error
     with torch.device("meta"):
         model = ResNet(config, class_names)
-    state = {name: tensor.detach().clone() for name, tensor in content.items()}
+    state = {name: array_of(tensor) for name, tensor in content.items()}
     if not any(name.endswith(COUNTER) for name in state):  # older files have none
-        state |= {name: torch.tensor(0) for name in model.state_dict() if name.endswith(COUNTER)}
+        state |= {name: np.array(0) for name in model.state_dict() if name.endswith(COUNTER)}
     load_weights(model, state, str(source))
     model.metadata = {"imported_from": source.name}
-    return model.float().eval()
+    return model
 
 
 def _is_plain(value: object) -> bool:

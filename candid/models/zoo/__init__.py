@@ -1,10 +1,12 @@
 """The trained models that come with the package: a folder each, with the model and its card."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.text import METRICS
 
 FOLDER = Path(__file__).parent
 CARD = "card.json"
@@ -16,19 +18,48 @@ DEFAULT = "everyday"
 """The model of commands that are given none."""
 
 
+MODELS = {card.parent.name: card.parent for card in sorted(FOLDER.glob(f"*/{CARD}"))}
+"""The folders of all bundled models by name."""
+
+
 def names() -> list[str]:
     """Return the names of all bundled models."""
-    return sorted(card.parent.name for card in FOLDER.glob(f"*/{CARD}"))
-
-
-def folder(name: str) -> Path | None:
-    """Return the folder of the bundled model ``name``; None if there is no such model."""
-    return FOLDER / name if name in names() else None
+    return list(MODELS)
 
 
 def card(name: str) -> dict[str, Any]:
     """Return the card of the bundled model ``name``: what it was made from, and what it can and can't do."""
-    found = folder(name)
-    if found is None:
-        raise CandidError(f"There is no bundled model '{name}': {did_you_mean(name, names())}")
-    return json.loads((found / CARD).read_text(encoding="utf-8"))
+    if name not in MODELS:
+        raise CandidError(f"There is no bundled model '{name}': {did_you_mean(name, MODELS)}")
+    return json.loads((MODELS[name] / CARD).read_text(encoding="utf-8"))
+
+
+SHOWN = 20
+"""Classes that a card names."""
+
+
+def as_markdown(card: dict[str, Any]) -> str:
+    """Return the card as Markdown."""
+    return "\n".join(_lines(card)) + "\n"
+
+
+def _lines(card: dict[str, Any]) -> Iterator[str]:
+    shown = card["classes"][:SHOWN]
+    rest = f" and {len(card['classes']) - SHOWN} more" if len(card["classes"]) > SHOWN else ""
+    yield from (f"# {card['name']}", "", card["summary"], "", f"Classes: {', '.join(shown)}{rest}.", "")
+    for key, title in (("data", "Data"), ("training", "Training"), ("storage", "Storage")):
+        yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
+    if card["figures"]:
+        yield from ("## Results", "", f"{card['measured']}", "")
+        yield from ("| | measured | 95 % interval |", "|---|---:|---:|")
+        yield from (_row(card["figures"], key) for key in METRICS if card["figures"].get(key) is not None)
+        yield from (f"| {name} | {value} | |" for name, value in card["more_figures"].items())
+        yield ""
+    for key, title in (("limits", "Limits"), ("not_for", "Not to be used for")):
+        yield from (f"## {title}", "", *(f"- {line}" for line in card[key]), "")
+
+
+def _row(figures: dict[str, Any], key: str) -> str:
+    metric = METRICS[key]
+    interval = metric.interval(figures["intervals"][key])
+    return f"| {metric.label} | {metric.shown(figures[key])} | {interval} |"

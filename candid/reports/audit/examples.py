@@ -4,48 +4,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from candid._support.files import replacing
+from candid._support.numbers import Array
 from candid._support.progress import Progress
+from candid.data.batches import named_batches
 from candid.data.datasets import open_images, open_part
 from candid.data.images import to_png
-from candid.data.loader import named_batches
-from candid.evaluation.result import Evaluation
-from candid.explanations.explainer import Explainer, Explanation
-from candid.reports.audit.models import AuditedModel
+from candid.evaluation.result import EvaluationResult
+from candid.explanations.explainer import Explainer
+from candid.judging.examine import Examiner
 from candid.reports.audit.options import AuditOptions
-from candid.trust.examine import Examiner
-from candid.trust.verdict import Examination
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """What one model says about an image, and why."""
-
-    model: AuditedModel
-    examined: Examination
-    explanation: Explanation
-
-
-@dataclass(frozen=True)
-class Example:
-    """An image, why it was chosen, and what the generative models say about it."""
-
-    why: str
-    source: str
-    """The name of its set."""
-    path: Path
-    true_class: str | None
-    opinions: list[Opinion]
+from candid.reports.audit.record import AuditedModel, Example, Opinion
+from candid.trust.verdict import KINDS, Examination
 
 
 def examples(
     data: str,
     options: AuditOptions,
     models: Sequence[AuditedModel],
-    evaluations: Sequence[Evaluation],
+    evaluations: Sequence[EvaluationResult],
     progress: Progress,
 ) -> list[Example]:
     """Return at most ``options.examples`` images; none if no model is generative."""
@@ -54,56 +33,55 @@ def examples(
         return []
     model, evaluation = max(generative, key=lambda pair: bool(pair[0].held_out))
     files = _Files(data, options, evaluation, progress)
-    found: list[Example] = []
+    chosen: list[Example] = []
     for why, source, index in _chosen(model, evaluation):
         path = files.path(source, index)
         if path is not None:
-            found.append(Example(why, source, path, files.true_class(source, index), []))
-        if len(found) == options.examples:
+            chosen.append(Example(why, source, path, files.true_class(source, index), []))
+        if len(chosen) == options.examples:
             break
     for other, _ in generative:
         examiner, explainer = Examiner(other.model, other.path, evidence=True), Explainer(other.model)
-        judged = examiner.examine([each.path for each in found])
-        for example, examined in zip(found, judged, strict=True):
+        judged = examiner.examine([example.path for example in chosen])
+        for example, examined in zip(chosen, judged, strict=True):
             if isinstance(examined, Examination):
                 example.opinions.append(Opinion(other, examined, explainer.explain(examined)))
-    return found
+    return chosen
 
 
-def _chosen(model: AuditedModel, evaluation: Evaluation) -> Iterator[tuple[str, str, int]]:
+def _chosen(model: AuditedModel, evaluation: EvaluationResult) -> Iterator[tuple[str, str, int]]:
     """Yield why, the set, and the number in it: the first image of each kind."""
-    part, found = evaluation.metrics["part"], evaluation.predictions
-    confidence, predicted = found.posterior.max(1)
-    right = predicted == found.labels
-    own = evaluation.judged.get(part)
-    kinds = [""] * len(found) if own is None else list[str](own.kinds)
+    part, predictions = evaluation.metrics["part"], evaluation.predictions
+    confidence, predicted = predictions.posterior.max(1), predictions.posterior.argmax(1)
+    right = predicted == predictions.labels
+    judged = evaluation.judged.get(part)
+    kinds = np.array([""] * len(predictions) if judged is None else list[str](judged.kinds))
     used: set[int] = set()
 
-    def first(flags: Tensor) -> Iterator[int]:
-        for index in flags.nonzero()[:, 0].tolist():
+    def first(flags: Array) -> Iterator[int]:
+        for index in np.flatnonzero(flags).tolist():
             if index not in used:
                 used.add(index)
                 yield index
                 return
 
-    accepted = torch.tensor([kind in ("accept", "") for kind in kinds])
-    for index in first(accepted & right):
+    for index in first(np.isin(kinds, ("accept", "")) & right):
         yield (
-            f"the first image that {model.name} {'accepts and ' * bool(own)}classifies correctly",
+            f"the first image that {model.name} {'accepts and ' * bool(judged)}classifies correctly",
             part,
             index,
         )
     if not right.all():
-        worst = torch.where(right, -1, confidence).argmax()
-        for index in first(torch.arange(len(right)) == worst):
+        worst = np.where(right, -1, confidence).argmax()
+        for index in first(np.arange(len(right)) == worst):
             yield f"the most confident mistake of {model.name}", part, index
     for name in evaluation.judged:
         if name != part:
             yield f"the first image of '{name}'", name, 0
             break
-    for kind in ("ambiguous", "novel"):
-        for index in first(torch.tensor([each == kind for each in kinds])):
-            yield f"the first image that {model.name} calls {kind}", part, index
+    for kind in reversed(KINDS):
+        for index in first(kinds == kind) if kind != "accept" else ():
+            yield f"the first image that {model.name} calls {KINDS[kind].word}", part, index
 
 
 @dataclass(frozen=True)
@@ -112,7 +90,7 @@ class _Files:
 
     data: str
     options: AuditOptions
-    evaluation: Evaluation
+    evaluation: EvaluationResult
     progress: Progress
 
     def true_class(self, source: str, index: int) -> str | None:
@@ -140,7 +118,7 @@ class _Files:
             return None
         few = split.subsample(options.images)
         ready = few.preprocess(model.preprocessing, options.skip_bad, self.progress, source)
-        ((images, _, (name,)),) = named_batches(ready.subset(torch.tensor([index])), model.preprocessing, 1)
+        ((images, _, (name,)),) = named_batches(ready.subset(np.array([index])), model.preprocessing, 1)
         path = options.out / "examples" / f"{source}-{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

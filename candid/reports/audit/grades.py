@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from scipy.stats import betabinom
-from torch import Tensor
+import numpy as np
 
-from candid._support.randomness import generator
-from candid._support.tables import GOOD, SOME
-from candid._support.text import listed, number, percent, span
+from candid._support.numbers import Array
+from candid._support.randomness import draws
+from candid._support.text import GOOD, SOME, listed, number, percent, span
 from candid.evaluation.calibration_error import CRITICAL, expected_calibration_error, top_bins
+from candid.judging.held_out import LEVEL
 from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
-from candid.robustness.corruptions.benchmark import CorruptedModel
-from candid.trust.judge import LEVEL
+from candid.robustness.corruptions.metrics import CorruptedModel
 
 Mark = Literal["good", "fair", "poor", "unknown"]
 HIGH, USEFUL = 0.95, 0.75
@@ -86,9 +84,9 @@ def guesses(metrics: dict[str, Any], chance: float) -> bool:
     return bool(metrics["accuracy"] <= chance + HARDLY * (1 - chance))
 
 
-def chance_of(labels: Tensor) -> float:
+def chance_of(labels: Array) -> float:
     """Return the share of the most frequent class, (N,)."""
-    return float(labels.bincount().max()) / len(labels)
+    return float(np.bincount(labels).max()) / len(labels)
 
 
 def calibration(metrics: dict[str, Any], confidence: float, by_chance: float) -> Grade:
@@ -127,19 +125,19 @@ def _when_confident(metrics: dict[str, Any]) -> str:
     )
 
 
-def error_by_chance(posterior: Tensor) -> float:
+def error_by_chance(posterior: Array) -> float:
     """Return the calibration error below which a perfectly calibrated model stays 95 of 100 times.
 
     The labels are drawn from its own posteriors (N, M).
     """
-    confidence, predicted = posterior.max(1)
-    random = generator(0, 17)
+    confidence, predicted = posterior.max(1), posterior.argmax(1)
+    random = draws(0, 17)
     errors = []
     for _ in range(DRAWS):
-        right = torch.rand(len(confidence), generator=random, dtype=torch.float64) < confidence
-        labels = torch.where(right, predicted, (predicted + 1) % posterior.shape[1])
+        uniform = (random.words(len(confidence)) & (2**53 - 1)) / 2**53
+        labels = np.where(uniform < confidence, predicted, (predicted + 1) % posterior.shape[1])
         errors.append(expected_calibration_error(top_bins(posterior, labels)))
-    return float(torch.tensor(errors, dtype=torch.float64).quantile(0.95))
+    return float(np.quantile(errors, 0.95))
 
 
 def false_alarms(metrics: dict[str, Any]) -> Grade:
@@ -172,6 +170,8 @@ def most_false_alarms(images: int, ranks: int) -> float:
     The count is beta-binomial, over the draw of the images and of the held-out ones: of the n + 1 places
     among the latter, k are extreme at the level.
     """
+    from scipy.stats import betabinom
+
     extreme = math.floor(LEVEL * (ranks + 1))
     return float(betabinom.ppf((1 + BAND) / 2, images, extreme, ranks + 1 - extreme)) / images
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.config import MaybeInfinite, Option, check_fields
+from candid._support.options import MaybeInfinite, Option, check_fields
 from candid._support.text import named_pairs
-from candid.data.options import Images, PartName, SkipBad, Workers
 from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
+from candid.inference.options import Images, PartName, SkipBad, Workers
 from candid.robustness.corruptions.registry import SEVERITIES, check_severities
-from candid.trust.options import Delta, RiskLevel
+from candid.trust.promises import Delta, RiskLevel
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200
 KAPPAS, WEIGHTS = (0.01, 1.0, math.inf), (0.0, 66.0, 1000.0)

@@ -1,27 +1,29 @@
 """The data of the audit page; the text and the markup are in ``templates``."""
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from candid._support.tables import Cell, area_cell
-from candid._support.text import METRICS, listed, number, percent
-from candid._support.version import __version__
-from candid.evaluation.groups import table as group_table
-from candid.evaluation.groups import title as group_title
+from candid._support import __version__
+from candid._support.files import write_texts
+from candid._support.text import METRICS, Cell, area_cell, listed, number, percent
+from candid.evaluation.compare import group_table, group_title
 from candid.evaluation.selective import sentences as selective_sentences
 from candid.evaluation.selective import table as selective_table
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
-from candid.reports.audit.record import missing, side_by_side
-from candid.reports.audit.run import Audit
-from candid.robustness.attacks.tables import NOTES, attack_tables
-from candid.robustness.corruptions.tables import table as corruption_table
+from candid.reports.audit.record import AuditResult, grades_of, missing, record, side_by_side
+from candid.robustness.attacks.benchmark import NOTES, attack_tables
+from candid.robustness.corruptions.metrics import table as corruption_table
+from candid.trust.verdict import KINDS
 
+PAGE, RECORD = "audit.html", "audit.json"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Nothing is loaded from anywhere, and no script runs."""
 SIGNS = {"good": "✓", "fair": "~", "poor": "✗", "unknown": "?"}
@@ -53,7 +55,18 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell | str]]
 
 
-def page(found: Audit, grades: dict[str, list[Grade]]) -> str:
+def write(found: AuditResult) -> tuple[dict[str, Any], list[Path]]:
+    """Write one page and one JSON file; return what is in the JSON file, and the files."""
+    grades = grades_of(found)
+    content = record(found, grades)
+    texts = {
+        RECORD: json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+        PAGE: page(found, grades),
+    }
+    return content, write_texts(texts, found.options.out)
+
+
+def page(found: AuditResult, grades: dict[str, list[Grade]]) -> str:
     """Return the audit as one HTML page that needs no other file."""
     environment = Environment(
         loader=PackageLoader("candid.reports.audit"),
@@ -89,7 +102,7 @@ def page(found: Audit, grades: dict[str, list[Grade]]) -> str:
     )
 
 
-def _sample(found: Audit) -> str | None:
+def _sample(found: AuditResult) -> str | None:
     """Say of how many images the numbers are, if these are not all."""
     options = found.options
     if not (options.quick or options.images is not None or options.corruption_images):
@@ -114,7 +127,7 @@ def marked(text: str) -> Markup:
     return Markup(found.replace(" %", "&nbsp;%"))
 
 
-def _studies(found: Audit, pictures: Pictures) -> dict[str, Any]:
+def _studies(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
     """Return the tables and pictures of all studies, drawn in the order of the page."""
     return {
         "models": _models(found),
@@ -139,7 +152,7 @@ def _studies(found: Audit, pictures: Pictures) -> dict[str, Any]:
     }
 
 
-def _models(found: Audit) -> Table:
+def _models(found: AuditResult) -> Table:
     rows = []
     for each, evaluation in zip(found.models, found.evaluations, strict=True):
         rows.append(
@@ -158,7 +171,7 @@ def _models(found: Audit) -> Table:
     return Table("The audited models", head, rows)
 
 
-def _metrics(found: Audit, caption: str, keys: Sequence[str]) -> Table:
+def _metrics(found: AuditResult, caption: str, keys: Sequence[str]) -> Table:
     """Return a row for each metric that any model has, with 95 % intervals."""
     rows = []
     for key in keys:
@@ -175,27 +188,27 @@ def _metrics(found: Audit, caption: str, keys: Sequence[str]) -> Table:
     return Table(caption, ["metric", *_names(found)], rows)
 
 
-def _ten_crop(found: Audit) -> Table | None:
+def _ten_crop(found: AuditResult) -> Table | None:
     crops = [each.metrics["ten_crop"] for each in found.evaluations if "ten_crop" in each.metrics]
     row = ["top-1 accuracy, ten crops", *(percent(each["accuracy"]) for each in crops)]
     return Table("Posteriors averaged over ten crops", ["metric", *_names(found)], [row]) if crops else None
 
 
-def _calibration(found: Audit) -> Table:
+def _calibration(found: AuditResult) -> Table:
     table = _metrics(found, "Calibration errors", CALIBRATION)
     scaled = [each.metrics.get("temperature_scaled") for each in found.evaluations]
     cells = [
-        "–" if each is None else f"{100 * each['top1_ece']:.2f} % (T = {each['temperature']:.2f})"
+        "–" if each is None else f"{percent(each['top1_ece'], 2)} (T = {each['temperature']:.2f})"
         for each in scaled
     ]
     return table._replace(rows=[*table.rows, ["ECE, top class, with temperature", *cells]])
 
 
-def _names(found: Audit) -> list[str]:
+def _names(found: AuditResult) -> list[str]:
     return [model.name for model in found.models]
 
 
-def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
+def _detection(found: AuditResult, pictures: Pictures) -> dict[str, Any] | None:
     """Return false alarms, ROC curves and verdicts; None if no model has held-out scores."""
     judged = [
         (model.name, each.metrics)
@@ -204,16 +217,15 @@ def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
     ]
     if not judged:
         return None
-    alarms, verdicts = [], []
+    alarms, verdicts, kinds = [], [], list(reversed(KINDS))
     for name, metrics in judged:
         score = metrics["verdicts"]["score"]
         rates = metrics["false_positives"][score]
         alarms.append(
-            [f"{name}, {score}", *(f"{100 * rates[level]:.1f}" for level in ("0.01", "0.05", "0.1"))]
+            [f"{name}, {score}", *(percent(rates[level], sign=False) for level in ("0.01", "0.05", "0.1"))]
         )
         for images, shares in metrics["verdicts"]["sets"].items():
-            kinds = (f"{100 * shares[kind]:.1f}" for kind in ("accept", "ambiguous", "novel"))
-            verdicts.append([f"{name}, {images}", *kinds])
+            verdicts.append([f"{name}, {images}", *(percent(shares[kind], sign=False) for kind in kinds)])
     roc = pictures.roc()
     return {
         "alarms": Table(
@@ -226,7 +238,7 @@ def _detection(found: Audit, pictures: Pictures) -> dict[str, Any] | None:
         "zones": list(pictures.zones()) if roc else [],
         "verdicts": Table(
             "Verdicts on each set of images (%): accepted, ambiguous between several classes, or novel",
-            ["model, images", "accept", "ambiguous", "novel"],
+            ["model, images", *(KINDS[kind].word for kind in kinds)],
             verdicts,
         ),
         "promises": [
@@ -252,7 +264,7 @@ def _accepted(name: str, metrics: dict[str, Any]) -> Table | None:
 def _areas(name: str, metrics: dict[str, Any]) -> Table:
     sets = metrics["ood"]
     rows = [
-        [score, *(_area(areas[score]) for areas in sets.values()), f"{100 * rates['0.05']:.1f}"]
+        [score, *(_area(areas[score]) for areas in sets.values()), percent(rates["0.05"], sign=False)]
         for score, rates in metrics["false_positives"].items()
     ]
     caption = (
@@ -266,7 +278,7 @@ def _area(metrics: dict[str, Any]) -> Cell:
     return area_cell(metrics["auc"], metrics["intervals"]["auc"])
 
 
-def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:
+def _corruptions(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
     results = found.corruptions
     assert results is not None
     means = listed(f"{each.name} {percent(each.mean_error)}" for each in results)
@@ -288,7 +300,7 @@ def _corruptions(found: Audit, pictures: Pictures) -> dict[str, Any]:
     }
 
 
-def _attacks(found: Audit, pictures: Pictures) -> dict[str, Any]:
+def _attacks(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
     assert found.attacks is not None
     tables = []
     for caption, (head, rows) in attack_tables(found.attacks).items():
@@ -298,7 +310,7 @@ def _attacks(found: Audit, pictures: Pictures) -> dict[str, Any]:
     return {"pictures": list(pictures.attacks()), "tables": tables, "notes": NOTES}
 
 
-def _closest_classes(found: Audit, name: str) -> Table:
+def _closest_classes(found: AuditResult, name: str) -> Table:
     rows = [
         [
             listed(pair["classes"]),

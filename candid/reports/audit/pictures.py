@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from PIL import Image
 
 from candid._support.errors import CandidError
-from candid._support.randomness import generator
+from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid._support.text import listed, percent
 from candid.data.thumbnails import data_uri
 from candid.evaluation.calibration_error import all_bins, top_bins
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CONTROL
-from candid.reports.audit.run import Audit
+from candid.reports.audit.record import AuditResult
 from candid.reports.plots import attacks as attacks_plots
 from candid.reports.plots import comparison as comparison_plots
-from candid.reports.plots import corruptions as corruptions_plots
 from candid.reports.plots import evaluation as evaluation_plots
 from candid.reports.plots import examine as examine_plots
+from candid.reports.plots import explanations as explanation_plots
 from candid.reports.plots import latent as latent_plots
-from candid.reports.plots import receptive_field as receptive_field_plots
-from candid.reports.plots import similarity as similarity_plots
 from candid.reports.plots import style
-from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
+from candid.robustness.corruptions.benchmark import CORRUPTIONS, SEVERITIES, corrupted
+from candid.trust.ranking import new_detector
 
 SCREEN, DRAWN = 96, 140
-"""Dots an inch: of a page, and of what :func:`candid.reports.plots.save` writes."""
+"""Dots per inch: of a page, and of what :func:`candid.reports.plots.style.save` writes."""
 ROOM = 6_500_000
 """Bytes for all pictures: each takes at most a quarter of what is left, and is reduced until it does."""
 REDUCTIONS = (1, 0.7, 0.5, 0.35, 0.25)
@@ -52,7 +52,7 @@ class Picture:
 class Pictures:
     """Draws what was found into a folder, and gives it back for the page."""
 
-    def __init__(self, found: Audit) -> None:
+    def __init__(self, found: AuditResult) -> None:
         self.found = found
         self.folder = found.options.out / "figures"
         self.room = ROOM
@@ -91,7 +91,7 @@ class Pictures:
         )
 
     def calibration(self) -> Picture:
-        """A panel a model."""
+        """One panel per model."""
         both, errors = {}, []
         for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
             found = evaluation.predictions
@@ -109,7 +109,7 @@ class Pictures:
         )
 
     def roc(self) -> Picture | None:
-        """A panel a set, a line a model, and one for the control."""
+        """One panel per set, one line per model, and one for the control."""
         curves: dict[str, dict[str, Any]] = {}
         areas: dict[str, dict[str, float]] = {}
         for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
@@ -150,16 +150,19 @@ class Pictures:
                 continue
             assert own is not None
             dimensions = math.prod(own.image_shape)
-            known = detection.held_out.statistics["log_density"] / dimensions
-            paper: dict[str, Any] = {
-                score.name: score.new_detector().fit(known)
+            held_out = detection.held_out["log_density"] / dimensions
+            paper = {
+                score.name: new_detector(score).fit(held_out)
                 for score in detection.scores
                 if score.family == "paper"
             }
-            others = {name: each["log_density"] / dimensions for name, each in detection.outside.items()}
-            figure = evaluation_plots.ood_zones(known, paper, 0.1, others, "log p(x) per dimension (nats)")
-            means = [f"held-out images {float(known.mean()):.2f}"]
-            means += [f"{name} {float(each.mean()):.2f}" for name, each in others.items()]
+            others = {
+                name: columns["log_density"] / dimensions for name, columns in detection.outside.items()
+            }
+            label = "log p(x) per dimension (nats)"
+            figure = evaluation_plots.ood_zones(held_out, paper, 0.1, others, label)
+            means = [f"held-out images {float(held_out.mean()):.2f}"]
+            means += [f"{name} {float(values.mean()):.2f}" for name, values in others.items()]
             yield self._picture(
                 f"zones-{model.folder}",
                 figure,
@@ -188,19 +191,19 @@ class Pictures:
         if image is None or min(image.shape[1:]) < 8:
             return None
         rows = {
-            name: torch.cat([corrupted(image[None], name, s, generator(0, i)) for s in SEVERITIES])
+            name: np.concatenate([corrupted(image[None], name, s, draws(0, i).numpy) for s in SEVERITIES])
             for i, name in enumerate(CORRUPTIONS)
             if self.found.corruptions and name in self.found.corruptions.models[0].errors
         }
         return self._picture(
             "corrupted",
-            corruptions_plots.corruption_grid(image, rows),
+            comparison_plots.corruption_grid(image, rows),
             f"An image of the data with {len(rows)} corruptions at severities 1 to 5.",
             "What the corruptions look like, on one image as the model sees it.",
             scale=0.65,
         )
 
-    def _image(self) -> torch.Tensor | None:
+    def _image(self) -> Array | None:
         opinions = [opinion for each in self.found.examples for opinion in each.opinions]
         shown = [each.examined.evidence.image for each in opinions if each.examined.evidence is not None]
         if self.found.attacks is not None:
@@ -234,7 +237,7 @@ class Pictures:
         pair = f"{found.class_names[closest.first]} and {found.class_names[closest.second]}"
         yield self._picture(
             f"similarity-{folder}",
-            similarity_plots.similarity(found.similarity),
+            explanation_plots.similarity(found.similarity),
             f"Matrix of the distances of class means of {name}; the closest are {pair}.",
             f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
         )
@@ -271,7 +274,7 @@ class Pictures:
             widths.append(f"{name} {'more than the image' if width is None else f'{width:.1f} pixels'}")
         return self._picture(
             "receptive_fields",
-            receptive_field_plots.receptive_fields(self.found.fields),
+            explanation_plots.receptive_fields(self.found.fields),
             f"Sensitivity of features to pixels by distance. Full widths at half maximum: {listed(widths)}.",
             "Which pixels the features of a position depend on.",
         )
@@ -290,7 +293,7 @@ class Pictures:
                         f"example-{number}-{opinion.model.folder}",
                         drawn,
                         "The image, its posteriors, where it lies between classes, and heatmaps.",
-                        f"{opinion.model.name}: {opinion.explanation.summary.sentence}",
+                        f"{opinion.model.name}: {opinion.explanation.sentence}",
                     )
                 )
             yield f"{example.why[0].upper()}{example.why[1:]}.{true}", pages

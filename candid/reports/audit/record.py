@@ -1,31 +1,131 @@
-"""An audit as JSON: the same findings give the same bytes."""
+"""What an audit finds, and the same as JSON: equal findings give equal bytes."""
+
+from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from candid._support import __version__
+from candid._support.errors import CandidError
+from candid._support.files import safe_name
 from candid._support.text import listed, percent
-from candid._support.version import __version__
+from candid.data.datasets import open_images, open_part
+from candid.data.splits import Split
+from candid.evaluation.result import EvaluationResult
+from candid.explanations.explainer import Explanation
+from candid.explanations.overview import Overview
+from candid.inference.study import named_models
+from candid.judging.held_out import HeldOut
+from candid.models.protocol import Model, can
 from candid.reports.audit import grades
-from candid.reports.audit.examples import Example
 from candid.reports.audit.grades import CRITERIA, Grade
-from candid.reports.audit.run import Audit
+from candid.reports.audit.options import AuditOptions
+from candid.robustness.attacks.metrics import AttackResult
+from candid.robustness.corruptions.metrics import CorruptionResult
+from candid.trust.verdict import Examination
+
+if TYPE_CHECKING:
+    from candid.explanations.receptive_field import ReceptiveField
 
 FORMAT, FORMAT_VERSION = "candid-audit", 2
 DIGITS = 9
 """Digits of a number: further ones are rounding errors."""
 
 
-def grades_of(found: Audit) -> dict[str, list[Grade]]:
+@dataclass(frozen=True)
+class AuditedModel:
+    """A model under audit."""
+
+    name: str
+    path: str
+    """What the user named: a folder, a bundled model, or the file of a classifier's test images."""
+    loaded: Model | None
+    """None if only arrays of it are stored."""
+    held_out: int
+    """Number of held-out images behind its p-values; 0 if it was never calibrated."""
+
+    @property
+    def model(self) -> Model:
+        """The model itself."""
+        assert self.loaded is not None
+        return self.loaded
+
+    @property
+    def beta(self) -> float | None:
+        """The beta that it was trained with."""
+        return None if self.loaded is None else self.loaded.record.beta
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether it has a density and class means in latent space; an adopted model has no means."""
+        return can(self.loaded, "geometry")
+
+    @property
+    def folder(self) -> str:
+        """The name of its folders."""
+        return safe_name(self.name)
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of its parameters; None if it is not known. A head in closed form counts, an eye not."""
+        return None if self.loaded is None else self.loaded.size
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one model says about an image, and why."""
+
+    model: AuditedModel
+    examined: Examination
+    explanation: Explanation
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image, why it was chosen, and what the generative models say about it."""
+
+    why: str
+    source: str
+    """The name of its set."""
+    path: Path
+    true_class: str | None
+    opinions: list[Opinion]
+
+
+@dataclass
+class AuditResult:
+    """The result of :func:`candid.audit`; lists are in the order of the models."""
+
+    data: str
+    options: AuditOptions
+    models: list[AuditedModel]
+    evaluations: list[EvaluationResult] = field(default_factory=list)
+    corruptions: CorruptionResult | None = None
+    attacks: AttackResult | None = None
+    overviews: dict[str, Overview] = field(default_factory=dict)
+    """Explanations of generative models, by name."""
+    fields: dict[str, ReceptiveField] = field(default_factory=dict)
+    """Receptive fields, by name."""
+    examples: list[Example] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Studies that were left out, by topic, and why."""
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    """The commands that repeat each study."""
+
+
+def grades_of(found: AuditResult) -> dict[str, list[Grade]]:
     """Return the grades of each model, by name."""
     by_name: dict[str, list[Grade]] = {}
     corrupted = [None] * len(found.models) if found.corruptions is None else found.corruptions.models
     attacked = [()] * len(found.models) if found.attacks is None else [e.metrics for e in found.attacks]
-    for model, evaluation, own, attacks in zip(
+    for model, evaluation, corruptions, attacks in zip(
         found.models, found.evaluations, corrupted, attacked, strict=True
     ):
         metrics, posterior = evaluation.metrics, evaluation.predictions.posterior
-        confidence = float(posterior.amax(1).mean())
+        confidence = float(posterior.max(1).mean())
         chance = grades.chance_of(evaluation.predictions.labels)
         guesses, score = grades.guesses(metrics, chance), metrics.get("verdicts", {}).get("score")
         by_name[model.name] = [
@@ -33,13 +133,13 @@ def grades_of(found: Audit) -> dict[str, list[Grade]]:
             grades.calibration(metrics, confidence, grades.error_by_chance(posterior)),
             grades.false_alarms(metrics),
             grades.out_of_distribution(metrics),
-            grades.corruptions(own, found.absent.get("corruptions", ""), guesses, score),
+            grades.corruptions(corruptions, found.absent.get("corruptions", ""), guesses, score),
             grades.attacks(attacks, found.absent.get("attacks", "")),
         ]
     return by_name
 
 
-def missing(found: Audit) -> dict[str, list[str]]:
+def missing(found: AuditResult) -> dict[str, list[str]]:
     """Return what is not known about each model, why, and what would change that."""
     by_name: dict[str, list[str]] = {}
     for model in found.models:
@@ -49,7 +149,7 @@ def missing(found: Audit) -> dict[str, list[str]]:
                 "Only its stored arrays are known: there is no likelihood, and corruptions, attacks and "
                 "explanations need the network itself."
             )
-        elif model.model.kind == "adopted":
+        elif not model.is_generative and can(model.loaded, "density"):
             texts.append(
                 "An adopted model has one density of features for all classes: there are no bits/dim, "
                 "decision spaces or samples; 'candid examine --figures' draws its heatmaps."
@@ -75,7 +175,7 @@ def missing(found: Audit) -> dict[str, list[str]]:
     return by_name
 
 
-def side_by_side(found: Audit) -> list[str]:
+def side_by_side(found: AuditResult) -> list[str]:
     """Return which model is best at what, and where intervals say that this may be chance."""
     metrics = {model.name: each.metrics for model, each in zip(found.models, found.evaluations, strict=True)}
     texts = [
@@ -102,7 +202,7 @@ def _best(metrics: dict[str, dict[str, Any]], key: str, words: str, sign: int) -
     return f"{words}: {shown}." + ("" if clear else " The intervals of the first two overlap.")
 
 
-def record(found: Audit, graded: dict[str, list[Grade]]) -> dict[str, Any]:
+def record(found: AuditResult, graded: dict[str, list[Grade]]) -> dict[str, Any]:
     """Return everything but pictures; rates are shares, not percentages."""
     options, first, corruptions = found.options, found.evaluations[0].metrics, found.corruptions
     return rounded(
@@ -128,14 +228,14 @@ def record(found: Audit, graded: dict[str, list[Grade]]) -> dict[str, Any]:
     )
 
 
-def _attack(found: Audit) -> dict[str, Any] | None:
+def _attack(found: AuditResult) -> dict[str, Any] | None:
     if found.attacks is None:
         return None
     images = len(found.attacks.models[0].inputs.labels)
     return {"images": images, **found.attacks.options.described(found.data)}
 
 
-def _model(found: Audit, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
+def _model(found: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
     model, corruptions, attacks = found.models[i], found.corruptions, found.attacks
     overview, field = found.overviews.get(model.name), found.fields.get(model.name)
     return {
@@ -155,7 +255,7 @@ def _model(found: Audit, i: int, graded: dict[str, list[Grade]]) -> dict[str, An
     }
 
 
-def _example(found: Audit, example: Example) -> dict[str, Any]:
+def _example(found: AuditResult, example: Example) -> dict[str, Any]:
     """Return the image and the examinations of all models, with paths relative to the audit's folder."""
     out, path = found.options.out, example.path
     image = path.relative_to(out).as_posix() if path.is_relative_to(out) else str(path)
@@ -169,7 +269,7 @@ def _example(found: Audit, example: Example) -> dict[str, Any]:
                 "model": each.model.name,
                 **each.examined.to_dict(),
                 "path": image,
-                "summary": each.explanation.summary.sentence,
+                "summary": each.explanation.sentence,
             }
             for each in example.opinions
         ],
@@ -189,3 +289,46 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
     return value
+
+
+def audited_models(models: Any, data: str, options: AuditOptions) -> tuple[list[AuditedModel], bool]:
+    """Return the loaded models, and whether the images of ``data`` can be looked up one by one."""
+    named = list(models) if isinstance(models, list | tuple) else [models]
+    sources = list({str(each) if isinstance(each, str | Path) else id(each): each for each in named}.values())
+    audited = []
+    for source, (name, model) in zip(sources, named_models(sources).items(), strict=True):
+        path = str(source) if isinstance(source, str | Path) else name
+        held_out = HeldOut.of(model)
+        audited.append(AuditedModel(name, path, model, 0 if held_out is None else len(held_out)))
+    folders = [each.folder for each in audited]
+    for each in audited:
+        if folders.count(each.folder) > 1:
+            raise CandidError(f"The name of '{each.name}' is too similar to another model's: rename it.")
+    return audited, _check_data(audited, data, options)
+
+
+def _check_data(models: Sequence[AuditedModel], data: str, options: AuditOptions) -> bool:
+    """Check that all models see the same images, and return whether these can be looked up one by one."""
+    first, *others = models
+    split, part = _opened(first, data, options)
+    split.subsample(options.corruption_images or None)
+    for other in others:
+        if other.model.class_names != first.model.class_names:
+            raise CandidError(
+                f"'{first.path}' and '{other.path}' have different classes: audit them separately."
+            )
+        if _opened(other, data, options)[0].fingerprint() != split.fingerprint():
+            raise CandidError(
+                f"'{first.path}' and '{other.path}' have different test images of '{data}': audit them "
+                "separately."
+            )
+    if part in options.others:
+        raise CandidError(f"The name '{part}' is taken by the test images: choose another name for --ood.")
+    for spec in options.others.values():
+        open_images(spec, first.model.preprocessing).subsample(options.images)
+    return split.can_index
+
+
+def _opened(model: AuditedModel, data: str, options: AuditOptions) -> tuple[Split, str]:
+    chosen = open_part(data, model.model.class_names, options.part, model.model.record.config)
+    return chosen.split.subsample(options.images), chosen.part

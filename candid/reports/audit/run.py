@@ -2,61 +2,38 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from candid._support.config import as_command, build
-from candid._support.errors import CandidError, NonFiniteError
+from candid._support.errors import CandidError, NonFiniteError, lacking
+from candid._support.options import as_command, build
 from candid._support.progress import SILENT, Progress
 from candid._support.text import plural, short_name
 from candid.evaluation.evaluate import evaluate
 from candid.evaluation.options import CompareOptions, EvaluateOptions
-from candid.evaluation.output import remove_older
-from candid.evaluation.output import write as write_evaluation
-from candid.evaluation.result import Evaluation
+from candid.evaluation.result import remove_older
+from candid.evaluation.result import write as write_evaluation
 from candid.explanations.options import ExplainOptions
-from candid.explanations.overview import Overview, explain
-from candid.explanations.receptive_field import ReceptiveField
-from candid.reports.audit.examples import Example, examples
-from candid.reports.audit.models import AuditedModel, audited_models
+from candid.explanations.overview import explain
+from candid.reports.audit.examples import examples
 from candid.reports.audit.options import AuditOptions
-from candid.robustness.attacks.benchmark import NO_DETECTION, AttackResults, attack
-from candid.robustness.attacks.options import STEPS, AttackOptions
-from candid.robustness.attacks.tables import write_attack_tables
-from candid.robustness.corruptions.apply import check_names
-from candid.robustness.corruptions.benchmark import NO_MCE, CorruptionResults, corrupt
-from candid.robustness.corruptions.options import CorruptOptions
-from candid.robustness.corruptions.tables import write_tables
-from candid.trust.options import ExamineOptions
+from candid.reports.audit.record import AuditedModel, AuditResult, audited_models
+from candid.robustness.attacks.benchmark import NO_DETECTION, attack, write_attack_tables
+from candid.robustness.attacks.metrics import AttackResult
+from candid.robustness.corruptions.benchmark import NO_MCE, check_names, corrupt
+from candid.robustness.corruptions.metrics import CorruptionResult, write_tables
+from candid.robustness.options import STEPS, AttackOptions, CorruptOptions
+from candid.trust.promises import ExamineOptions
 
 STEP_SECONDS = 0.07
 """Measured for each step of an attack on one photo through the default eye, on one core."""
 
 
-@dataclass
-class Audit:
-    """The result of :func:`candid.audit`; lists are in the order of the models."""
-
-    data: str
-    options: AuditOptions
-    models: list[AuditedModel]
-    evaluations: list[Evaluation] = field(default_factory=list)
-    corruptions: CorruptionResults | None = None
-    attacks: AttackResults | None = None
-    overviews: dict[str, Overview] = field(default_factory=dict)
-    """Explanations of generative models, by name."""
-    fields: dict[str, ReceptiveField] = field(default_factory=dict)
-    """Receptive fields, by name."""
-    examples: list[Example] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    """Studies that were left out, by topic, and why."""
-    commands: dict[str, list[str]] = field(default_factory=dict)
-    """The commands that repeat each study."""
-
-
-def audit(models: Any = (), data: str | None = None, progress: Progress = SILENT, **options: Any) -> Audit:
+def audit(
+    models: Any = (), data: str | None = None, progress: Progress = SILENT, **options: Any
+) -> AuditResult:
     """Run every study of one or more models on one data set.
 
     Args:
@@ -68,7 +45,7 @@ def audit(models: Any = (), data: str | None = None, progress: Progress = SILENT
             dictionary of other sets by name.
 
     Returns:
-        Everything that was found; :func:`candid.reports.audit.output.write` makes the page and the JSON file.
+        Everything that was found; :func:`candid.reports.audit.page.write` makes the page and the JSON file.
 
     Example:
         >>> import candid
@@ -92,7 +69,7 @@ def audit(models: Any = (), data: str | None = None, progress: Progress = SILENT
         raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
     loaded, can_index = audited_models(named, data, chosen)
     sizes = chosen.sampled(any(each.model.density_of == "features" for each in loaded))
-    study = _Study(Audit(data, sizes, loaded), progress, can_index)
+    study = _Study(AuditResult(data, sizes, loaded), progress, can_index)
     study.evaluate()
     study.corrupt()
     study.attack()
@@ -101,7 +78,7 @@ def audit(models: Any = (), data: str | None = None, progress: Progress = SILENT
     return study.found
 
 
-def _of_arrays(options: AuditOptions, progress: Progress) -> Audit:
+def _of_arrays(options: AuditOptions, progress: Progress) -> AuditResult:
     """Return the audit of stored arrays: everything that needs no network."""
     progress.log("evaluating stored arrays")
     asked = EvaluateOptions(
@@ -121,13 +98,13 @@ def _of_arrays(options: AuditOptions, progress: Progress) -> Audit:
     }
     commands = {"evaluate": [as_command("candid evaluate", [], asked)]}
     commands |= {each: [] for each in ("compare", "corrupt", "attack", "explain", "examine")}
-    return Audit(str(options.test), options, [model], [found], absent=absent, commands=commands)
+    return AuditResult(str(options.test), options, [model], [found], absent=absent, commands=commands)
 
 
 class _Study:
     """One audit while it runs."""
 
-    def __init__(self, found: Audit, progress: Progress, can_index: bool) -> None:
+    def __init__(self, found: AuditResult, progress: Progress, can_index: bool) -> None:
         self.found, self.progress, self.can_index = found, progress, can_index
         self.data, self.options, self.models = found.data, found.options, found.models
         self.common: dict[str, Any] = {"part": self.options.part, "skip_bad": self.options.skip_bad}
@@ -197,6 +174,9 @@ class _Study:
         if not self.can_index:
             self.found.absent["attacks"] = "Tar shards are read in order: attacks need a folder of images."
             return
+        if (missing := lacking("paper", "An attack")) is not None:
+            self.found.absent["attacks"] = str(missing)
+            return
         self.progress.log("attacking")
         if any(each.model.density_of == "features" for each in self.models):
             self.progress.log(self._long())
@@ -240,7 +220,7 @@ class _Study:
             **self.common,
         )
 
-    def _log_notes(self, found: CorruptionResults | AttackResults, advice: str) -> None:
+    def _log_notes(self, found: CorruptionResult | AttackResult, advice: str) -> None:
         """Show the notes of a study, except advice about an option that an audit does not have."""
         for note in found.notes:
             if note.topic != advice:
@@ -251,7 +231,7 @@ class _Study:
         generative = [each for each in self.models if each.is_generative]
         if not generative:
             self.found.absent["explanations"] = "A ResNet has no latent space: add a generative model."
-        fields: dict[str, ReceptiveField] = {}
+        fields: dict[str, Any] = {}
         lines = []
         for each in generative:
             self.progress.log(f"explaining {each.name}")
@@ -261,15 +241,15 @@ class _Study:
             arguments = vars(options) | {"workers": self.options.workers}
             compared = [other.model for other in others]
             try:
-                found = explain(each.model, compare_with=compared, progress=self.progress, **arguments)
+                overview = explain(each.model, compare_with=compared, progress=self.progress, **arguments)
             except NonFiniteError as error:  # some networks can't be inverted far from real images
                 topic = f"explanations of {each.name}"
                 self.found.absent[topic] = f"{each.name} can't be explained: {error}"
                 continue
             names = [each.name, *(other.name for other in others)]
-            own = dict(zip(names, found.fields.values(), strict=False))
-            fields |= own
-            self.found.overviews[each.name] = replace(found, fields=own)
+            by_name = dict(zip(names, overview.fields.values(), strict=False))
+            fields |= by_name
+            self.found.overviews[each.name] = replace(overview, fields=by_name)
             line = as_command("candid explain", [each.path], options)
             lines.append(" ".join([line, *(f"--compare-with {quote(other.path)}" for other in others)]))
         self.found.fields = {each.name: fields[each.name] for each in self.models if each.name in fields}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any
 
-import torch
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,14 +26,14 @@ from candid.reports.plots.style import (
     SMALL,
     STYLE,
     VERMILION,
+    eight_bit,
     label,
     legend,
     picture_of,
     round_down,
     short_path,
 )
-from candid.robustness.attacks.benchmark import AttackedModel
-from candid.robustness.attacks.metrics import VISIBLE, AttackMetrics
+from candid.robustness.attacks.metrics import VISIBLE, AttackedModel, AttackMetrics
 
 COLOURS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY)
 LEAST_SHOWN = 1e-4
@@ -90,7 +90,7 @@ def _draw_perturbations(
     for each, place, width, _ in _places(found, own, ds):
         if each.eight_bit is not None and each.l2_median is not None:
             axes.plot([place - 0.46 * width, place + 0.46 * width], [each.l2_median] * 2, color=BLACK, lw=2)
-    size = math.sqrt(found[0].inputs.images[0].numel())
+    size = math.sqrt(found[0].inputs.images[0].size)
     return axes.axhline(VISIBLE * size, color=BLACK, linestyle=":", label="visible from about here")
 
 
@@ -187,8 +187,8 @@ def attack_examples(found: Sequence[AttackedModel]) -> Figure:
     It is the first that all models classify rightly.
     """
     inputs = found[0].inputs
-    right = torch.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in found]).all(0)
-    chosen = int(right.int().argmax())
+    right = np.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in found]).all(0)
+    chosen = int(right.argmax())
     settings = sorted({setting for model in found for setting in model.attacks})
     across, down = 1 + len(settings), 2 * len(found)
     figure = Figure(figsize=(0.6 + 1.25 * across, 0.8 + 1.42 * down), layout="constrained")
@@ -205,13 +205,13 @@ def attack_examples(found: Sequence[AttackedModel]) -> Figure:
                 continue
             attack = attack.as_file
             image = attack.images[chosen]
-            difference = (image - original / 255).abs()
+            difference = np.abs(image - original / np.float32(255))
             factor = max(1.0, round_down(1 / max(1e-9, float(difference.max()))))
             wrong = int(attack.posterior[chosen].argmax())
             title = f"κ {number(kappa)}, d {d:g}\n{label(names[wrong], 12)}"
-            picture_of(column[0], (255 * image).round().byte(), title)
+            picture_of(column[0], eight_bit(image), title)
             below = f"L2 {float(attack.distance[chosen]):.2g}, × {factor:g}"
-            picture_of(column[1], (255 * factor * difference).round().byte(), below)
+            picture_of(column[1], eight_bit(factor * difference), below)
     said = "attacked images with the class they are taken for; below, |difference|, amplified"
     figure.suptitle(fill(said, 11 * across))
     return figure

@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
+from candid._support.numbers import Array
 from candid._support.text import number
 from candid.evaluation.calibration_error import Bins, expected_calibration_error
 from candid.reports.plots.style import (
@@ -20,6 +23,7 @@ from candid.reports.plots.style import (
     STYLE,
     VERMILION,
     bin_points,
+    label,
     legend,
     plain,
     short_path,
@@ -142,4 +146,75 @@ def calibration_curves(models: Mapping[str, tuple[Bins, Bins]]) -> Figure:
             axes.tick_params(labelbottom=True)
     perfect = Line2D([], [], color=GREY, linestyle="--", label="perfect (below it: overconfident)")
     legend(figure, [perfect, *(Line2D([], [], label=name, **style) for name, style in styles.items())])
+    return figure
+
+
+TILE = 1.15
+"""The width of an image in inches."""
+
+
+@rc_context(STYLE)
+def corruption_grid(image: Array, corrupted: Mapping[str, Array], title: str = "") -> Figure:
+    """Draw corruptions as rows, severities as columns, as in the paper's appendix, next to the clean image.
+
+    ``image`` is 8-bit, (C, H, W); ``corrupted`` has (severities, C, H, W) for each name.
+    """
+    height, width = image.shape[1:]
+    rows = np.stack(
+        [np.concatenate((image[None], each)) for each in corrupted.values()]
+    )  # (R, S + 1, C, H, W)
+    down, across = rows.shape[:2]
+    gap = max(1, width // 28)
+    tiles = np.pad(rows, ((0, 0),) * 3 + ((0, gap),) * 2, constant_values=255)
+    mosaic = tiles.transpose(0, 3, 1, 4, 2).reshape(down * (height + gap), across * (width + gap), -1)
+    pixels = np.broadcast_to(mosaic[:-gap, :-gap], (*(n - gap for n in mosaic.shape[:2]), 3))
+
+    names = [label(name.replace("_", " ")) for name in corrupted]
+    left, top, margin = 0.2 + 0.085 * max(map(len, names)), 0.7 if title else 0.4, 0.1
+    wide, tall = TILE * across, TILE * down * (height + gap) / (width + gap)
+    inches = wide + left + margin, tall + top + margin
+    figure = Figure(figsize=inches)
+    axes = figure.add_axes((left / inches[0], margin / inches[1], wide / inches[0], tall / inches[1]))
+    axes.imshow(pixels, aspect="auto")
+    axes.set_xticks(
+        (width + gap) * np.arange(across) + width / 2 - 0.5,
+        ["clean", *(f"severity {severity}" for severity in range(1, across))],
+    )
+    axes.set_yticks((height + gap) * np.arange(down) + height / 2 - 0.5, names)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    if title:
+        axes.set_title(label(title, 60))
+    return figure
+
+
+@rc_context(STYLE)
+def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Draw cross-entropy, accuracy, bits/dim and the learning rate of each epoch."""
+    panels = {
+        "cross_entropy": "cross-entropy (nats)",
+        "accuracy": "accuracy",
+        "bits_per_dim": "bits/dim",
+        "learning_rate": "learning rate",
+    }
+    shown = {key: title for key, title in panels.items() if key in rows[0] or f"val_{key}" in rows[0]}
+    figure = Figure(figsize=(3.4 * len(shown), 2.8), layout="constrained")
+    epochs = [row["epoch"] for row in rows]
+    for axes, (key, title) in zip(
+        figure.subplots(1, len(shown), squeeze=False).flat, shown.items(), strict=True
+    ):
+        for prefix, name, colour in (
+            ("train_", "training", BLUE),
+            ("val_", "validation", VERMILION),
+            ("", "", GREY),
+        ):
+            if prefix + key in rows[0]:
+                values = [row[prefix + key] for row in rows]
+                axes.plot(epochs, values, color=colour, label=name, marker="." if len(rows) < 40 else "")
+        axes.set_xlabel("epoch")
+        axes.set_title(title)
+        axes.grid()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(axes.lines) > 1:
+            axes.legend()
     return figure

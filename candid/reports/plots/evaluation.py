@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from torch import Tensor
 
+from candid._support.numbers import Array
 from candid.evaluation.calibration_error import Bins, expected_calibration_error
-from candid.inference.roc import Roc
+from candid.inference.metrics import Roc
 from candid.reports.plots.style import (
     BLACK,
     BLUE,
@@ -37,7 +37,6 @@ from candid.reports.plots.style import (
     legend,
     plain,
 )
-from candid.trust.detectors import ScalarDetector
 
 Values = NDArray[np.float64]
 Style = dict[str, Any]
@@ -128,19 +127,26 @@ def risk_coverage(found: Mapping[str, Any], title: str = "") -> Figure:
 
 @rc_context(STYLE)
 def ood_zones(
-    held_out: Tensor,
-    detectors: Mapping[str, ScalarDetector],
+    held_out: Array,
+    detectors: Mapping[str, Any],
     alpha: float,
-    others: Mapping[str, Tensor],
+    others: Mapping[str, Array],
     label: str,
 ) -> Figure:
     """Which values of a statistic each test calls outliers at level ``alpha``, and where other sets lie.
 
-    Red numbers are the shares of held-out images (n,) below and above the accepted interval. ``others`` are
-    the values of out-of-distribution sets. Images beyond the axis are counted in the outermost bins.
+    Red numbers are the shares of held-out images (n,) below and above the accepted interval. Images beyond
+    the axis are counted in the outermost bins.
+
+    Args:
+        held_out: the statistic of held-out images, (n,).
+        detectors: fitted tests that say which interval they accept.
+        alpha: the level.
+        others: the statistic of out-of-distribution sets.
+        label: what the statistic is.
     """
-    values = _array(held_out)
-    sets = {name: _array(tensor) for name, tensor in others.items()}
+    values = held_out.astype(np.float64)
+    sets = {name: other.astype(np.float64) for name, other in others.items()}
     zones = {name: detector.accepted(alpha) for name, detector in detectors.items()}
     edges = _zone_edges(values, sets.values(), [end for zone in zones.values() for end in zone])
     density = _density(values, edges, len(values))
@@ -287,10 +293,6 @@ def _error(bins: Bins) -> str:
     return f", ECE {100 * expected_calibration_error(bins):.2f} %" if bins.count.any() else ""
 
 
-def _array(values: Tensor) -> Values:
-    return values.detach().double().cpu().numpy()
-
-
 def _zone_edges(held_out: Values, others: Iterable[Values], ends: Iterable[float]) -> Values:
     """Bins over nearly all held-out values, the ends of zones and the bulk of the other sets.
 
@@ -367,7 +369,7 @@ def _line_styles(tests: Sequence[str], kinds: Mapping[str, str]) -> dict[str, St
 
 def _thinned(curve: Roc) -> tuple[Values, Values]:
     """At most 500 points along the curve."""
-    x, y = _array(curve.false_positive_rate), _array(curve.true_positive_rate)
+    x, y = curve.false_positive_rate, curve.true_positive_rate
     kept = np.searchsorted(x + y, np.linspace(0, x[-1] + y[-1], 500))
     return x[kept], y[kept]
 

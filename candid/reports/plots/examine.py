@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Ellipse, Rectangle
-from torch import Tensor
 
+from candid._support.numbers import Array
 from candid._support.text import listed
 from candid.data.images import centre_box
 from candid.data.thumbnails import whole_photo
+from candid.explanations.class_maps import ClassMaps
 from candid.explanations.decision_space import MASS
-from candid.explanations.photo_maps import PhotoMaps
 from candid.reports.plots.latent import draw_counterfactual
 from candid.reports.plots.style import (
     BLACK,
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
     SMALL,
@@ -34,25 +34,26 @@ from candid.reports.plots.style import (
     plain,
     short_path,
 )
+from candid.trust.verdict import KINDS
 
 if TYPE_CHECKING:
-    from candid.explanations.decision_space import DecisionSpace, Summary
-    from candid.explanations.explainer import Explanation
-    from candid.explanations.heatmaps import Heatmaps
-    from candid.explanations.nearest_photos import NearestPhotos
+    from candid.explanations.decision_space import DecisionSpace
+    from candid.explanations.explainer import Explanation, NearestPhotos
     from candid.trust.verdict import Examination
 
 TOP = 5
 """Classes that are shown."""
 MOST_MISSING = 3
 """Classes without kept photos that are named."""
-VERDICT_COLOURS = {"accept": GREEN, "ambiguous": ORANGE, "novel": VERMILION}
 FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
 
 
 @rc_context(STYLE)
 def examination(examined: Examination, explanation: Explanation, names: Sequence[str]) -> Figure:
     """One page: the image, its classes, where it lies between them, what speaks for which class."""
+    if explanation.space is None:
+        return _without_space(examined, explanation, names)
+    assert explanation.summary is not None and examined.evidence is not None
     changed = None if isinstance(explanation.changed, str) else explanation.changed
     maps, nearest = explanation.maps, explanation.nearest
     heights = [4.1, *([] if isinstance(maps, str) else [2.8])]
@@ -60,20 +61,17 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
     figure = Figure(figsize=(11, 0.4 + sum(heights)), layout="constrained")
     rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     picture, bars, space = rows[0].subplots(1, 3, width_ratios=[1, 1, 1.5])
-    assert examined.evidence is not None
     image = examined.evidence.image
-    photo = _Photo.of(examined) if nearest is not None or isinstance(maps, PhotoMaps | str) else None
-    if photo is None:
+    if not isinstance(maps, str) and maps.saliency is not None:
         picture_of(picture, image, "as the model sees it")
+        _draw_heatmaps(rows[1], image, maps, names)
     else:
+        photo = _Photo.of(examined)
         photo.draw(picture)
+        if not isinstance(maps, str):
+            _draw_photo_maps(rows[1], photo, maps, names)
     _draw_classes(bars, examined)
     draw_decision_space(space, explanation.space, names)
-    if isinstance(maps, PhotoMaps):
-        assert photo is not None
-        _draw_photo_maps(rows[1], photo, maps, names)
-    elif not isinstance(maps, str):
-        _draw_heatmaps(rows[1], image, maps, names)
     if changed is not None:
         draw_counterfactual(rows[2], changed, names)
     elif nearest is not None:
@@ -83,17 +81,43 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
     for what, reason in missing.items():
         if isinstance(reason, str):
             sentence += "\n" + textwrap.fill(f"{what}: {reason}", 120)
-    figure.suptitle(
-        plain(f"{short_path(Path(examined.path).name, 60)}\n{sentence}"), x=0.01, ha="left", fontsize=11
-    )
+    _set_title(figure, examined, sentence)
     return figure
+
+
+def _without_space(examined: Examination, explanation: Explanation, names: Sequence[str]) -> Figure:
+    """Draw the image, its classes, and what speaks for each of the most probable ones."""
+    assert examined.evidence is not None
+    image, maps = examined.evidence.image, explanation.maps
+    assert not isinstance(maps, str)
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    rows: Any = figure.subfigures(2, 1, height_ratios=[3, 3])
+    picture, bars = rows[0].subplots(1, 2, width_ratios=[1, 1.5])
+    picture_of(picture, image, "as the model sees it")
+    _draw_classes(bars, examined)
+    axes = list(rows[1].subplots(1, len(maps.classes), squeeze=False)[0])
+    shown = _draw_maps(axes, maps, lambda each, values, **scale: _overlay(each, image, values, **scale))
+    for i, each in enumerate(axes):
+        total, baseline = maps.scores[i] - maps.baselines[i], maps.baselines[i]
+        title = f"{_why(maps, i, names)}: {total:+.1f} nats\n(average image {baseline:+.1f})"
+        each.set_title(title, fontsize=SMALL)
+    bar = rows[1].colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
+    bar.set_label("against — for (nats)\nadds up to the score")
+    _set_title(figure, examined)
+    return figure
+
+
+def _set_title(figure: Figure, examined: Examination, sentence: str = "") -> None:
+    """Write the name of the file and the sentence above the figure."""
+    title = plain(f"{short_path(Path(examined.path).name, 60)}\n{sentence}".rstrip())
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
 @dataclass(frozen=True)
 class _Photo:
     """The whole photo, and the square of it that the model sees."""
 
-    pixels: Tensor
+    pixels: Array
     """(3, H, W) uint8."""
     box: tuple[float, float, float, float]
     """Left, top, right, bottom."""
@@ -103,8 +127,8 @@ class _Photo:
         """Read the file; an image that was never in one is shown as the model sees it."""
         assert examined.evidence is not None
         seen = examined.evidence.image
-        found = whole_photo(Path(examined.path)) if examined.path else None
-        pixels = seen if found is None else found
+        whole = whole_photo(Path(examined.path)) if examined.path else None
+        pixels = seen if whole is None else whole
         _, height, width = pixels.shape
         return cls(pixels, centre_box(width, height, (seen.shape[1], seen.shape[2])))
 
@@ -120,38 +144,23 @@ class _Photo:
                 Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=ORANGE, lw=1.5)
             )
 
-    def overlay(self, axes: Axes, values: Tensor, **scale: Any) -> Any:
+    def overlay(self, axes: Axes, values: Array, **scale: Any) -> Any:
         """Draw ``values`` (h, w) over the square that the model sees."""
         left, top, right, bottom = (edge - 0.5 for edge in self.box)
         _, height, width = self.pixels.shape
-        axes.imshow(self.pixels.float().mean(0).numpy(), cmap="gray", vmin=0, vmax=255)
+        axes.imshow(self.pixels.mean(0), cmap="gray", vmin=0, vmax=255)
         extent = (left, right, bottom, top)
         shown = axes.imshow(
-            values.cpu().numpy(),
-            cmap=FOR_AND_AGAINST,
-            alpha=0.6,
-            extent=extent,
-            interpolation="bilinear",
-            **scale,
+            values, cmap=FOR_AND_AGAINST, alpha=0.6, extent=extent, interpolation="bilinear", **scale
         )
         axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[])
         return shown
 
 
 @rc_context(STYLE)
-def decision_space(space: DecisionSpace, names: Sequence[str], summary: Summary | None = None) -> Figure:
-    """Figure 4 of the paper for one image."""
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-    draw_decision_space(figure.subplots(), space, names)
-    if summary is not None:
-        figure.suptitle(plain(textwrap.fill(summary.sentence, 72)), x=0.01, ha="left", fontsize=11)
-    return figure
-
-
-@rc_context(STYLE)
-def heatmaps(image: Tensor, maps: Heatmaps, names: Sequence[str]) -> Figure:
+def heatmaps(image: Array, maps: ClassMaps, names: Sequence[str]) -> Figure:
     """The image, its saliency and the posterior heatmaps of its classes; ``image`` is (C, H, W) uint8."""
-    figure = Figure(figsize=(2.6 * (2 + maps.classes.shape[1]), 3), layout="constrained")
+    figure = Figure(figsize=(2.6 * (2 + len(maps.classes)), 3), layout="constrained")
     _draw_heatmaps(figure, image, maps, names, with_image=True)
     return figure
 
@@ -172,7 +181,7 @@ def _draw_classes(axes: Axes, examined: Examination) -> None:
     if examined.verdict is not None and examined.p_value is not None:
         axes.set_title(
             f"p = {examined.p_value:.2g}: {examined.verdict}",
-            color=VERDICT_COLOURS[examined.verdict],
+            color=KINDS[examined.verdict].colour,
             fontweight="bold",
         )
 
@@ -234,25 +243,23 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
 
 
 def _draw_heatmaps(
-    figure: Figure | SubFigure, image: Tensor, maps: Heatmaps, names: Sequence[str], with_image: bool = False
+    figure: Figure | SubFigure, image: Array, maps: ClassMaps, names: Sequence[str], with_image: bool = False
 ) -> None:
     """Draw saliency and one map per class, all classes on one scale."""
-    columns = maps.classes.shape[1] + 1 + with_image
-    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    assert maps.saliency is not None
+    axes = list(figure.subplots(1, len(maps.classes) + 1 + with_image, squeeze=False)[0])
     if with_image:
         picture_of(axes.pop(0), image, "as the model sees it")
-    information = _overlay(axes[0], image, maps.saliency[0], INFORMATION)
+    information = _overlay(axes[0], image, maps.saliency, cmap=INFORMATION)
     axes[0].set_title("saliency", fontsize=SMALL)
     figure.colorbar(information, ax=axes[0], label="nats", shrink=0.8, fraction=0.05)
-    largest = max(float(maps.posterior[0].abs().max()), 1e-9)
-    shown = None
-    for i, each in enumerate(axes[1:]):
-        shown = _overlay(each, image, maps.posterior[0, i], FOR_AND_AGAINST, vmin=-largest, vmax=largest)
-        each.set_title(label(names[int(maps.classes[0, i])], 22), fontsize=SMALL)
+    shown = _draw_maps(axes[1:], maps, lambda each, values, **scale: _overlay(each, image, values, **scale))
+    for each, y, score in zip(axes[1:], maps.classes, maps.scores, strict=True):
+        each.set_title(label(names[y], 22), fontsize=SMALL)
         each.text(
             0.97,
             0.03,
-            f"{100 * float(maps.log_posterior[0, i].exp()):.0f} %",
+            f"{100 * np.exp(score):.0f} %",
             transform=each.transAxes,
             color="white",
             fontweight="bold",
@@ -260,28 +267,41 @@ def _draw_heatmaps(
             va="bottom",
             bbox={"facecolor": "black", "alpha": 0.65, "edgecolor": "none", "pad": 2},
         )
-    if shown is not None:
-        bar = figure.colorbar(shown, ax=axes[1:], shrink=0.8, fraction=0.025)
-        unit = "\n(nats; the paper's rule)" if maps.rule == "paper" else " (nats)"
-        bar.set_label(f"against — for the class{unit}")
+    bar = figure.colorbar(shown, ax=axes[1:], shrink=0.8, fraction=0.025)
+    unit = "\n(nats; the paper's rule)" if maps.rule == "paper" else " (nats)"
+    bar.set_label(f"against — for the class{unit}")
 
 
 def _draw_photo_maps(
-    figure: Figure | SubFigure, photo: _Photo, maps: PhotoMaps, names: Sequence[str]
+    figure: Figure | SubFigure, photo: _Photo, maps: ClassMaps, names: Sequence[str]
 ) -> None:
     """Draw the maps on one scale, each with what it adds up to."""
-    axes = list(figure.subplots(1, len(maps.why), squeeze=False)[0])
-    largest = max(float(max(each.values.abs().max() for each in maps.why)), 1e-9)
-    shown: Any = None
-    for each, why in zip(axes, maps.why, strict=True):
-        shown = photo.overlay(each, why.values, vmin=-largest, vmax=largest)
-        title = f"why {label(names[why.y], 20)}"
-        title += "" if why.other is None else f", not {label(names[why.other], 20)}"
-        each.set_title(title, fontsize=SMALL)
-        sums = f"score {why.score:+.2f} = map {why.total:+.2f}\n+ average photo {why.baseline:+.2f}"
+    axes = list(figure.subplots(1, len(maps.classes), squeeze=False)[0])
+    shown = _draw_maps(axes, maps, photo.overlay)
+    for i, each in enumerate(axes):
+        each.set_title(_why(maps, i, names), fontsize=SMALL)
+        score, baseline = maps.scores[i], maps.baselines[i]
+        sums = f"score {score:+.2f} = map {score - baseline:+.2f}\n+ average photo {baseline:+.2f}"
         each.set_xlabel(sums.replace("-", "−"), fontsize=SMALL)
     bar = figure.colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
     bar.set_label("against — for (nats)\nadds up to the score")
+
+
+def _draw_maps(axes: Sequence[Axes], maps: ClassMaps, overlay: Callable[..., Any]) -> Any:
+    """Draw one map per class by ``overlay``, all on one scale, and return the last."""
+    largest = max(float(np.abs(maps.values).max()), 1e-9)
+    shown: Any = None
+    for each, values in zip(axes, maps.values, strict=True):
+        shown = overlay(each, values, vmin=-largest, vmax=largest)
+    return shown
+
+
+def _why(maps: ClassMaps, i: int, names: Sequence[str]) -> str:
+    """Return what a map shows: why its class, perhaps compared with another one."""
+    why = f"why {label(names[maps.classes[i]], 20)}"
+    if maps.against is None or i < len(maps.classes) - 1:
+        return why
+    return f"{why}, not {label(names[maps.against], 20)}"
 
 
 def _draw_nearest(figure: Figure | SubFigure, nearest: NearestPhotos, names: Sequence[str]) -> None:
@@ -305,15 +325,12 @@ def _draw_nearest(figure: Figure | SubFigure, nearest: NearestPhotos, names: Seq
             picture_of(axes, photo.picture, label(names[photo.y], 16))
 
 
-def _overlay(axes: Axes, image: Tensor, values: Tensor, colours: str, **scale: Any) -> Any:
+def _overlay(axes: Axes, image: Array, values: Array, cmap: str = FOR_AND_AGAINST, **scale: Any) -> Any:
     """``values`` of the positions, each over the part of the image that it stands for."""
     _, height, width = image.shape
-    grey = image.float().mean(0).numpy()
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=extent)
-    shown = axes.imshow(
-        values.cpu().numpy(), cmap=colours, alpha=0.6, extent=extent, interpolation="bilinear", **scale
-    )
+    axes.imshow(image.mean(0), cmap="gray", vmin=0, vmax=255, extent=extent)
+    shown = axes.imshow(values, cmap=cmap, alpha=0.6, extent=extent, interpolation="bilinear", **scale)
     axes.set_xticks([])
     axes.set_yticks([])
     return shown

@@ -13,9 +13,9 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from candid._support.files import replacing
+from candid._support.numbers import Array
 from candid._support.text import printable
 
 matplotlib.use("Agg")
@@ -98,12 +98,17 @@ def is_dark(colour: tuple[float, ...]) -> bool:
     return 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
 
 
-def picture_of(axes: Axes, image: Tensor, title: str) -> None:
+def picture_of(axes: Axes, image: Array, title: str) -> None:
     """Draw an 8-bit image (C, H, W), without ticks."""
-    axes.imshow(np.broadcast_to(image.permute(1, 2, 0).numpy(), (*image.shape[1:], 3)))
+    axes.imshow(np.broadcast_to(image.transpose(1, 2, 0), (*image.shape[1:], 3)))
     axes.set_title(title, fontsize=SMALL)
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def eight_bit(image: Array) -> Array:
+    """Return an image of floats in [0, 1] as 8-bit numbers."""
+    return np.round(255 * np.asarray(image)).astype(np.uint8)
 
 
 def bin_points(axes: Axes, bins: Bins, **style: Any) -> None:

@@ -8,7 +8,6 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -20,13 +19,14 @@ from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from candid._support.errors import CandidError
 from candid._support.text import number
-from candid.reports.plots.plane import GRID, Style, Values, grid_logits, grid_points_per_inch, set_plane_axes
+from candid.reports.plots.latent import GRID, Style, Values, grid_logits, grid_points_per_inch, set_plane_axes
 from candid.reports.plots.style import (
     BLACK,
     COLOURS,
     GREY,
     SMALL,
     STYLE,
+    eight_bit,
     label,
     picture_of,
     plain,
@@ -91,7 +91,7 @@ def _draw_plane(figure: SubFigure, found: Trajectories, reach: Values) -> list[A
 
 def _reach(found: Trajectories) -> Values:
     """Left and right, bottom and top: all points and means with room around them, not too narrow."""
-    shown = torch.cat([found.plane.means, *(path.points for path in found.paths)]).numpy()
+    shown = np.concatenate([found.plane.means, *(path.points for path in found.paths)])
     ends = np.stack((shown.min(0), shown.max(0)))
     room = 0.08 * (ends[1] - ends[0]).max() + 0.1
     size = ends[1] - ends[0] + 2 * room
@@ -120,7 +120,7 @@ def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[A
     others = [i for i in range(len(found.classes)) if i != target]
     for members, size, said in ((others, 4.5, "mean of a class"), ([target], 11, "mean of the target")):
         style: Style = {"marker": "o", "color": BLACK, "linestyle": "", "markersize": size}
-        axes.plot(*found.plane.means[members].T.numpy(), markeredgecolor="white", zorder=5, **style)
+        axes.plot(*found.plane.means[members].T, markeredgecolor="white", zorder=5, **style)
         handles.append(Line2D([], [], label=said, **style))
     return handles
 
@@ -130,7 +130,7 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
     handles: list[Artist] = []
     for i, path in enumerate(found.paths):
         style: Style = {"color": COLOURS[i], "linewidth": 2, "zorder": 4}
-        points, first = path.points.numpy(), path.first
+        points, first = path.points, path.first
         axes.plot(*points[: first + 1].T, linestyle=":", **style)
         axes.plot(*points[first:].T, linestyle="-", **style | {"linewidth": 1.2})
         marker: Style = {"marker": MARKERS[i], "markersize": 8, "linestyle": "", "zorder": 6}
@@ -152,12 +152,12 @@ def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
     cells = grid_logits(found.plane, x, y).argmax(-1)
     free = np.ones(cells.shape, bool)
     for points in (*found.plane.means[:, None], *(path.points for path in found.paths)):
-        free[_on_grid(points.numpy(), x, y)] = False
+        free[_on_grid(points, x, y)] = False
     inch = grid_points_per_inch(x, y, HEIGHT)
     sizes = np.bincount(cells.ravel(), minlength=len(found.classes))
     sizes[found.classes.index(found.target)] = -1  # has the first choice
     for i in sizes.argsort():
-        cell, aim = cells == i, found.plane.means[i].numpy()
+        cell, aim = cells == i, found.plane.means[i]
         wish = aim + (not found.exact) * 0.06 * (y[-1] - y[0]) * aim / max(1e-9, np.hypot(*aim))  # outwards
         for inside, length in ((True, LONGEST), (True, SHORTEST), (False, LONGEST)):
             if inside > found.exact or (not inside and len(found.classes) > MOST_LINES):
@@ -188,8 +188,8 @@ def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
 def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
     """Original, attacked image and difference of each path, in a frame of its colour; ``width`` in inches."""
     longest = min(LONGEST, int(12 * width / len(found.paths)) - 8)  # letters that fit above an image
-    changes = [(path.attacked.double() - path.original.double()).abs() for path in found.paths]
-    factor = round_down(1 / max(1e-9, max(float(change.quantile(0.999)) for change in changes)))
+    changes = [np.abs(path.attacked.astype(np.float64) - path.original) for path in found.paths]
+    factor = round_down(1 / max(1e-9, max(float(np.quantile(change, 0.999)) for change in changes)))
     rows: Any = figure.subplots(3, len(found.paths), squeeze=False)
     for i, (path, change) in enumerate(zip(found.paths, changes, strict=True)):
         name, seen = (label(found.class_names[y], longest) for y in (path.label, path.predicted))
@@ -198,9 +198,9 @@ def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
             f"p(target) = {100 * path.posterior:.3g} %" + ("" if path.fooled.any() else "\nnot enough"),
             f"L2 = {path.distance:.3g}",
         )
-        images = (path.original, path.attacked, (factor * change).clamp(max=1))
+        images = (path.original, path.attacked, np.minimum(factor * change, 1))
         for axes, image, title in zip(rows[:, i], images, titles, strict=True):
-            picture_of(axes, (255 * image).round().byte(), title)
+            picture_of(axes, eight_bit(image), title)
             axes.spines[:].set(visible=True, color=COLOURS[i], linewidth=2.5)
     for axes, said in zip(rows[:, 0], ("original", "attacked", f"difference × {factor:g}"), strict=True):
         axes.set_ylabel(said)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from candid._support.randomness import generator
 from candid.robustness.attacks.search import Evaluation, Objective, Search, squares, wide
+from candid.robustness.options import FRESH
 
 STEPS = 12
 """Gradient steps, in turn with the model's own noise and with a pattern that is drawn for the step."""
@@ -16,8 +17,8 @@ PROBES = 5
 """Strengths of the push that are tried after that."""
 FIRST_CHANGE, CHANGE_DECAY = 0.25, 0.6
 """How much the strength changes after a probe, and how much less after each once one has passed."""
-CHECKS, FRESH = 5, 8
-"""Noise patterns that a probe is checked with, and others that success is measured with."""
+CHECKS = 5
+"""Noise patterns that a probe is checked with."""
 NOISE = 1 / (255 * math.sqrt(12))
 """The standard deviation of a pixel's noise, and of its change when it is rounded."""
 FLAT = 1e-12

@@ -2,18 +2,25 @@
 
 import copy
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from candid._support.errors import CandidError, NonFiniteError
-from candid.models.protocol import Model, as_latent, density_dimensions, require_latent
+from candid._support.numbers import Array
+from candid._support.progress import SILENT, Progress
+from candid.models.flow.network import array_of
+from candid.models.protocol import Model, can, density_dimensions, require
+from candid.robustness.attacks.metrics import AttackedImages, Trace
+from candid.robustness.options import NUMBERS_A_BATCH
 
-NUMBERS_A_BATCH = 4 * 3 * 224 * 224
-"""Numbers in the images that are attacked at once."""
+Classes = Tensor | Array | Sequence[int]
+"""A class number for each of N images."""
 
 
 class Attackable(Protocol):
@@ -43,61 +50,6 @@ class Evaluation(NamedTuple):
         return self.log_density / self.dimensions
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The path of one image, from the original to where the attack stopped: n - 1 steps."""
-
-    margins: Tensor
-    """Margin of the logits, (n,): positive where the model is fooled."""
-    distances: Tensor
-    """L2 norm from the original, (n,)."""
-    latents: Tensor | None = None
-    """Latents, (n, D), if they were asked for."""
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """The attacked versions of N images, on the CPU."""
-
-    images: Tensor
-    """(N, C, H, W), floats in [0, 1]."""
-    success: Tensor
-    """Whether the margin reached kappa, (N,); for an infinite one and within a radius, if it is > 0."""
-    rounded_success: Tensor
-    """Whether the image is still misclassified as wanted when it is rounded to 8 bits, (N,)."""
-    already_misclassified: Tensor
-    """Whether the image was misclassified as wanted before the attack, (N,)."""
-    distance: Tensor
-    """L2 norm of the perturbation, (N,) in float64; black to white is 1 for each number of a pixel."""
-    margin: Tensor
-    """``l_t - max l_y`` over all y but the target t, (N,); untargeted, ``max l_y - l_t`` from the label t."""
-    posterior: Tensor
-    """Posterior of ``images``, (N, M) in float64."""
-    log_density: Tensor | None
-    """Log density of ``images``, (N,) in nats, in float64; None without a likelihood."""
-    steps: Tensor
-    """Gradient steps until the attack stopped, (N,)."""
-    traces: tuple[Trace, ...] | None
-    """The path of each image, if it was asked for."""
-    eight_bit: "AttackResult | None" = None
-    """The attack that works as a file, if it was asked for: ``images`` are multiples of 1 / 255, and a
-    ``success`` reaches kappa with the model's own noise pattern and with others that the attack has not seen;
-    all else is with the model's own."""
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def as_file(self) -> "AttackResult":
-        """The attack with 8-bit images, or with real-valued ones if there are no others."""
-        return self if self.eight_bit is None else self.eight_bit
-
-    @property
-    def per_pixel(self) -> Tensor:
-        """Root mean square of the perturbation, (N,): the distance by the square root of C H W."""
-        return self.distance / math.sqrt(self.images[0].numel())
-
-
 class Objective(NamedTuple):
     """What a perturbation minimises."""
 
@@ -120,7 +72,7 @@ class Search:
 
     Args:
         model: its evaluation mode is attacked.
-        images: (N, C, H, W), 8-bit or floats in [0, 1].
+        images: (N, C, H, W), 8-bit or floats in [0, 1], an array or a tensor.
         targets: the class that each image shall be taken for, (N,); None for any but the label.
         labels: the true classes, (N,).
         keep_path: whether to remember all versions' margins and distances.
@@ -129,18 +81,18 @@ class Search:
 
     def __init__(
         self,
-        model: Attackable,
-        images: Tensor,
-        targets: Tensor | Sequence[int] | None,
-        labels: Tensor | Sequence[int] | None,
+        model: Attackable | Model,
+        images: Tensor | Array,
+        targets: Classes | None,
+        labels: Classes | None,
         keep_path: bool,
         keep_latents: bool,
     ) -> None:
-        self.model = _prepared(model)
-        self.latent = as_latent(self.model)
-        self.described = features_model(self.model)
         if keep_latents:
-            require_latent(self.model, "Latents")
+            require(model, "invert", "Latents")
+        self.model: Any = differentiable(model)
+        self.invertible = can(self.model, "invert")
+        self.of_features = getattr(self.model, "density_of", None) == "features"
         self.x = _checked_images(self.model, images)
         with torch.no_grad():
             classes = self.model.logits(self.x[:1]).shape[1]
@@ -157,8 +109,8 @@ class Search:
 
     def _checked_classes(
         self,
-        targets: Tensor | Sequence[int] | None,
-        labels: Tensor | Sequence[int] | None,
+        targets: Classes | None,
+        labels: Classes | None,
         classes: int,
     ) -> Tensor:
         """Return the classes whose logits rise or, in untargeted attacks, fall, (N,)."""
@@ -187,20 +139,19 @@ class Search:
     def evaluate(self, x: Tensor, numbers: Tensor, density: bool = False) -> Evaluation:
         """Evaluate the model at ``x``, versions of the images ``numbers``."""
         log_density = z = None
-        if self.latent is not None:
-            outputs = self.latent(x)
+        if self.invertible:
+            outputs = self.model(x)
             logits, z = outputs.logits, outputs.z
-            log_density = self.latent.log_density_of(outputs) if density else None
-        elif self.described is not None and density:
-            outputs = self.described.outputs(x)
-            assert outputs.log_density_terms is not None
+            log_density = self.model.log_density_of(outputs) if density else None
+        elif self.of_features and density:
+            outputs = self.model.tensor_outputs(x)
             logits, log_density = outputs.logits, outputs.log_density_terms.sum(1)
         else:
             logits = self.model.logits(x)
-        own = self.classes[numbers][:, None]
-        others = logits.scatter(1, own, -math.inf).amax(1)
-        margin = logits.gather(1, own).squeeze(1) - others
-        dimensions = x[0].numel() if self.described is None else density_dimensions(self.described)
+        classes = self.classes[numbers][:, None]
+        others = logits.scatter(1, classes, -math.inf).amax(1)
+        margin = logits.gather(1, classes).squeeze(1) - others
+        dimensions = density_dimensions(self.model) if self.of_features else x[0].numel()
         return Evaluation(logits, margin if self.targeted else -margin, log_density, z, dimensions)
 
     @torch.no_grad()
@@ -209,8 +160,8 @@ class Search:
         if not torch.isfinite(loss).all():
             raise NonFiniteError("The model's logits are not finite: check its weights.")
         reached = seen.margin > 0 if math.isinf(kappa) else seen.margin >= kappa
-        known = self.reached[numbers]
-        better = (reached & ~known) | ((reached == known) & (loss < self.loss[numbers]))
+        before = self.reached[numbers]
+        better = (reached & ~before) | ((reached == before) & (loss < self.loss[numbers]))
         where = numbers[better]
         self.images[where], self.logits[where] = x[better], seen.logits[better]
         self.margin[where], self.loss[where] = seen.margin[better], loss[better]
@@ -219,13 +170,8 @@ class Search:
         if self.keep_path:
             distances = (x - self.x[numbers]).double().flatten(1).norm(dim=1)
             step = (numbers, seen.margin, distances, seen.z if self.keep_latents else None)
-            self.path.append(tuple(each.detach().cpu() for each in step if each is not None))
+            self.path.append(tuple(part.detach().cpu() for part in step if part is not None))
         return better
-
-
-def features_model(model: object) -> Model | None:
-    """Return the model if it has a density of features, else None."""
-    return cast(Model, model) if getattr(model, "density_of", None) == "features" else None
 
 
 def wide(per_image: Tensor) -> Tensor:
@@ -248,27 +194,31 @@ def lengths(x: Tensor) -> Tensor:
     return wide(x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny))
 
 
-def _prepared(model: Attackable) -> Attackable:
-    """Return the model in evaluation mode, without gradients of its weights."""
-    latent = as_latent(model)
-    if latent is not None:
-        return latent.frozen()
-    eye = getattr(model, "eye", None)
-    if eye is not None and not eye.differentiable:
-        raise CandidError(
-            f"The eye '{eye.name}' runs in onnxruntime, which gives no gradients, so this model can't be "
-            "attacked: train it with an eye in torch, such as lite0 or a .pt2 file."
-        )
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model).eval().requires_grad_(False)
-    return model
+def differentiable(model: Attackable | Model) -> Any:
+    """Return the model in torch and in evaluation mode, without gradients of its weights."""
+    if hasattr(model, "can"):
+        require(model, "gradients", "be attacked")
+    if can(model, "invert"):
+        return model.frozen()  # type: ignore[union-attr]
+    if can(model, "gradients") and not hasattr(model, "tensor_outputs"):
+        from candid.models.photo.torch_models import photo_module
+
+        return photo_module(model)  # type: ignore[arg-type]
+    if not isinstance(model, nn.Module) or _is_fixed(model):
+        return model
+    return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def _checked_images(model: Attackable, images: Tensor) -> Tensor:
+def _is_fixed(module: nn.Module) -> bool:
+    return not module.training and not any(weights.requires_grad for weights in module.parameters())
+
+
+def _checked_images(model: Attackable, images: Tensor | Array) -> Tensor:
     """Return floats in [0, 1] of the type and on the device of the model, (N, C, H, W)."""
+    images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        given = getattr(images, "dtype", type(images).__name__)
-        raise CandidError(f"Images must be 8-bit or floats in [0, 1], not {given}: convert them first.")
+        kind = getattr(images, "dtype", type(images).__name__)
+        raise CandidError(f"Images must be 8-bit or floats in [0, 1], not {kind}: convert them first.")
     if images.dim() != 4 or tuple(images.shape[1:]) != tuple(model.image_shape) or not len(images):
         expected, shape = (" x ".join(map(str, s)) for s in (model.image_shape, images.shape))
         raise CandidError(
@@ -288,11 +238,11 @@ def _checked_images(model: Attackable, images: Tensor) -> Tensor:
 def _place(model: Attackable, images: Tensor) -> tuple[torch.device, torch.dtype]:
     """Return where the model is, and the type of its numbers."""
     tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else (images,)
-    known = [(each.device, each.dtype) for each in tensors if each.is_floating_point()]
-    return known[0] if known else (images.device, torch.get_default_dtype())
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return (floats[0].device, floats[0].dtype) if floats else (images.device, torch.get_default_dtype())
 
 
-def _checked_numbers(given: Tensor | Sequence[int], name: str, n: int, classes: int) -> Tensor:
+def _checked_numbers(given: Classes, name: str, n: int, classes: int) -> Tensor:
     numbers = torch.as_tensor(given)
     if numbers.shape != (n,) or numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise CandidError(
@@ -305,37 +255,93 @@ def _checked_numbers(given: Tensor | Sequence[int], name: str, n: int, classes: 
 
 
 @torch.no_grad()
-def result_of(search: Search, batch: int | None) -> AttackResult:
-    """Return what was found."""
+def attacked_images(search: Search, batch: int | None) -> AttackedImages:
+    """Return the best version of each image."""
     rounded, densities = [], []
     for numbers in search.batches(batch):
         images = search.images[numbers]
         rounded.append(search.evaluate((255 * images).round() / 255, numbers).margin > 0)
         densities.append(search.evaluate(images, numbers, density=True).log_density)
-    known = [each for each in densities if each is not None]
-    kept = (search.images, search.reached, search.already_misclassified, search.margin, search.steps)
-    images, success, already, margin, steps = (each.clone().cpu() for each in kept)  # the search may go on
-    return AttackResult(
-        images,
+    evaluated = [density for density in densities if density is not None]
+    best = (search.images, search.reached, search.already_misclassified, search.margin, search.steps)
+    found, success, already, margin, steps = (array_of(part.clone()) for part in best)  # it may go on
+    return AttackedImages(
+        found,
         success,
-        torch.cat(rounded).cpu(),
+        array_of(torch.cat(rounded)),
         already,
-        (search.images.double() - search.x.double()).flatten(1).norm(dim=1).cpu(),
+        array_of((search.images.double() - search.x.double()).flatten(1).norm(dim=1)),
         margin,
-        search.logits.double().softmax(1).cpu(),
-        torch.cat(known).cpu() if known else None,
+        array_of(search.logits.double().softmax(1)),
+        array_of(torch.cat(evaluated)) if evaluated else None,
         steps,
         _traces(search) if search.keep_path else None,
     )
 
 
 def _traces(search: Search) -> tuple[Trace, ...]:
-    numbers, *seen = (torch.cat(each) for each in zip(*search.path, strict=True))
-    of_each = ([each[numbers == i] for each in seen] for i in range(len(search.x)))
-    return tuple(Trace(*own) for own in of_each)
+    numbers, *columns = (torch.cat(column).numpy() for column in zip(*search.path, strict=True))
+    return tuple(Trace(*(column[numbers == i] for column in columns)) for i in range(len(search.x)))
 
 
 def check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             raise CandidError(f"'{name}' of an attack must be a positive number, not {number}.")
+
+
+@torch.enable_grad()
+def projected_gradient(
+    model: Attackable | Model,
+    images: Tensor | Array,
+    targets: Classes | None = None,
+    *,
+    labels: Classes | None = None,
+    radius: float = 0.5,
+    steps: int = 40,
+    step_size: float | None = None,
+    batch: int | None = None,
+    keep_path: bool = False,
+    keep_latents: bool = False,
+    progress: Progress = SILENT,
+) -> AttackedImages:
+    """Projected gradient ascent of the margin (Madry et al., 2018) inside an L2 ball and [0, 1].
+
+    ``x <- P(x + step_size g / |g|)`` with g the gradient of the margin, from the image itself; P scales the
+    perturbation to ``radius`` if it is longer, then clips. Of all steps, the one with the largest margin is
+    kept. The other arguments are those of :func:`~candid.robustness.attacks.carlini_wagner.carlini_wagner`.
+
+    Args:
+        radius: of the ball, in the L2 norm of images in [0, 1].
+        steps: all of them are taken.
+        step_size: 2.5 ``radius`` / ``steps`` if None.
+
+    >>> from candid import GenerativeClassifier
+    >>> model = GenerativeClassifier.from_preset("digits").eval()
+    >>> x = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)
+    >>> attacked = projected_gradient(model, x, labels=model.predict(x / 255), radius=0.2)
+    >>> bool((attacked.distance <= 0.2 + 1e-6).all())
+    True
+    """
+    step_size = 2.5 * radius / max(steps, 1) if step_size is None else step_size
+    check_positive(radius=radius, steps=steps, step_size=step_size)
+    search = Search(model, images, targets, labels, keep_path or keep_latents, keep_latents)
+    parts = (_ascent(search, numbers, radius, steps, step_size) for numbers in search.batches(batch))
+    deque(progress.track(chain.from_iterable(parts), "attacking", len(search.x)), maxlen=0)
+    return attacked_images(search, batch)
+
+
+def _ascent(search: Search, numbers: Tensor, radius: float, steps: int, step_size: float) -> Iterator[int]:
+    """Run projected gradients on the images ``numbers``; yield them at the end."""
+    x = moved = search.x[numbers]
+    for step in range(steps + 1):
+        moved = moved.detach().requires_grad_()
+        seen = search.evaluate(moved, numbers)
+        (gradient,) = torch.autograd.grad(seen.margin.sum(), moved)
+        moved = moved.detach()
+        if step == 0:
+            search.already_misclassified[numbers] = seen.margin > 0
+        search.keep(numbers, moved, seen, -seen.margin.detach().double(), math.inf)
+        change = moved + step_size * gradient / lengths(gradient) - x
+        moved = (x + change * (radius / lengths(change)).clamp(max=1)).clamp(0, 1)
+    yield from numbers.tolist()

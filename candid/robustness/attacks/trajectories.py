@@ -1,20 +1,25 @@
 """The path of an attack through latent space, seen in a plane."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid._support.progress import SILENT, Progress
-from candid.models.flow.plane import DecisionPlane, decision_plane, oriented
-from candid.models.protocol import LatentModel, require_latent
+from candid.models.decision_plane import DecisionPlane, decision_plane, plane_through
+from candid.models.protocol import Model, require
 from candid.robustness.attacks.carlini_wagner import carlini_wagner
-from candid.robustness.attacks.search import Attackable, AttackResult
+from candid.robustness.attacks.metrics import AttackedImages
+from candid.robustness.attacks.search import Classes
+
+if TYPE_CHECKING:
+    from candid.models.flow.classifier import GenerativeClassifier
 
 NEAREST = 5
 """Classes that the plane is fitted through, as in the paper."""
@@ -33,15 +38,15 @@ class AttackPath:
     Later steps, which found nothing better, are left out.
     """
 
-    points: Tensor
+    points: Array
     """Where the image was in the plane, (n, 2), in standard deviations of a class."""
-    margins: Tensor
+    margins: Array
     """``l_t - max l_y`` over all classes y but the target t, of the whole model, (n,)."""
-    fooled: Tensor
+    fooled: Array
     """Whether the margin has reached kappa, (n,); for an infinite one, if it is > 0."""
-    original: Tensor
+    original: Array
     """(C, H, W), floats in [0, 1]."""
-    attacked: Tensor
+    attacked: Array
     distance: float
     """L2 norm of the difference."""
     posterior: float
@@ -54,7 +59,7 @@ class AttackPath:
     @property
     def first(self) -> int:
         """The first step that fooled the model; n if none did."""
-        return int(self.fooled.int().argmax()) if bool(self.fooled.any()) else len(self.fooled)
+        return int(self.fooled.argmax()) if self.fooled.any() else len(self.fooled)
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,11 @@ class Trajectories:
 
 
 def trajectories(
-    model: Attackable,
-    images: Tensor,
+    model: Model,
+    images: Tensor | Array,
     target: int,
     *,
-    labels: Tensor | Sequence[int] | None = None,
+    labels: Classes | None = None,
     kappa: float = 1.0,
     c: float | None = None,
     progress: Progress = SILENT,
@@ -100,8 +105,8 @@ def trajectories(
     The latents of all steps are held in memory.
 
     Args:
-        model: a model with a latent space.
-        images: (N, C, H, W), 8-bit or floats in [0, 1].
+        model: a model whose latents are as large as its images: a pixel model.
+        images: (N, C, H, W), 8-bit or floats in [0, 1], an array or a tensor.
         target: the class that all images are led to.
         labels: the true classes, (N,).
         kappa: the required lead of the target's logit.
@@ -112,19 +117,19 @@ def trajectories(
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits", seed=0).eval()
-    >>> found = trajectories(model, torch.rand(2, 1, 8, 8), 3, c=10, steps=20)
-    >>> len(found.paths), found.paths[0].points.shape[1], 3 in found.classes, found.exact
+    >>> drawn = trajectories(model, torch.rand(2, 1, 8, 8), 3, c=10, steps=20)
+    >>> len(drawn.paths), drawn.paths[0].points.shape[1], 3 in drawn.classes, drawn.exact
     (2, 2, True, False)
     """
-    model = require_latent(model, "Trajectories")
+    require(model, "invert", "Trajectories")
     if not isinstance(target, int):
         raise CandidError(f"All paths of a figure lead to one class: give its number, not {target}.")
-    frozen = model.frozen()
+    frozen: Any = model.frozen()
     for weight in WEIGHTS if c is None else (c,):
         attack = carlini_wagner(
             frozen,
             images,
-            torch.tensor(target).expand(images.shape[:1]),
+            [target] * len(images),
             labels=labels,
             kappa=kappa,
             c=weight,
@@ -135,18 +140,19 @@ def trajectories(
         )
         if attack.success.all():
             break
-    traces = _until_best(attack)
-    if model.mixture.planar:
+    traces, exact = _until_best(attack), model.geometry.planar
+    if exact:
         classes, plane = tuple(range(len(model.class_names))), decision_plane(model)
     else:
-        classes = nearest_classes(model, [z for z, _ in traces], target)
-        plane = fitted_plane(model, classes)
-    originals = images.to(attack.images) / (255 if images.dtype == torch.uint8 else 1)
+        classes = nearest_classes(frozen, [z for z, _ in traces], target)
+        plane = plane_through(model, classes)
+    originals = np.asarray(images)
+    originals = originals.astype(attack.images.dtype) / (255 if originals.dtype == np.uint8 else 1)
     paths = []
     for i, (z, margins) in enumerate(traces):
-        predicted = int(frozen.mixture.logits(z[:1].to(frozen.mixture.prototypes)).argmax())
+        predicted = int(_logits(frozen, z[:1]).argmax())
         path = AttackPath(
-            torch.cat([plane.project(part) for part in z.split(AT_ONCE)]),
+            np.concatenate([plane.project(z[row : row + AT_ONCE]) for row in range(0, len(z), AT_ONCE)]),
             margins,
             margins > 0 if math.isinf(kappa) else margins >= kappa,
             originals[i],
@@ -157,23 +163,29 @@ def trajectories(
             predicted if labels is None else int(labels[i]),
         )
         paths.append(path)
-    return Trajectories(plane, model.mixture.planar, classes, model.class_names, target, kappa, tuple(paths))
+    return Trajectories(plane, exact, classes, model.class_names, target, kappa, tuple(paths))
 
 
-def _until_best(attack: AttackResult) -> list[tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def _logits(model: "GenerativeClassifier", z: Array) -> Tensor:
+    """Return the logits of latents (n, D), (n, M)."""
+    return model.mixture.logits(torch.from_numpy(z).to(model.mixture.prototypes))
+
+
+def _until_best(attack: AttackedImages) -> list[tuple[Array, Array]]:
     """Return latents (n, D) and margins (n,) of each image up to the step that was returned."""
-    found = []
+    parts = []
     for trace, distance, margin in zip(attack.traces or (), attack.distance, attack.margin, strict=True):
         assert trace.latents is not None
-        missed = (trace.distances - distance).abs() + (trace.margins - margin).abs()
+        missed = np.abs(trace.distances - distance) + np.abs(trace.margins - margin)
         n = int(missed.argmin()) + 1
-        found.append((trace.latents[:n], trace.margins[:n]))
-    return found
+        parts.append((trace.latents[:n], trace.margins[:n]))
+    return parts
 
 
 @torch.no_grad()
 def nearest_classes(
-    model: LatentModel, latents: list[Tensor], target: int, count: int = NEAREST
+    model: "GenerativeClassifier", latents: list[Array], target: int, count: int = NEAREST
 ) -> tuple[int, ...]:
     """Return the target, then the ``count`` - 1 other classes closest to any of the paths (n_i, D).
 
@@ -187,29 +199,10 @@ def nearest_classes(
     mixture = model.mixture
     norms = mixture.squared_norms()
     most = torch.full_like(norms, -math.inf)
-    for z in chain.from_iterable(each.split(AT_ONCE) for each in latents):
+    for z in chain.from_iterable(torch.from_numpy(path).split(AT_ONCE) for path in latents):
         scores = 2 * mixture.products(z.to(norms)) - norms  # (n, M): |z|^2 - |z - mu|^2
-        best, own = scores.topk(2, dim=1)
-        leads = torch.arange(len(norms), device=norms.device) == own[:, :1]
+        best, nearest = scores.topk(2, dim=1)
+        leads = torch.arange(len(norms), device=norms.device) == nearest[:, :1]
         most = most.maximum((scores - torch.where(leads, best[:, 1:], best[:, :1])).amax(0))
     most[target] = math.inf
     return tuple(most.topk(min(count, len(most))).indices.tolist())
-
-
-@torch.no_grad()
-def fitted_plane(model: LatentModel, classes: tuple[int, ...]) -> DecisionPlane:
-    """Return the plane nearest to the means of ``classes`` in least squares, with these means projected.
-
-    >>> from candid import GenerativeClassifier
-    >>> model = GenerativeClassifier.from_preset("digits")
-    >>> fitted_plane(model, (4, 0, 7, 1)).means.shape
-    torch.Size([4, 2])
-    """
-    mixture = model.mixture
-    y = torch.tensor(classes, device=mixture.prototypes.device)
-    means = mixture.means(y).cpu().double()  # (M, D)
-    origin = means.mean(0)
-    axes = torch.linalg.svd(means - origin, full_matrices=False).Vh[:2]
-    places = (means - origin) @ axes.T
-    names = tuple(model.class_names[y] for y in classes)
-    return oriented(names, origin, axes, places, mixture.log_priors[y])

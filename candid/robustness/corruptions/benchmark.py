@@ -1,218 +1,109 @@
-"""The corruption benchmark: errors, entropies and detection of models on corrupted images."""
+"""Corrupted images, and the benchmark on them: errors, entropies and detection of models.
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+Importing this module registers all corruptions.
+"""
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
 
-from candid._support.config import build
-from candid._support.distributed import launch
+import numpy as np
+
 from candid._support.errors import CandidError, did_you_mean
+from candid._support.numbers import Array
+from candid._support.options import build
+from candid._support.processes import Processes, launch
 from candid._support.progress import SILENT, Progress
-from candid._support.randomness import generator
+from candid._support.randomness import draws
 from candid.data.images import image_keys
 from candid.data.splits import Split
-from candid.inference.intervals import share_interval
-from candid.inference.metrics import error_rate, mean_entropy
+from candid.inference.metrics import area_under_curve, error_rate, mean_entropy, paired_placements
 from candid.inference.predictions import Measure, Predictions
-from candid.inference.roc import area_under_curve, paired_placements
 from candid.inference.runner import Runner, Transform
 from candid.inference.study import Note, labelled_images, named_models
+from candid.judging.detection import Detection, unseen
+from candid.judging.held_out import HeldOut, measures_of
 from candid.models.protocol import Model
-from candid.robustness.corruptions.apply import CORRUPTIONS, SEVERITIES, corrupted
-from candid.robustness.corruptions.intervals import Ends, area_intervals, error_intervals
-from candid.robustness.corruptions.options import CorruptOptions
-from candid.robustness.corruptions.registry import check_names
-from candid.trust.detection import Detection, unseen
-from candid.trust.judge import HeldOut, measures_of
-from candid.trust.scores import SCORES, statistics_of
+from candid.robustness.corruptions import blur, digital, noise, weather  # noqa: F401  they register themselves
+from candid.robustness.corruptions.blur import truncated
+from candid.robustness.corruptions.metrics import CorruptedModel, CorruptionResult, Reference, area_intervals
+from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, check_names, check_severities
+from candid.robustness.options import CorruptOptions
+from candid.trust.scores import SCORES
 
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+__all__ = ["CORRUPTIONS", "SEVERITIES", "CorruptionResult", "alexnet", "check_names", "corrupt", "corrupted"]
 
 NO_MCE = "no-mce"
 """The topic of the note that there is no mean corruption error."""
+VERSION = 2
+"""The version of the random numbers: cached predictions of another one are not used."""
+SMALLEST = 8
+VALUES = 1 << 20
+"""Values of images that are corrupted at once: memory stays small, and the parts fit into the cache."""
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Errors that corruption errors are relative to, as shares: means over the five severities."""
+def corrupted(images: Array, name: str, severity: int, random: np.random.Generator) -> Array:
+    """Return corrupted 8-bit images (B, C, H, W), C = 1 or 3; each image has random numbers of its own.
 
-    name: str
-    clean: float
-    errors: Mapping[str, float]
-    by_image: Tensor | None = field(default=None, compare=False, repr=False)
-    """The errors on each image, as :attr:`CorruptedModel.by_image`."""
-    published: bool = False
-    """Whether the errors are numbers from a paper, which do not vary with the images."""
+    The same generator gives the same bits, whatever the batch size. ``name`` is one of
+    :data:`CORRUPTIONS`, ``severity`` 1 to 5; results are truncated to whole levels, as published.
 
-    def for_intervals(self, corruptions: Iterable[str]) -> Tensor | None:
-        """Return the errors as :func:`error_intervals` takes them; None if they are not known by image."""
-        if not self.published:
-            return self.by_image
-        return torch.tensor([self.clean, *(self.errors[name] for name in corruptions)], dtype=torch.float64)
+    >>> grey = np.full((2, 3, 32, 32), 100, np.uint8)
+    >>> corrupted(grey, "brightness", 5, np.random.default_rng(0))[0, :, 0, 0]
+    array([176, 176, 176], dtype=uint8)
+    """
+    check_names([name])
+    check_severities([severity])
+    _check(images)
+    corruption = CORRUPTIONS[name]
+    parameters = corruption.parameters_for(min(images.shape[2:]), severity)
+    seeds = random.integers(1 << 62, size=len(images)).tolist()
+    at_once = max(1, VALUES // prod(images.shape[1:]))
+    changed = np.empty_like(images)
+    for start in range(0, len(images), at_once):
+        part = slice(start, start + at_once)
+        generators = [np.random.default_rng(seed) for seed in seeds[part]]
+        changed[part] = truncated(corruption.apply(images[part].astype(np.float32), generators, *parameters))
+    return changed
+
+
+def _check(images: Array) -> None:
+    if images.dtype != np.uint8:
+        raise CandidError(f"Corruptions need 8-bit images (uint8, 0 to 255), not {images.dtype}.")
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise CandidError(
+            f"Corruptions need images of shape (B, C, H, W) with 1 or 3 channels, not {images.shape}."
+        )
+    height, width = images.shape[2:]
+    if min(height, width) < SMALLEST:
+        raise CandidError(
+            f"Images of {height} x {width} pixels are too small to be corrupted: "
+            f"enlarge them to {SMALLEST} x {SMALLEST} or more."
+        )
 
 
 def alexnet() -> Reference:
     """Return AlexNet's errors, as published with ImageNet-C."""
-    errors = {name: each.alexnet for name, each in CORRUPTIONS.items() if each.alexnet is not None}
+    errors = {name: entry.alexnet for name, entry in CORRUPTIONS.items() if entry.alexnet is not None}
     return Reference("AlexNet", 0.435, errors, published=True)
 
 
-@dataclass(frozen=True)
-class CorruptedModel:
-    """One model on all corruptions and severities."""
-
-    name: str
-    beta: float | None
-    clean_error: float
-    clean_entropy: float
-    """Mean entropy of the posterior, in nats."""
-    errors: dict[str, list[float]]
-    """Errors by corruption, one for each severity, as shares."""
-    entropies: dict[str, list[float]]
-    """Mean entropies, in nats."""
-    auc: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Areas under the ROC curve of corrupted against clean images, by score and corruption; of a model with
-    held-out scores only."""
-    score: str = "two-tailed"
-    """The score in the table."""
-    images: int = 0
-    """Number of images of each corruption and severity."""
-    severities: tuple[int, ...] = SEVERITIES
-    auc_intervals: dict[str, dict[str, Ends]] = field(default_factory=dict)
-    """The 95 % intervals of the areas by score and corruption; empty if the images are not known to be the
-    same for all corruptions."""
-    mean_auc_intervals: dict[str, Ends] = field(default_factory=dict)
-    """The 95 % intervals of the mean areas by score."""
-    by_image: Tensor | None = field(default=None, compare=False, repr=False)
-    """The errors on each image, (N, 1 + corruptions): on the clean image, then the share of severities at
-    which it is wrong; None if the images are not known to be the same for all corruptions."""
-
-    @property
-    def mean_errors(self) -> dict[str, float]:
-        """Mean errors over the severities, by corruption."""
-        return {name: _mean(each) for name, each in self.errors.items()}
-
-    @property
-    def mean_error(self) -> float:
-        """Mean error over all corruptions and severities."""
-        return _mean(self.mean_errors.values())
-
-    @property
-    def loss(self) -> float:
-        """Share of images that only corruptions make wrong."""
-        return self.mean_error - self.clean_error
-
-    @property
-    def entropy_increase(self) -> float:
-        """Mean increase of the entropy over all corruptions and severities, in nats."""
-        return _mean(_mean(each) for each in self.entropies.values()) - self.clean_entropy
-
-    def as_reference(self) -> Reference:
-        """Return the errors as a reference for other models."""
-        return Reference(self.name, self.clean_error, self.mean_errors, self.by_image)
-
-    def corruption_errors(self, reference: Reference) -> dict[str, float | None]:
-        """Return ``CE_c = sum_s E_sc / sum_s E_sc(reference)`` by corruption; None if that makes no errors.
-
-        Corruptions that the reference was not measured on are left out.
-        """
-        known = {name: own for name, own in self.mean_errors.items() if name in reference.errors}
-        return {name: _ratio(own, reference.errors[name]) for name, own in known.items()}
-
-    def relative_errors(self, reference: Reference) -> dict[str, float | None]:
-        """Return ``sum_s (E_sc - E_clean) / sum_s (E_sc - E_clean)(reference)`` by corruption."""
-        return {
-            name: _ratio(own - self.clean_error, reference.errors[name] - reference.clean)
-            for name, own in self.mean_errors.items()
-            if name in reference.errors
-        }
-
-    def intervals(self, reference: Reference | None) -> dict[str, Any]:
-        """Return the 95 % intervals that are known, under the names of their metrics."""
-        found: dict[str, Any] = {"auc": self.auc_intervals, "mean_auc": self.mean_auc_intervals}
-        if self.by_image is None:
-            return found
-        found["clean_error"] = share_interval(self.by_image[:, 0] > 0)[1:]
-        if reference is None or not self.errors.keys() <= reference.errors.keys():
-            return found
-        other = reference.for_intervals(self.errors)
-        if other is not None and other.shape in (self.by_image.shape, self.by_image.shape[1:]):
-            mce, relative = error_intervals(self.by_image, other)
-            found |= {"mce": mce, "relative_mce": relative}
-        return found
-
-    def to_dict(self, reference: Reference | None) -> dict[str, Any]:
-        """Return the metrics as JSON; rates are shares."""
-        found: dict[str, Any] = {
-            "model": self.name,
-            "beta": None if self.beta is None else str(self.beta),
-            "images": self.images,
-            "severities": list(self.severities),
-            "clean_error": self.clean_error,
-            "entropy_increase_nats": self.entropy_increase,
-            "errors": self.errors,
-            "auc": self.auc,
-            "mean_auc": {score: _mean(values.values()) for score, values in self.auc.items()},
-            "score": self.score,
-            "intervals": self.intervals(reference),
-        }
-        if reference is not None:
-            own, relative = self.corruption_errors(reference), self.relative_errors(reference)
-            found |= {
-                "reference": reference.name,
-                "ce": own,
-                "mce": _mean_if_known(own.values()),
-                "relative_mce": _mean_if_known(relative.values()),
-            }
-        return found
-
-
-@dataclass(frozen=True)
-class CorruptionResults:
-    """The result of :func:`candid.corrupt`: every model on every corruption."""
-
-    models: tuple[CorruptedModel, ...]
-    """The metrics of each model by corruption and severity."""
-    reference: Reference | None
-    """The errors that corruption errors are relative to."""
-    options: CorruptOptions
-    notes: tuple[Note, ...] = ()
-    """What was left out, and why."""
-
-    def __iter__(self) -> Iterator[CorruptedModel]:
-        return iter(self.models)
-
-    @cached_property
-    def records(self) -> list[dict[str, Any]]:
-        """The metrics of each model as JSON."""
-        return [each.to_dict(self.reference) for each in self.models]
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Return the metrics of each model as JSON."""
-        return self.records
-
-
-def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> CorruptionResults | None:
+def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any) -> CorruptionResult | None:
     """Measure models on corrupted images: errors, entropies and whether corruptions are detected.
 
     Args:
         models: a model, a bundled name, a model folder, a run folder, or a list or dictionary of these.
         data: a data set with labels, as for :func:`candid.train`.
         progress: shows what is being done.
-        options: the fields of :class:`~candid.robustness.corruptions.options.CorruptOptions`.
+        options: the fields of :class:`~candid.robustness.options.CorruptOptions`.
 
     Returns:
         The metrics of each model; None in all processes but the first.
 
     Example:
         >>> import candid
-        >>> found = candid.corrupt("cifar10-beta1", "digits", corruptions=["frog"])
+        >>> result = candid.corrupt("cifar10-beta1", "digits", corruptions=["frog"])
         Traceback (most recent call last):
         ...
         candid._support.errors.CandidError: Unknown corruption 'frog': did you mean 'fog'?
@@ -221,34 +112,37 @@ def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any)
     check_names(chosen.corruptions)
     if chosen.score not in SCORES:
         raise CandidError(f"There is no score '{chosen.score}': {did_you_mean(chosen.score, SCORES)}")
-    fabric = launch(chosen.devices)
-    progress = progress if fabric.is_global_zero else SILENT
-    given = named_models(models)
-    found = [_measured(chosen, data, name, model, fabric, progress) for name, model in given.items()]
+    named = named_models(models)
+    sources = list(
+        dict.fromkeys(map(str, models if isinstance(models, list | tuple | Mapping) else [models]))
+    )
+    extra = {}
+    if chosen.baseline is not None and chosen.baseline not in sources:
+        extra = named_models(chosen.baseline)
+    networks = any(hasattr(model, "parameters") for model in (*named.values(), *extra.values()))
+    processes = launch(chosen.devices, network=networks)
+    progress = progress if processes.is_global_zero else SILENT
+    measured = [
+        _measured(chosen, data, name, model, processes, progress)
+        for name, model in (*named.items(), *extra.items())
+    ]
+    if not processes.is_global_zero:
+        return None
+    present = tuple(model for model in measured if model is not None)
     reference = None
     if chosen.baseline is not None:
-        listed = models if isinstance(models, list | tuple | Mapping) else [models]
-        sources = list(dict.fromkeys(map(str, listed)))
-        if chosen.baseline in sources:
-            base = found[sources.index(chosen.baseline)]
-        else:
-            ((name, model),) = named_models(chosen.baseline).items()
-            base = _measured(chosen, data, name, model, fabric, progress)
-        reference = None if base is None else base.as_reference()
-    elif {len(model.class_names) for model in given.values()} == {1000} and chosen.severities == SEVERITIES:
+        reference = present[-1 if extra else sources.index(chosen.baseline)].as_reference()
+    elif {len(model.class_names) for model in named.values()} == {1000} and chosen.severities == SEVERITIES:
         reference = alexnet()
-    if not fabric.is_global_zero:
-        return None
     notes = (Note(NO_MCE, "There is no mCE: name the model that it is relative to with --baseline."),)
-    present = tuple(each for each in found if each is not None)
-    return CorruptionResults(present, reference, chosen, () if reference else notes)
+    return CorruptionResult(present[: len(named)], reference, chosen, () if reference else notes)
 
 
 def _measured(
-    options: CorruptOptions, data: str, name: str, model: Model, fabric: "Fabric", progress: Progress
+    options: CorruptOptions, data: str, name: str, model: Model, processes: Processes, progress: Progress
 ) -> CorruptedModel | None:
     """Return the metrics of one model; None in all processes but the first."""
-    runner = Runner(model, fabric, options.out / "predictions", options.workers, progress)
+    runner = Runner(model, processes, options.out / "predictions", options.workers, progress)
     _, split = labelled_images(model, data, options, progress)
     chosen, measures = options.corruptions or CORRUPTIONS, measures_of(model)
     clean = runner.predictions(split, model.preprocessing, f"{name}, clean", measures)
@@ -257,33 +151,33 @@ def _measured(
         for _ in passes:  # the other processes share the work
             pass
         return None
-    held_out, statistics = HeldOut.of(model), statistics_of(clean)
-    detection = None if held_out is None else Detection(held_out, unseen(statistics, held_out)[0], {})
+    held_out, columns = HeldOut.of(model), clean.statistics
+    detection = None
+    if held_out is not None:
+        detection = Detection(held_out.statistics, unseen(columns, held_out)[0], {})
     errors: dict[str, list[float]] = {}
     entropies: dict[str, list[float]] = {}
     auc: dict[str, dict[str, float]] = {}
-    placed: dict[str, dict[str, Tensor]] = {}
+    placed: dict[str, dict[str, Array]] = {}
     by_image, names, paired = [_errors([clean])], _names(clean), True
     images: list[int] = []
-    for corruption, found in zip(chosen, passes, strict=True):
-        images += map(len, found)
-        paired = paired and all(_names(each) == names for each in found)
-        errors[corruption] = [error_rate(each.logits, each.labels) for each in found]
-        entropies[corruption] = [mean_entropy(each.posterior) for each in found]
+    for corruption, predictions in zip(chosen, passes, strict=True):
+        images += map(len, predictions)
+        paired = paired and all(_names(one) == names for one in predictions)
+        errors[corruption] = [error_rate(one.logits, one.labels) for one in predictions]
+        entropies[corruption] = [mean_entropy(one.posterior) for one in predictions]
         if paired:
-            by_image.append(_errors(found))
+            by_image.append(_errors(predictions))
         if detection is None:
             continue
-        parts = [statistics_of(each) for each in found]
-        together = {key: torch.cat([each[key] for each in parts]) for key in parts[0]}
-        for score, values in detection.values(together).items():
+        for score, values in detection.values(Predictions.joined(predictions).statistics).items():
             inside = detection.values_inside[score]
             auc.setdefault(score, {})[corruption] = area_under_curve(inside, values)
             if paired:
-                rows = torch.isin(statistics["keys"], detection.inside["keys"]).nonzero().flatten()
-                placements = paired_placements(inside, values.view(len(found), -1), rows)
+                rows = np.isin(columns["keys"], detection.inside["keys"]).nonzero()[0]
+                placements = paired_placements(inside, values.reshape(len(predictions), -1), rows)
                 placed.setdefault(score, {})[corruption] = placements
-    intervals = {score: area_intervals(each) for score, each in placed.items()} if paired else {}
+    intervals = {score: area_intervals(one) for score, one in placed.items()} if paired else {}
     return CorruptedModel(
         name,
         model.record.beta,
@@ -295,9 +189,9 @@ def _measured(
         options.score,
         min(images),
         options.severities,
-        {score: each for score, (each, _) in intervals.items()},
+        {score: ends for score, (ends, _) in intervals.items()},
         {score: mean for score, (_, mean) in intervals.items()},
-        torch.stack(by_image, 1) if paired else None,
+        np.stack(by_image, 1) if paired else None,
     )
 
 
@@ -310,47 +204,34 @@ def _passes(
     measures: Mapping[str, Measure],
 ) -> list[Predictions]:
     """Return the predictions at all severities of a corruption; none in all processes but the first."""
-    model, found = runner.model, []
+    model, passes = runner.model, []
     for severity in options.severities:
         changed, transform = split, _transform(corruption, severity, options.seed)
         if options.corrupted is not None:
             folder = str(options.corrupted / corruption / str(severity))
             (_, changed), transform = labelled_images(model, folder, options, runner.progress, "all"), None
         title = f"{name}, {corruption} {severity}"
-        found.append(runner.predictions(changed, model.preprocessing, title, measures, transform))
-    return [each for each in found if each is not None]
+        passes.append(runner.predictions(changed, model.preprocessing, title, measures, transform))
+    return [predictions for predictions in passes if predictions is not None]
 
 
-def _errors(found: Sequence[Predictions]) -> Tensor:
-    """Return the share of predictions that are wrong for each image, (N,)."""
-    return torch.stack([each.logits.argmax(1) != each.labels for each in found]).double().mean(0)
+def _errors(passes: Sequence[Predictions]) -> Array:
+    """Return the share of ``passes`` in which each image is wrong, (N,)."""
+    return np.mean([one.logits.argmax(1) != one.labels for one in passes], 0)
 
 
-def _names(found: Predictions) -> list[str]:
+def _names(predictions: Predictions) -> list[str]:
     """Return the images' names with their class folders: the same for a photo and its corrupted versions."""
-    return ["/".join(path.split("/")[-2:]) for path in found.paths]
+    return ["/".join(path.split("/")[-2:]) for path in predictions.paths]
 
 
 def _transform(corruption: str, severity: int, seed: int) -> Transform | None:
     """Return the corruption; its random numbers are a function of the seed and of the batch's pixels."""
-    return Transform(f"{corruption} {severity} {seed}", partial(_apply, corruption, severity, seed))
+    key = f"{corruption} {severity} {seed} {VERSION}"
+    return Transform(key, partial(_apply, corruption, severity, seed))
 
 
-def _apply(corruption: str, severity: int, seed: int, images: Tensor) -> Tensor:
+def _apply(corruption: str, severity: int, seed: int, images: Array) -> Array:
     pixels = int(image_keys(images).sum()) % 2**63
-    key = generator(seed, CORRUPTIONS[corruption].number, severity, pixels)
-    return corrupted(images, corruption, severity, key)
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed)
-
-
-def _mean_if_known(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known or not known else _mean(value for value in known if value is not None)
-
-
-def _ratio(value: float, of: float) -> float | None:
-    return value / of if of > 0 else None
+    random = draws(seed, CORRUPTIONS[corruption].number, severity, pixels).numpy
+    return corrupted(images, corruption, severity, random)

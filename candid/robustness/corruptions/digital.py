@@ -3,12 +3,10 @@
 from io import BytesIO
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
-from candid.robustness.corruptions.filters import gaussian_blur
+from candid._support.numbers import Array
+from candid.robustness.corruptions.blur import gaussian_blur
 from candid.robustness.corruptions.noise import Generators, uniform
 from candid.robustness.corruptions.registry import corruption
 
@@ -21,11 +19,11 @@ from candid.robustness.corruptions.registry import corruption
         32: (0.05, 0.1, 0.15, 0.2, 0.3),
     },
 )  # fmt: skip
-def brightness(images: Tensor, _: Generators, amount: float) -> Tensor:
+def brightness(images: Array, _: Generators, amount: float) -> Array:
     """The value V = max(R, G, B) of HSV grows by 255 ``amount``, to 255 at most; hue and saturation stay."""
-    value = images.amax(1, keepdim=True)
-    brighter = (value + 255 * amount).clamp(max=255)
-    return torch.where(value > 0, images * (brighter / value.clamp(min=1)), brighter)
+    value = images.max(1, keepdims=True)
+    brighter = (value + 255 * amount).clip(max=255)
+    return np.where(value > 0, images * (brighter / value.clip(min=1)), brighter)
 
 
 @corruption(  # what is left of it
@@ -36,9 +34,10 @@ def brightness(images: Tensor, _: Generators, amount: float) -> Tensor:
         32: (0.75, 0.5, 0.4, 0.3, 0.15),
     },
 )  # fmt: skip
-def contrast(images: Tensor, _: Generators, share: float) -> Tensor:
+def contrast(images: Array, _: Generators, share: float) -> Array:
     """Each channel drawn to its mean m: m + share (x - m)."""
-    return images.mean((2, 3), keepdim=True).lerp(images, share)
+    mean = images.mean((2, 3), np.float64, keepdims=True).astype(images.dtype)
+    return mean + share * (images - mean)
 
 
 @corruption(  # amplitude, sigma, skew; for 224 those of the package imagecorruptions
@@ -50,8 +49,8 @@ def contrast(images: Tensor, _: Generators, share: float) -> Tensor:
     },
 )  # fmt: skip
 def elastic_transform(
-    images: Tensor, generators: Generators, amplitude: float, sigma: float, skew: float
-) -> Tensor:
+    images: Array, generators: Generators, amplitude: float, sigma: float, skew: float
+) -> Array:
     """An affine map, then a smooth random displacement.
 
     The map moves three points, a third of the image from its centre, by up to ``skew`` pixels each way. The
@@ -59,33 +58,56 @@ def elastic_transform(
     """
     height, width = images.shape[2:]
     if skew:
-        moves = skew * (2 * uniform(generators, 3, 2, device=images.device) - 1)
-        images = _mapped(images, _affine(moves, height, width), corners=True)
-    noise = 2 * uniform(generators, 2, height, width, device=images.device) - 1
-    moved = amplitude * gaussian_blur(noise, sigma, 3.0, "mirror edge")
-    rows = torch.arange(height, device=images.device)[:, None] + moved[:, 0]
-    columns = torch.arange(width, device=images.device) + moved[:, 1]
-    return _mapped(images, torch.stack((columns, rows), dim=3), corners=False)
+        moves = skew * (2 * uniform(generators, 3, 2) - 1)
+        rows, columns = _affine(moves, height, width)
+        images = _mapped(images, _mirrored(rows, height), _mirrored(columns, width))
+    noise = 2 * uniform(generators, 2, height, width) - 1
+    down, right = amplitude * gaussian_blur(noise, sigma, 3.0, "reflect").swapaxes(0, 1)
+    rows = np.arange(height, dtype=np.float32)[:, None] + down
+    columns = np.arange(width, dtype=np.float32) + right
+    return _mapped(images, _reflected(rows, height), _reflected(columns, width))
 
 
-def _affine(moves: Tensor, height: int, width: int) -> Tensor:
-    """Where each pixel (x, y) comes from if three points are moved by ``moves``, (B, H, W, 2)."""
-    middle = moves.new_tensor([width // 2, height // 2])
+def _affine(moves: Array, height: int, width: int) -> tuple[Array, Array]:
+    """From which row and column each pixel comes if three points (x, y) are moved, (B, H, W) each.
+
+    ``moves`` is (B, 3, 2).
+    """
     third = min(height, width) // 3
-    points = middle + third * moves.new_tensor([[1, 1], [1, -1], [-1, -1]])
-    ones = moves.new_ones(len(moves), 3, 1)
-    matrix = torch.linalg.solve(torch.cat((points + moves, ones), dim=2), points.expand_as(moves))
-    pixels = torch.cartesian_prod(torch.arange(height), torch.arange(width)).flip(1).to(moves)  # (H W, 2)
-    places = pixels @ matrix[:, :2] + matrix[:, 2:]
-    return places.view(-1, height, width, 2)
+    points = np.array([width // 2, height // 2]) + third * np.array([[1, 1], [1, -1], [-1, -1]])
+    corners = np.concatenate((points + moves, np.ones((len(moves), 3, 1))), 2)
+    by_x, by_y, fixed = np.linalg.solve(corners, points[None]).swapaxes(0, 1)[..., None, None]  # (B, 2, 1, 1)
+    columns, rows = np.moveaxis(by_x * np.arange(width) + by_y * np.arange(height)[:, None] + fixed, 1, 0)
+    return rows, columns
 
 
-def _mapped(images: Tensor, places: Tensor, corners: bool) -> Tensor:
-    """Images read at ``places`` (x, y); outside, the edge is seen once if ``corners``, else twice."""
-    places = places.to(images.dtype)
-    size = places.new_tensor([images.shape[3], images.shape[2]])
-    grid = places * (2 / (size - 1)) - 1 if corners else (places + 0.5) * (2 / size) - 1
-    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=corners)
+def _mirrored(places: Array, size: int) -> Array:
+    """Return places on a line of ``size`` pixels that goes on as its mirror image, the edge seen once."""
+    inside = places % (2 * (size - 1))
+    return np.minimum(inside, 2 * (size - 1) - inside)
+
+
+def _reflected(places: Array, size: int) -> Array:
+    """Return places on a line of ``size`` pixels that goes on as its mirror image, the edge seen twice."""
+    inside = (places + 0.5) % (2 * size)
+    return (np.minimum(inside, 2 * size - inside) - 0.5).clip(0, size - 1)
+
+
+def _mapped(images: Array, rows: Array, columns: Array) -> Array:
+    """Return images read between their pixels at ``rows`` and ``columns`` (B, H, W), bilinear."""
+    height, width = images.shape[2:]
+    top, left = rows.astype(int).clip(max=height - 2), columns.astype(int).clip(max=width - 2)
+    down, right = ((a - b).astype(images.dtype)[:, None] for a, b in ((rows, top), (columns, left)))
+    first = top * width + left
+    flat = images.reshape(*images.shape[:2], -1)
+
+    def taken(offset: int) -> Array:
+        return np.stack([image.take(at + offset, 1) for image, at in zip(flat, first, strict=True)])
+
+    upper, lower = taken(0), taken(width)
+    upper += right * (taken(1) - upper)
+    lower += right * (taken(width + 1) - lower)
+    return upper + down * (lower - upper)
 
 
 @corruption(  # share of the resolution
@@ -96,20 +118,28 @@ def _mapped(images: Tensor, places: Tensor, corners: bool) -> Tensor:
         32: (0.95, 0.9, 0.85, 0.75, 0.65),
     },
 )  # fmt: skip
-def pixelate(images: Tensor, _: Generators, share: float) -> Tensor:
+def pixelate(images: Array, _: Generators, share: float) -> Array:
     """Shrunk to a ``share`` of the height and width by averaging, and enlarged by repeating."""
-    height, width = images.shape[2:]
-    rows, columns = max(1, int(height * share)), max(1, int(width * share))
-    narrow = (images @ _boxes(width, columns).to(images).T + 0.5).floor_()  # PIL rounds in between, too
-    small = (_boxes(height, rows).to(images) @ narrow + 0.5).floor_()
-    return F.interpolate(small, size=(height, width), mode="nearest-exact")
+    small = _averaged(_averaged(images, 3, share), 2, share)
+    rows, columns = (
+        ((np.arange(size) + 0.5) * boxes / size).astype(int)
+        for size, boxes in zip(images.shape[2:], small.shape[2:], strict=True)
+    )
+    return small.take(rows, 2).take(columns, 3)
 
 
-def _boxes(size: int, boxes: int) -> Tensor:
-    """Averages over the pixels whose middles lie in each of ``boxes`` equal parts, (boxes, size)."""
-    part = ((torch.arange(size) + 0.5) * boxes / size).ceil() - 1
-    member = (part == torch.arange(boxes)[:, None]).float()
-    return member / member.sum(1, keepdim=True)
+def _averaged(images: Array, axis: int, share: float) -> Array:
+    """Return whole levels: means over the pixels whose middles lie in each of some equal parts of a line.
+
+    There are ``share`` times as many parts as pixels. PIL rounds after each of the two axes, too.
+    """
+    size = images.shape[axis]
+    parts = max(1, int(size * share))
+    part = np.ceil((np.arange(size) + 0.5) * parts / size) - 1
+    starts = part.searchsorted(np.arange(parts))
+    pixels = np.diff(starts, append=size).astype(images.dtype)
+    sums = np.add.reduceat(images, starts, axis)
+    return np.floor(sums / (pixels if axis == 3 else pixels[:, None]) + 0.5)
 
 
 @corruption(  # quality
@@ -120,14 +150,16 @@ def _boxes(size: int, boxes: int) -> Tensor:
         32: (80, 65, 58, 50, 40),
     },
 )  # fmt: skip
-def jpeg_compression(images: Tensor, _: Generators, quality: float) -> Tensor:
+def jpeg_compression(images: Array, _: Generators, quality: float) -> Array:
     """Written as a JPEG of a ``quality`` from 1 to 95 and read again."""
-    pixels = images.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().squeeze(3).numpy()
-    read = torch.from_numpy(np.stack([_through_jpeg(each, int(quality)) for each in pixels]))
-    return read.view(len(images), *images.shape[2:], -1).permute(0, 3, 1, 2).to(images)
+    pixels = images.astype(np.uint8).transpose(0, 2, 3, 1)
+    read = np.stack([_through_jpeg(image, int(quality)) for image in pixels])
+    return read.transpose(0, 3, 1, 2).astype(images.dtype)
 
 
-def _through_jpeg(pixels: np.ndarray, quality: int) -> np.ndarray:
+def _through_jpeg(pixels: Array, quality: int) -> Array:
+    """Return an image (H, W, C) after it was written and read."""
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
-    return np.asarray(Image.open(file))
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    image.save(file, "JPEG", quality=quality)
+    return np.asarray(Image.open(file)).reshape(pixels.shape)

@@ -1,33 +1,32 @@
 """Noise, and the random numbers of all corruptions; images (B, C, H, W) are floats in levels of 0 to 255.
 
-Every image draws from a generator of its own, on the CPU: its numbers depend neither on the other images of
-its batch nor on the device.
+Every image draws from a generator of its own: its numbers do not depend on the other images of its batch.
 """
 
 import math
 from collections.abc import Sequence
 from functools import cache
 
-import torch
-from torch import Generator, Tensor
+import numpy as np
 
+from candid._support.numbers import Array
 from candid.robustness.corruptions.registry import corruption
 
-Generators = Sequence[Generator]
+Generators = Sequence[np.random.Generator]
 
 
-def uniform(generators: Generators, *shape: int, device: torch.device | None = None) -> Tensor:
-    """Draw numbers in [0, 1), (B, *shape).
+def uniform(generators: Generators, *shape: int) -> Array:
+    """Draw numbers in [0, 1), (B, *shape) in float32.
 
-    >>> uniform([torch.Generator().manual_seed(0)], 2, 3).shape
-    torch.Size([1, 2, 3])
+    >>> uniform([np.random.default_rng(0)], 2, 3).shape
+    (1, 2, 3)
     """
-    return torch.stack([torch.rand(shape, generator=each) for each in generators]).to(device)
+    return np.stack([random.random(shape, np.float32) for random in generators])
 
 
-def normal(generators: Generators, *shape: int, device: torch.device | None = None) -> Tensor:
-    """Draw standard normal numbers, (B, *shape)."""
-    return torch.stack([torch.randn(shape, generator=each) for each in generators]).to(device)
+def normal(generators: Generators, *shape: int) -> Array:
+    """Draw standard normal numbers, (B, *shape) in float32."""
+    return np.stack([random.standard_normal(shape, np.float32) for random in generators])
 
 
 @corruption(  # standard deviation, as a share of 255
@@ -38,10 +37,12 @@ def normal(generators: Generators, *shape: int, device: torch.device | None = No
         32: (0.04, 0.06, 0.08, 0.09, 0.1),
     },
 )  # fmt: skip
-def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> Tensor:
+def gaussian_noise(images: Array, generators: Generators, deviation: float) -> Array:
     """Normal numbers of 255 ``deviation`` added to every value."""
-    noise = normal(generators, *images.shape[1:], device=images.device)
-    return noise.mul_(255 * deviation).add_(images)
+    noise = normal(generators, *images.shape[1:])
+    noise *= 255 * deviation
+    noise += images
+    return noise
 
 
 @corruption(  # photons at full brightness
@@ -52,29 +53,31 @@ def gaussian_noise(images: Tensor, generators: Generators, deviation: float) -> 
         32: (500, 250, 100, 75, 50),
     },
 )  # fmt: skip
-def shot_noise(images: Tensor, generators: Generators, photons: float) -> Tensor:
+def shot_noise(images: Array, generators: Generators, photons: float) -> Array:
     """Photon counts: Poisson(x photons / 255), scaled back; the fewer photons, the noisier."""
-    share, other = (table.to(images.device) for table in _walker_tables(photons))
+    share, other = _walker_tables(photons)
     columns = share.shape[1]
-    places = columns * uniform(generators, *images.shape[1:], device=images.device)
-    column = places.floor()
-    cell = (images * columns + column).long()
-    counts = torch.where(places - column < share.view(-1)[cell], column, other.view(-1)[cell])
-    return counts * (255 / photons)
+    places = columns * uniform(generators, *images.shape[1:])
+    column = np.floor(places)
+    cell = (images * columns + column).astype(np.int32)
+    counts = np.where(places - column < share.reshape(-1).take(cell), column, other.reshape(-1).take(cell))
+    return counts * np.float32(255 / photons)
 
 
 @cache
-def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
+def _walker_tables(photons: float) -> tuple[Array, Array]:
     """Poisson distributions of the rates level photons / 255, for Walker's alias method, (256, columns) each.
 
     A count is drawn as a column c with equal chances: it is c with the chance ``share``, else ``other``.
-    torch.poisson takes three times as long.
+    numpy's own Poisson numbers take several times as long.
     """
+    from scipy.special import gammaln, xlogy
+
     columns = math.ceil(photons + 8 * math.sqrt(photons)) + 20
-    counts = torch.arange(columns, dtype=torch.float64)
-    rates = torch.arange(256, dtype=torch.float64)[:, None] * photons / 255
-    chances = torch.exp(torch.xlogy(counts, rates) - rates - torch.lgamma(counts + 1))
-    shares = (columns * chances / chances.sum(1, keepdim=True)).tolist()
+    counts = np.arange(columns)
+    rates = np.arange(256)[:, None] * photons / 255
+    chances = np.exp(xlogy(counts, rates) - rates - gammaln(counts + 1))
+    shares = (columns * chances / chances.sum(1, keepdims=True)).tolist()
     others = []
     for row in shares:
         other = list(range(columns))
@@ -86,7 +89,7 @@ def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
             if row[plenty[-1]] < 1:
                 scarce.append(plenty.pop())
         others.append(other)
-    return torch.tensor(shares), torch.tensor(others, dtype=torch.float32)
+    return np.array(shares, np.float32), np.array(others, np.float32)
 
 
 @corruption(  # share of values
@@ -97,7 +100,7 @@ def _walker_tables(photons: float) -> tuple[Tensor, Tensor]:
         32: (0.01, 0.02, 0.03, 0.05, 0.07),
     },
 )  # fmt: skip
-def impulse_noise(images: Tensor, generators: Generators, share: float) -> Tensor:
+def impulse_noise(images: Array, generators: Generators, share: float) -> Array:
     """A ``share`` of the values, each channel on its own, becomes 0 or 255 with equal chances."""
-    u = uniform(generators, *images.shape[1:], device=images.device)
-    return torch.where(u < share, 255.0 * (u >= share / 2), images)
+    u = uniform(generators, *images.shape[1:])
+    return np.where(u < share, np.where(u < share / 2, np.float32(0), np.float32(255)), images)

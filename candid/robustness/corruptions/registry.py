@@ -43,7 +43,7 @@ class Corruption:
 
         Images below 32 pixels have the lengths of 32: these are of a pixel or less.
 
-        >>> from candid.robustness.corruptions.apply import CORRUPTIONS
+        >>> from candid.robustness.corruptions.benchmark import CORRUPTIONS
         >>> CORRUPTIONS["motion_blur"].parameters_for(448, severity=1)
         (20.0, 6.0)
         """
@@ -55,7 +55,7 @@ class Corruption:
 
 
 CORRUPTIONS: dict[str, Corruption] = {}
-"""All corruptions by name; import it from :mod:`candid.robustness.corruptions.apply`, which fills it."""
+"""All corruptions by name; import it from :mod:`candid.robustness.corruptions.benchmark`, which fills it."""
 
 
 def corruption(

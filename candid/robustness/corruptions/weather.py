@@ -3,12 +3,12 @@
 import math
 from functools import cache
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
+from PIL import Image
 
-from candid._support.randomness import generator
-from candid.robustness.corruptions.filters import enlarged, streaked
+from candid._support.numbers import Array
+from candid._support.randomness import draws
+from candid.robustness.corruptions.blur import enlarged, streaked
 from candid.robustness.corruptions.noise import Generators, normal, uniform
 from candid.robustness.corruptions.registry import corruption
 
@@ -43,7 +43,7 @@ TEXTURE = 256
         ),
     },
 )  # fmt: skip
-def snow(images: Tensor, generators: Generators, *parameters: float) -> Tensor:
+def snow(images: Array, generators: Generators, *parameters: float) -> Array:
     """Flakes blown downwards, and from below, over a whitened image.
 
     The ``parameters`` are the mean and the deviation of normal numbers, how many times these are enlarged to
@@ -53,19 +53,19 @@ def snow(images: Tensor, generators: Generators, *parameters: float) -> Tensor:
     mean, deviation, flake, threshold, radius, sigma, kept = parameters
     height, width = images.shape[2:]
     flake = max(1.0, flake)
-    small = normal(generators, 1, math.ceil(height / flake), math.ceil(width / flake), device=images.device)
+    small = normal(generators, 1, math.ceil(height / flake), math.ceil(width / flake))
     layer = enlarged(mean + deviation * small, flake, height, width)
-    layer = torch.where(layer < threshold, 0.0, layer.clamp(0, 1))
+    layer = np.where(layer < threshold, np.float32(0), layer.clip(0, 1))
     angles = -(0.25 + 0.5 * uniform(generators)) * math.pi
     layer = 255 * streaked(layer, angles, radius, sigma)
-    white = images.maximum(1.5 * _brightness(images) + 127.5)
-    return kept * images + (1 - kept) * white + layer + layer.flip(2, 3)
+    white = np.maximum(images, 1.5 * _brightness(images) + 127.5)
+    return kept * images + (1 - kept) * white + layer + layer[..., ::-1, ::-1]
 
 
-def _brightness(images: Tensor) -> Tensor:
+def _brightness(images: Array) -> Array:
     if images.shape[1] == 1:
         return images
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = np.split(images, 3, 1)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
@@ -77,36 +77,37 @@ def _brightness(images: Tensor) -> Tensor:
         32: ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     },
 )  # fmt: skip
-def fog(images: Tensor, generators: Generators, density: float, decay: float) -> Tensor:
+def fog(images: Array, generators: Generators, density: float, decay: float) -> Array:
     """A cloud c of 0 to 255 ``density`` before x: (x + c) m / (m + 255 density), with m the maximum of x."""
     height, width = images.shape[2:]
     size = 1 << (max(height, width) - 1).bit_length()
-    cloud = plasma(generators, size, decay)[:, None, :height, :width].to(images.device)
-    highest = images.amax((1, 2, 3), keepdim=True)
+    cloud = plasma(uniform(generators, size, size), decay)[:, None, :height, :width]
+    highest = images.max((1, 2, 3), keepdims=True)
     return (images + 255 * density * cloud) * (highest / (highest + 255 * density))
 
 
-def plasma(generators: Generators, size: int, decay: float) -> Tensor:
-    """A cloud by the diamond-square algorithm, from 0 to 1, (B, size, size); ``size`` is a power of 2.
+def plasma(random: Array, decay: float) -> Array:
+    """A cloud by the diamond-square algorithm, from 0 to 1, out of ``random`` numbers in [0, 1).
 
-    Each halving of the grid divides the roughness by ``decay`` squared. Opposite sides fit together.
+    Both are (B, size, size), and the size is a power of 2. Each halving of the grid divides the roughness by
+    ``decay`` squared. Opposite sides fit together.
     """
-    noise = 2 * uniform(generators, size, size) - 1
-    heights = torch.zeros_like(noise)
-    step, rough = size, 1.0
+    noise = 2 * random - 1
+    heights = np.zeros_like(noise)
+    step, rough = noise.shape[1], 1.0
     while step > 1:
         half = step // 2
         corners = heights[:, ::step, ::step]
-        across = corners + corners.roll(-1, 2)
-        middles = (across + across.roll(-1, 1)) / 4 + rough * noise[:, half::step, half::step]
+        across = corners + np.roll(corners, -1, 2)
+        middles = (across + np.roll(across, -1, 1)) / 4 + rough * noise[:, half::step, half::step]
         heights[:, half::step, half::step] = middles
-        above_below = across + middles + middles.roll(1, 1)
+        above_below = across + middles + np.roll(middles, 1, 1)
         heights[:, ::step, half::step] = above_below / 4 + rough * noise[:, ::step, half::step]
-        beside = corners + corners.roll(-1, 1) + middles + middles.roll(1, 2)
+        beside = corners + np.roll(corners, -1, 1) + middles + np.roll(middles, 1, 2)
         heights[:, half::step, ::step] = beside / 4 + rough * noise[:, half::step, ::step]
         step, rough = half, rough / decay**2
-    heights -= heights.amin((1, 2), keepdim=True)
-    return heights / heights.amax((1, 2), keepdim=True)
+    heights -= heights.min((1, 2), keepdims=True)
+    return heights / heights.max((1, 2), keepdims=True)
 
 
 @corruption(  # kept, strength, scale of the crystals
@@ -117,58 +118,64 @@ def plasma(generators: Generators, size: int, decay: float) -> Tensor:
         32: ((1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)),
     },
 )  # fmt: skip
-def frost(images: Tensor, generators: Generators, kept: float, strength: float, scale: float) -> Tensor:
+def frost(images: Array, generators: Generators, kept: float, strength: float, scale: float) -> Array:
     """A part of a frosted window, enlarged ``scale`` times, before x: kept x + strength window."""
-    windows = frosted_windows(max(2, round(TEXTURE * scale))).to(images.device)
+    windows = frosted_windows(max(2, round(TEXTURE * scale)))
     if images.shape[1] == 1:
         windows = _brightness(windows)
     size = windows.shape[2]
-    which, top, left = uniform(generators, 3).T
-    rows = ((top * size).long()[:, None] + torch.arange(images.shape[2])) % size  # (B, H)
-    columns = ((left * size).long()[:, None] + torch.arange(images.shape[3])) % size
-    chosen = (which * len(windows)).long()
-    part = windows[chosen[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-    return kept * images + strength * part
+    frosted = kept * images
+    for image, (which, top, left) in zip(frosted, uniform(generators, 3).tolist(), strict=True):
+        rows = (int(top * size) + np.arange(images.shape[2])) % size
+        columns = (int(left * size) + np.arange(images.shape[3])) % size
+        image += strength * windows[int(which * len(windows))].take(rows, 1).take(columns, 2)
+    return frosted
 
 
 @cache
-def frosted_windows(size: int) -> Tensor:
+def frosted_windows(size: int) -> Array:
     """Draw six windows with ice crystals, (6, 3, size, size), in levels of 0 to 255; opposite sides fit.
 
     >>> frosted_windows(64).shape
-    torch.Size([6, 3, 64, 64])
+    (6, 3, 64, 64)
     """
     if size != TEXTURE:
-        return F.interpolate(frosted_windows(TEXTURE), size=(size, size), mode="bilinear", antialias=True)
-    ice = torch.zeros(len(WINDOWS), TEXTURE, TEXTURE)
+        channels = [Image.fromarray(channel) for window in frosted_windows(TEXTURE) for channel in window]
+        resized = [np.asarray(each.resize((size, size), Image.Resampling.BILINEAR)) for each in channels]
+        return np.stack(resized).reshape(len(WINDOWS), 3, size, size)
+    ice = np.zeros((len(WINDOWS), TEXTURE, TEXTURE), np.float32)
     for octave, crystals in enumerate((24, 60, 100)):
         ice += _crystals(crystals, octave) / 2**octave
-    clouds = plasma([generator(8, i) for i in range(len(WINDOWS))], TEXTURE, 1.6)
-    ice = 0.75 * _standardised(ice) + 0.65 * _standardised(clouds)
-    colours = torch.tensor([colour for colour, _ in WINDOWS])[:, :, None, None]
-    deviations = torch.tensor([deviation for _, deviation in WINDOWS])[:, None, None]
-    return (colours + (deviations * _standardised(ice))[:, None]).clamp(0, 255)
+    clouds = plasma(np.stack([_drawn(TEXTURE, TEXTURE, key=(8, i)) for i in range(len(WINDOWS))]), 1.6)
+    mixed = 0.75 * _standardised(ice) + 0.65 * _standardised(clouds)
+    colours = np.array([colour for colour, _ in WINDOWS], np.float32)[:, :, None, None]
+    deviations = np.array([deviation for _, deviation in WINDOWS], np.float32)[:, None, None]
+    return (colours + (deviations * _standardised(mixed))[:, None]).clip(0, 255)
 
 
-def _crystals(number: int, octave: int) -> Tensor:
+def _drawn(*shape: int, key: tuple[int, int]) -> Array:
+    """Draw numbers in [0, 1) that never change, in float32: windows are drawn once for all."""
+    return (draws(*key).integers(1 << 24, math.prod(shape)) / 2**24).astype(np.float32).reshape(shape)
+
+
+def _crystals(number: int, octave: int) -> Array:
     """Feathers of ice from random points in random directions; at each pixel the nearest one is seen."""
-    seeds = torch.rand(number, 3, len(WINDOWS), 1, 1, generator=generator(9, octave))
-    at = torch.arange(TEXTURE) / TEXTURE
-    nearest = torch.full((len(WINDOWS), TEXTURE, TEXTURE), math.inf)
-    spine, side = torch.zeros_like(nearest), torch.zeros_like(nearest)
-    for y, x, turn in seeds:
+    at = np.arange(TEXTURE, dtype=np.float32) / TEXTURE
+    nearest = np.full((len(WINDOWS), TEXTURE, TEXTURE), np.inf, np.float32)
+    spine, side = np.zeros_like(nearest), np.zeros_like(nearest)
+    for y, x, turn in _drawn(number, 3, len(WINDOWS), 1, 1, key=(9, octave)):
         down, right = (at[:, None] - y + 0.5) % 1 - 0.5, (at - x + 0.5) % 1 - 0.5
-        cos, sin = torch.cos(2 * math.pi * turn), torch.sin(2 * math.pi * turn)
-        along, beside = cos * right + sin * down, (cos * down - sin * right).abs_()
-        distance = along.abs().add_(beside, alpha=2.5)
+        cos, sin = np.cos(2 * math.pi * turn), np.sin(2 * math.pi * turn)
+        along, beside = cos * right + sin * down, np.abs(cos * down - sin * right)
+        distance = np.abs(along) + 2.5 * beside
         closer = distance < nearest
-        spine, side = torch.where(closer, along, spine), torch.where(closer, beside, side)
-        nearest = torch.where(closer, distance, nearest)
+        for kept, new in ((spine, along), (side, beside), (nearest, distance)):
+            np.copyto(kept, new, where=closer)
     rib = 0.04 / 2**octave  # from one barb of a feather to the next, as a share of the window
-    barbs = torch.cos(2 * math.pi * (spine - side) / rib) * torch.exp(-side / (2 * rib))
-    return barbs + 2 * torch.exp(-12 * side / rib) - 6 * nearest
+    barbs = np.cos(2 * math.pi * (spine - side) / rib) * np.exp(-side / (2 * rib))
+    return barbs + 2 * np.exp(-12 * side / rib) - 6 * nearest
 
 
-def _standardised(fields: Tensor) -> Tensor:
-    centred = fields - fields.mean((1, 2), keepdim=True)
-    return centred / centred.std((1, 2), keepdim=True)
+def _standardised(fields: Array) -> Array:
+    centred = fields - fields.mean((1, 2), keepdims=True)
+    return centred / centred.std((1, 2), ddof=1, keepdims=True)

@@ -1,7 +1,7 @@
 // The page: one image in, one judgement out.
 
 import { api, hasToken, setToken } from "./client.js";
-import { badge, byId, html, listed, percent, ranked, short, signed, unbroken } from "./dom.js";
+import { badge, byId, capital, coloured, html, listed, percent, ranked, short, signed, unbroken, verdictOf } from "./dom.js";
 import { showDrift } from "./drift.js";
 import { coloursOf, drawMap, drawRamp, inWords, rangeOf } from "./maps.js";
 import { decisionSpace, histogram, spaceLegend } from "./plots.js";
@@ -39,6 +39,8 @@ async function start() {
   const kind = { resnet: "a ResNet", photo: "a photo model", adopted: "an adopted classifier" }[model.kind] || "a generative classifier";
   byId("model").textContent = `${model.name} · ${kind} of ${model.classes.length} classes`;
   byId("pick-hint").textContent = `${known()}\nImages are scaled to ${width} × ${height} pixels. Files may have up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
+  byId("verdicts").replaceChildren(...model.verdicts.map((each) =>
+    html("li", {}, coloured(html("span", { className: "badge" }, badge(each)), each), html("div", {}, html("b", { textContent: `${capital(each.word)}.` }), ` ${each.sentence}`))));
   byId("can").textContent = model.can.length ? `The page also explains why: it shows ${listed(model.can, "and")}.` : "";
   byId("notes").replaceChildren(...model.cannot.map((each) => html("li", { textContent: each })));
   byId("notes").hidden = model.cannot.length === 0;
@@ -117,7 +119,7 @@ async function present(found) {
   const { explanation } = found;
   for (const id of ["between", "near"]) byId(id).hidden = !explanation?.decision_space;
   for (const id of ["heat-controls", "heat"]) byId(id).hidden = !explanation?.heatmaps;
-  byId("change").hidden = !explanation?.decision_space || model.kind === "photo";
+  byId("change").hidden = !explanation?.decision_space || !model.abilities.includes("invert");
   byId("known").hidden = !explanation?.nearest_photos;
   byId("seen-how").hidden = Boolean(explanation?.heatmaps);
   byId("look").classList.toggle("plain", !explanation?.heatmaps);
@@ -155,28 +157,23 @@ function presentKnown(known) {
 }
 
 function presentVerdict(found) {
-  const kind = found.verdict || "none";
-  const names = found.classes || [];
+  const verdict = verdictOf(model, found.verdict), names = found.classes || [];
   const list = names.length > 5 ? `${names.slice(0, 4).join(", ")} and ${names.length - 4} more` : listed(names, "or");
-  const words = {
-    accept: `Accept: ${found.label}`,
-    ambiguous: `Ambiguous: ${list}`,
-    novel: "Novel: unlike the images it knows",
-    none: `${found.label}, ${percent(found.confidence)}`,
-  };
-  const sentences = {
-    accept: `The image is typical (p = ${short(found.p_value ?? 0)}), and only the class ${found.label} fits (posterior ${percent(found.confidence)}).`,
-    ambiguous: `The image is typical (p = ${short(found.p_value ?? 0)}), but several classes fit.`,
-    novel: `Very few held-out images are this unusual (p = ${short(found.p_value ?? 0)}): don't trust the class ${found.label}.`,
-    none: "This is the most probable class. This model can't tell whether the image is of a kind it knows.",
-  };
-  const section = byId("verdict");
-  if (found.verdict) section.dataset.kind = kind;
+  const meaning = (verdict.sentence || "").replace(/\.$/, "");
+  let word = `${found.label}, ${percent(found.confidence)}`;
+  let sentence = "This is the most probable class. This model can't tell whether the image is of a kind it knows.";
+  if (verdict.word) {
+    word = `${capital(verdict.word)}: ${list || meaning.charAt(0).toLowerCase() + meaning.slice(1)}`;
+    sentence = `${meaning} (p = ${short(found.p_value ?? 0)}). ` +
+      (list ? `The most probable class is ${found.label} (posterior ${percent(found.confidence)}).` : `Don't trust the class ${found.label}.`);
+  }
+  const section = coloured(byId("verdict"), verdict);
+  if (verdict.word) section.dataset.kind = verdict.kind;
   else delete section.dataset.kind;
-  byId("verdict-badge").replaceChildren(badge(kind));
-  byId("verdict-word").textContent = words[kind];
-  byId("verdict-sentence").textContent = unbroken(sentences[kind]);
-  announce(`${words[kind]}. ${sentences[kind]}`);
+  byId("verdict-badge").replaceChildren(badge(verdict));
+  byId("verdict-word").textContent = word;
+  byId("verdict-sentence").textContent = unbroken(sentence);
+  announce(`${word}. ${sentence}`);
 }
 
 function presentClasses(found) {
@@ -193,16 +190,19 @@ function presentClasses(found) {
   const levels = model.held_out;
   byId("classes-how").textContent = unbroken("Posterior probabilities, given that the image shows one of the model's classes." +
     (classes && classes.length ? ` Classes without "ruled out" are in the class set: at least ${percent(1 - levels.error)} of typical images have their true class in it.` : "") +
-    (classes && !classes.length ? " They mean little for a novel image." : ""));
+    (classes && !classes.length ? " They mean little for such an image." : ""));
 }
+
+// The word for images that no class fits: the verdict that needs most attention.
+const unknown = () => model.verdicts[0].word;
 
 function presentTypicality(found) {
   const { held_out: heldOut } = model;
   byId("typical").hidden = heldOut === null || found.p_value === null;
   if (byId("typical").hidden) return;
-  fitted("histogram", (width) => histogram(heldOut, found.p_value, width));
+  fitted("histogram", (width) => histogram(heldOut, found.p_value, width, unknown()));
   byId("histogram-how").textContent = unbroken(`${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars); ` +
-    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as novel.`);
+    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as ${unknown()}.`);
 }
 
 const plots = new Map(); // how to draw what is shown, at any width
@@ -230,10 +230,10 @@ function presentExplanation(found, explanation) {
 }
 
 function presentSpace(found, explanation) {
-  const space = explanation.decision_space, novel = found.verdict === "novel";
-  fitted("space", (width) => decisionSpace(space, width, novel));
+  const space = explanation.decision_space, odd = found.classes?.length === 0 ? unknown() : "";
+  fitted("space", (width) => decisionSpace(space, width, odd));
   byId("reading").textContent = unbroken(explanation.summary);
-  byId("space-legend").replaceChildren(...spaceLegend(space, novel));
+  byId("space-legend").replaceChildren(...spaceLegend(space, odd));
   byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
     html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: uncertainty(each) }))));
   byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two` +
@@ -359,7 +359,6 @@ function take(files) {
   if (files && files.length) examine(files[0]);
 }
 
-for (const each of document.querySelectorAll(".guide .badge")) each.append(badge(each.dataset.kind));
 byId("pick").addEventListener("change", (event) => { take(event.target.files); });
 byId("pick").addEventListener("click", (event) => { event.target.value = ""; }); // the same file again is a new question
 document.addEventListener("paste", (event) => take(event.clipboardData.files));

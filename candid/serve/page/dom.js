@@ -37,14 +37,24 @@ export const listed = (words, last) => words.slice(0, -1).join(", ") + (words.le
 // Numbers stay with their signs and units when lines break.
 export const unbroken = (sentence) => sentence.replace(/p = /g, "p\u00a0=\u00a0").replace(/ (%|nats|σ)/g, "\u00a0$1");
 
-// A shape for each verdict, so that colour is never the only sign.
-export function badge(kind) {
+// A shape for the tone of each verdict, so that colour is never the only sign.
+export function badge(verdict) {
   const line = { fill: "none", stroke: "currentColor", "stroke-width": 2.2, "stroke-linecap": "round", "stroke-linejoin": "round" };
   const shapes = {
-    accept: [svg("circle", { cx: 12, cy: 12, r: 10, ...line }), svg("path", { d: "M7.5 12.5l3 3 6-7", ...line })],
-    ambiguous: [svg("circle", { cx: 8.5, cy: 12, r: 6.5, ...line }), svg("circle", { cx: 15.5, cy: 12, r: 6.5, ...line })],
-    novel: [svg("path", { d: "M12 2.5l10 18H2z", ...line }), svg("path", { d: "M12 9v5m0 3.2v.1", ...line })],
+    good: [svg("circle", { cx: 12, cy: 12, r: 10, ...line }), svg("path", { d: "M7.5 12.5l3 3 6-7", ...line })],
+    fair: [svg("circle", { cx: 8.5, cy: 12, r: 6.5, ...line }), svg("circle", { cx: 15.5, cy: 12, r: 6.5, ...line })],
+    poor: [svg("path", { d: "M12 2.5l10 18H2z", ...line }), svg("path", { d: "M12 9v5m0 3.2v.1", ...line })],
     none: [svg("circle", { cx: 12, cy: 12, r: 10, ...line }), svg("path", { d: "M12 11v6m0-10v.1", ...line })],
   };
-  return svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, ...shapes[kind]);
+  return svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, ...(shapes[verdict.tone] || shapes.none));
 }
+
+// The verdict of a result, as the server describes it: word, sentence, tone and colours.
+export const verdictOf = (model, kind) => model.verdicts.find((each) => each.kind === kind) || { kind: "none", tone: "none" };
+
+export function coloured(element, verdict) {
+  element.style.color = verdict.colour ? `light-dark(${verdict.colour}, ${verdict.dark_colour})` : "";
+  return element;
+}
+
+export const capital = (sentence) => sentence.charAt(0).toUpperCase() + sentence.slice(1);

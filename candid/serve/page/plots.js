@@ -14,7 +14,7 @@ function place(tail, p) {
   return 1;
 }
 
-export function histogram(heldOut, p, width) {
+export function histogram(heldOut, p, width, unknown) {
   const height = 230, left = 4, right = width - 4, top = 44, bottom = 186;
   const x = (share) => left + share * (right - left);
   const { p_values: ps } = heldOut.tail;
@@ -39,7 +39,7 @@ export function histogram(heldOut, p, width) {
   plot.append(svg("path", { class: "here-mark", d: `M${spot - 7} ${top - 18}h14l-7 10z` }));
   const side = here > 0.5 ? "end" : "start";
   plot.append(text(spot + (here > 0.5 ? 7 : -7), top - 26, `this image: p = ${short(p)}`, { class: "strong", "text-anchor": side }));
-  plot.append(text(x(limit) - 6, top + 8, "novel from here", { class: "tick halo", "text-anchor": "end" }));
+  plot.append(text(x(limit) - 6, top + 8, `${unknown} from here`, { class: "tick halo", "text-anchor": "end" }));
   plot.append(text(left, bottom + 20, "usual", { class: "tick" }), text(right, bottom + 20, "unusual", { class: "tick", "text-anchor": "end" }));
   plot.append(text((left + right) / 2, bottom + 38, `score “${heldOut.score}” of ${heldOut.images.toLocaleString("en")} held-out images`,
     { class: "unit", "text-anchor": "middle" }));
@@ -51,7 +51,7 @@ const MARKS = {
   second: (x, y) => svg("rect", { class: "second", x: x - 4.5, y: y - 4.5, width: 9, height: 9 }),
   others: (x, y) => svg("path", { class: "others", d: `M${x} ${y - 5}l5 5l-5 5l-5-5z` }),
   here: (x, y) => svg("path", { class: "here-mark halo", d: star(x, y, 10) }),
-  novel: (x, y) => svg("path", { class: "here-mark novel", d: star(x, y, 10) }),
+  odd: (x, y) => svg("path", { class: "here-mark odd", d: star(x, y, 10) }),
 };
 
 function star(x, y, size) {
@@ -62,7 +62,8 @@ function star(x, y, size) {
   return `M${points.join("L")}z`;
 }
 
-export function decisionSpace(space, width, novel) {
+// `odd` is the word for an image that no class fits; empty for others.
+export function decisionSpace(space, width, odd) {
   const height = 344, left = 40, right = width - 8, top = 36, bottom = 294;
   const [one, two] = space.means_along;
   const edge = Math.max(Math.abs(space.along), Math.abs(two - one) / 2 + space.half_width) * 1.12;
@@ -72,7 +73,7 @@ export function decisionSpace(space, width, novel) {
   const [[first], [second]] = ranked(space.posterior);
   const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Decision space: the image lies ${short(space.along)} standard deviations from the middle between ` +
-      `${first} (at ${short(one)}) and ${second} (at ${short(two)}), and ${short(space.away)} away from their line.${novel ? " It is novel." : ""}` });
+      `${first} (at ${short(one)}) and ${second} (at ${short(two)}), and ${short(space.away)} away from their line.${odd ? ` It is ${odd}.` : ""}` });
   const half = (centre, name) => {
     const rx = x(space.half_width) - x(0), ry = bottom - y(space.half_height);
     return svg("path", { class: `ring ${name}`, d: `M${x(centre) - rx} ${bottom}a${rx} ${ry} 0 0 1 ${2 * rx} 0` });
@@ -83,9 +84,9 @@ export function decisionSpace(space, width, novel) {
   for (const tick of ticks(-edge, edge)) plot.append(text(x(tick), bottom + 17, tick.toString().replace("-", "−"), { class: "tick", "text-anchor": "middle" }));
   for (const tick of ticks(0, highest)) plot.append(text(left - 7, y(tick) + 4, tick.toString(), { class: "tick", "text-anchor": "end" }));
   space.means_along.slice(2).forEach((along, i) => plot.append(MARKS.others(x(along), y(space.means_away[i + 2]))));
-  plot.append(MARKS.first(x(one), bottom), MARKS.second(x(two), bottom), MARKS[novel ? "novel" : "here"](x(space.along), y(space.away)));
+  plot.append(MARKS.first(x(one), bottom), MARKS.second(x(two), bottom), MARKS[odd ? "odd" : "here"](x(space.along), y(space.away)));
   plot.append(text((left + right) / 2, 16, `outside of this drawing: ${(space.outside / space.outside_expected).toFixed(2)} × the expected distance`,
-    { class: novel ? "unit novel" : "unit", "text-anchor": "middle" }));
+    { class: odd ? "unit odd" : "unit", "text-anchor": "middle" }));
   plot.append(text((left + right) / 2, bottom + 40, "along the line through the two means (σ)", { class: "unit", "text-anchor": "middle" }));
   plot.append(text(12, (top + bottom) / 2, "distance from it (σ)", { class: "unit", "text-anchor": "middle", transform: `rotate(-90 12 ${(top + bottom) / 2})` }));
   return plot;
@@ -99,10 +100,10 @@ function ticks(low, high) {
   return found;
 }
 
-export function spaceLegend(space, novel) {
+export function spaceLegend(space, odd) {
   const entry = (mark, words) => html("li", {}, svg("svg", { class: "plot", viewBox: "0 0 24 24", "aria-hidden": "true" }, MARKS[mark](12, 12)), words);
   const [first, second, ...others] = ranked(space.posterior);
-  const entries = [novel ? entry("novel", "this image (novel)") : entry("here", "this image"), entry("first", `${first[0]} (${percent(first[1])})`), entry("second", `${second[0]} (${percent(second[1])})`)];
+  const entries = [odd ? entry("odd", `this image (${odd})`) : entry("here", "this image"), entry("first", `${first[0]} (${percent(first[1])})`), entry("second", `${second[0]} (${percent(second[1])})`)];
   if (others.length) entries.push(entry("others", others.map(([name]) => name).join(", ")));
   return entries;
 }

@@ -1,10 +1,8 @@
 // The last verdicts of this server, unknown images first.
 
 import { api, ask, hasToken, setToken } from "./client.js";
-import { badge, byId, html, percent, short, unbroken } from "./dom.js";
+import { badge, byId, coloured, html, percent, short, unbroken, verdictOf } from "./dom.js";
 import { showDrift } from "./drift.js";
-
-const KINDS = ["novel", "ambiguous", "accept", "no verdict"];
 
 function show(id, text) {
   byId(id).textContent = text;
@@ -20,10 +18,9 @@ function thumbnail(id) {
   return picture;
 }
 
-function card(found) {
-  const kind = found.verdict === "no verdict" ? "none" : found.verdict;
-  const sign = html("span", { className: "badge" }, badge(kind));
-  sign.dataset.kind = kind;
+function card(model, found) {
+  const verdict = verdictOf(model, found.verdict);
+  const sign = coloured(html("span", { className: "badge" }, badge(verdict)), verdict);
   const p = found.p_value === null ? "" : ` · p = ${short(found.p_value)}`;
   const words = html("div", {}, html("b", { textContent: found.verdict }), html("br"), unbroken(`${found.label}, ${percent(found.confidence)}${p}`), html("br"), html("span", { className: "muted", textContent: found.file }));
   return html("li", {}, thumbnail(found.id), sign, words);
@@ -36,9 +33,10 @@ async function start() {
     const [model] = (await api("/v1/models")).models;
     if (!model.stores_images) return show("problem", "This server stores no images: start it with 'candid serve --store DIR'.");
     const { stored, verdicts } = await api("/v1/verdicts?limit=60");
-    const counts = KINDS.filter((kind) => stored[kind]).map((kind) => `${stored[kind]} ${kind}`);
+    const kinds = [...model.verdicts.map(({ kind }) => kind), "no verdict"];
+    const counts = kinds.filter((kind) => stored[kind]).map((kind) => `${stored[kind]} ${kind}`);
     byId("counts").textContent = counts.length ? `Stored: ${counts.join(", ")}.${needed ? " Only who has the token can see them." : ""}` : "No images are stored yet.";
-    byId("verdicts").replaceChildren(...verdicts.map(card));
+    byId("verdicts").replaceChildren(...verdicts.map((each) => card(model, each)));
     const { alarm, carriers } = await showDrift();
     byId("evidence").hidden = !alarm;
     byId("carriers").replaceChildren(...(alarm ? carriers : []).filter(({ name }) => name).map(({ image, name, gain }) =>

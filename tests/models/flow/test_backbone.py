@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import candid
 from candid import PRESETS, FlowConfig
 from candid._support.errors import CandidError, NonFiniteError
-from candid.models.flow import presets
+from candid.models.flow import config as presets
 from candid.models.flow.backbone import build_flow
 from candid.models.info import flow_stages
 from candid.training.recipes import load_options
@@ -134,5 +134,5 @@ def test_a_new_preset_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_configurations_and_presets_need_no_torch() -> None:
-    code = "import sys, candid.models.flow.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, candid.models.flow.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

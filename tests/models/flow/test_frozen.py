@@ -9,9 +9,9 @@ from torch import nn
 
 from candid import CandidError, GenerativeClassifier, NonFiniteError, information_bottleneck_loss, save
 from candid.models.flow import frozen as frozen_module
-from candid.models.flow.chain import Chain
 from candid.models.flow.coupling import ActNorm, AffineCoupling
 from candid.models.flow.frozen import freeze
+from candid.models.flow.reversible import Chain
 from tests.helpers import randomise, small_classifier
 
 LAYOUTS: dict[str, dict[str, Any]] = {

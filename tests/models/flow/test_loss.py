@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from candid import CandidError, information_bottleneck_loss
-from candid.models.flow.loss import Losses
-from candid.models.flow.mixture import log_standard_normal
+from candid.models.flow.mixture import Losses, log_standard_normal
 from tests.helpers import small_classifier
 
 

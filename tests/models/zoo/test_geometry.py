@@ -7,7 +7,7 @@ import torch
 
 from candid import GenerativeClassifier
 from candid.models.flow.classifier import FlowOutputs
-from candid.models.flow.span import rescale
+from candid.models.flow.means import rescale
 from experiments.geometry import COLUMNS, geometry, markdown, measured_geometry
 from tests.helpers import randomise
 
@@ -36,7 +36,8 @@ def test_draws_of_the_mixture_lie_where_it_says() -> None:
     rescale(model, 3.0)
     y = torch.arange(10).repeat(100)
     z = model.mixture.sample(y, generator=torch.Generator().manual_seed(0)).detach()
-    found = geometry(model, FlowOutputs(z, torch.zeros(len(z)), model.mixture.logits(z).detach()), y)
+    outputs = FlowOutputs(z, torch.zeros(len(z)), model.mixture.logits(z).detach())
+    found = geometry(model, outputs, y.numpy())
     assert found["inside"] == pytest.approx(found["inside_draws"], abs=0.04)
     assert found["class_average_distance"] == pytest.approx(found["mean_distance"], rel=0.05)
     assert found["expected"] == pytest.approx(found["measured"], abs=0.01)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from candid.models import zoo
-from experiments import photo_models, photo_trust_tables
+from experiments import photo_models, photo_tables
 from experiments.results import PAGE, RESULTS, ROOT, TEMPLATE
-from experiments.tables import card_figures, filled, headline, tables
+from experiments.results_tables import card_figures, headline, tables
+from experiments.tables import filled
 
 PAPER = ROOT / "docs" / "paper.md"
 PHOTOS = PAGE / "photos.md"
@@ -46,7 +47,7 @@ def test_the_cards_have_the_figures_that_were_measured(results: Any) -> None:
 
 def test_the_page_on_photos_has_the_figures_that_were_measured() -> None:
     page = PHOTOS.read_text(encoding="utf-8")
-    assert photo_trust_tables.page(page) == page
+    assert photo_tables.page(page) == page
 
 
 def test_the_page_on_photos_quotes_other_pages_as_they_are() -> None:

@@ -5,16 +5,19 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
 import candid
 from candid import CandidError, CheckpointError
+from candid._support.numbers import Array, softmax
+from candid.judging.held_out import HeldOut
 from candid.models import zoo
-from candid.models.model_files import sealed
-from candid.models.zoo.cards import as_markdown
-from candid.trust.judge import HeldOut
+from candid.models.checkpoint import sealed
+from candid.models.protocol import require
+from candid.models.zoo import as_markdown
 from tests.helpers import candid_command
 
 MODELS = zoo.names()
@@ -23,17 +26,18 @@ PHOTOS = {"everyday": 1000, "bloodcells": 333, "clothing": 341, "waste": 256}
 GENERATIVE = [name for name in MODELS if zoo.card(name)["kind"] == "generative"]
 
 
-def photos(size: int = 32) -> torch.Tensor:
+def photos(size: int = 32) -> Array:
     """Two square photos, cut from scikit-learn's."""
-    images = torch.stack([torch.from_numpy(image.copy()) for image in load_sample_images().images])
-    return images[:, 100 : 100 + size, 200 : 200 + size].permute(0, 3, 1, 2) / 255
+    images = np.stack(load_sample_images().images)
+    return images[:, 100 : 100 + size, 200 : 200 + size].transpose(0, 3, 1, 2) / np.float32(255)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bundled_model_loads_by_its_name(name: str) -> None:
-    model = candid.load_any(name)
-    posterior = model.posterior(photos(model.image_shape[1]))
-    assert torch.allclose(posterior.sum(1), torch.ones(2))
+    model = candid.load(name)
+    logits = model.outputs(photos(model.image_shape[1])).logits
+    assert np.isfinite(logits).all()
+    assert np.allclose(softmax(logits).sum(1), 1)
     held_out = HeldOut.of(model)
     images = PHOTOS.get(name, 487 if name == "tiny20" else 1000)
     assert held_out is not None and len(held_out) == images
@@ -50,7 +54,7 @@ def test_no_file_is_larger_than_eight_megabytes(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATIVE)
 def test_a_bundled_model_still_inverts_in_double_precision(name: str) -> None:
     model = candid.load(name).double()
-    x = photos(model.image_shape[1]).double()
+    x = torch.from_numpy(photos(model.image_shape[1])).double()
     with torch.inference_mode():
         assert (model.invert(model.latent(x)) - x).abs().max() < 1e-6
 
@@ -58,15 +62,46 @@ def test_a_bundled_model_still_inverts_in_double_precision(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_card_says_what_the_model_is_and_how_it_did(name: str) -> None:
     card = zoo.card(name)
-    model = candid.load_any(name)
+    model = candid.load(name)
     assert card["classes"] == list(model.class_names)
-    numbers = model.state_dict().values() if name in PHOTOS else model.parameters()
-    assert card["parameters"] == sum(each.numel() for each in numbers)
+    weights = sum(array.size for array in model.state().values())
+    assert card["parameters"] == (weights if name in PHOTOS else model.size)
     assert card["bytes"] == sum(file.stat().st_size for file in (zoo.FOLDER / name).glob("*.safetensors"))
     assert 0 < card["figures"]["accuracy"] < 1
     assert ("bits_per_dim" in card["figures"]) == (card["kind"] == "generative")
     assert all(card[part] for part in ("data", "training", "storage", "limits", "not_for", "more_figures"))
     assert (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8") == as_markdown(card)
+
+
+ABILITIES = {
+    "generative": {"geometry", "invert", "class maps", "gradients", "density"},
+    "resnet": {"gradients"},
+    "photo": {"geometry", "class maps", "gradients", "teach", "density"},
+    "adopted": {"class maps", "gradients", "density"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bundled_model_says_what_it_can(name: str) -> None:
+    model = candid.load(name, held_out=False)
+    assert model.can == ABILITIES[model.kind]
+    assert ("density" in model.can) == (model.density_of is not None)
+    classes = len(model.class_names)
+    assert model.log_priors.shape == (classes,) and np.exp(model.log_priors).sum() == pytest.approx(1)
+    if "geometry" not in model.can:
+        with pytest.raises(
+            CandidError, match="A decision plane can't come from an? (ResNet|adopted model), which"
+        ):
+            require(model, "geometry", "A decision plane")
+        return
+    assert require(model, "geometry", "A decision plane") is model
+    some = np.array([2, 0])
+    geometry, distances = model.geometry, model.geometry.distances()
+    assert not geometry.planar and np.allclose(geometry.log_priors, model.log_priors)
+    means = geometry.means(some)
+    assert means.dtype == distances.dtype == np.float64 and distances.shape == (classes, classes)
+    assert np.array_equal(means, geometry.means()[some])
+    assert np.linalg.norm(means[0] - means[1]) == pytest.approx(distances[2, 0], rel=1e-6)
 
 
 def test_the_command_lists_models_and_shows_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +127,7 @@ def test_a_folder_of_ones_own_comes_before_a_bundled_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(zoo.FOLDER / "cifar10-resnet", "cifar10-beta1")
-    assert isinstance(candid.load_any("cifar10-beta1"), candid.ResNet)
+    assert isinstance(candid.load("cifar10-beta1"), candid.ResNet)
 
 
 def test_a_bundled_model_is_not_calibrated_anew() -> None:
@@ -103,8 +138,8 @@ def test_a_bundled_model_is_not_calibrated_anew() -> None:
 def test_examine_gives_verdicts_at_once(tmp_path: Path) -> None:
     from PIL import Image
 
-    noise = torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8)
-    Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
     done = candid_command("examine", "cifar10-beta1", str(tmp_path / "noise.png"), "--json")
     assert json.loads(done.stdout)["verdict"] == "novel"
 
@@ -120,18 +155,18 @@ def test_every_bundled_model_carries_digests_and_fitted_detectors(name: str) -> 
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("temperature", torch.tensor(0.0), "temperature is 0"),
-        ("temperature", torch.tensor(-1.0), "temperature is -1"),
-        ("temperature", torch.tensor(math.nan), "temperature is nan"),
-        ("temperature", torch.ones(3), "scalar"),
-        ("statistic.predicted", torch.tensor(3), "'predicted' is"),
-        ("statistic.predicted", torch.full((1000,), 10), "none of the 10"),
-        ("statistic.complexity", torch.zeros(7, 3), r"'complexity' has the shape \(7, 3\)"),
-        ("statistic.max_logit", torch.ones(1000, dtype=torch.bool), "'max_logit' is not made of numbers"),
-        ("statistic.max_logit", torch.full((1000,), math.nan), "'max_logit' is not made of numbers"),
+        ("temperature", np.array(0.0), "temperature is 0"),
+        ("temperature", np.array(-1.0), "temperature is -1"),
+        ("temperature", np.array(math.nan), "temperature is nan"),
+        ("temperature", np.ones(3), "scalar"),
+        ("statistic.predicted", np.array(3), "'predicted' is"),
+        ("statistic.predicted", np.full(1000, 10), "none of the 10"),
+        ("statistic.complexity", np.zeros((7, 3)), r"'complexity' has the shape \(7, 3\)"),
+        ("statistic.max_logit", np.ones(1000, bool), "'max_logit' is not made of numbers"),
+        ("statistic.max_logit", np.full(1000, math.nan), "'max_logit' is not made of numbers"),
     ],
 )
-def test_malformed_held_out_scores_give_one_sentence(key: str, value: torch.Tensor, reason: str) -> None:
+def test_malformed_held_out_scores_give_one_sentence(key: str, value: Array, reason: str) -> None:
     model = candid.load("cifar10-resnet")
     model.held_out[key] = value
     with pytest.raises(candid.CandidError, match=f"{reason}.*calibrate it again"):

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from candid._support.numbers import softmax
 from candid.reports.audit import grades
 from candid.robustness.attacks.metrics import AttackMetrics
-from candid.robustness.corruptions.benchmark import CorruptedModel
+from candid.robustness.corruptions.metrics import CorruptedModel
 
 
 def metrics(**changes: Any) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_accuracy() -> None:
     assert "none is wrong" in grades.accuracy(metrics(accuracy=1.0), 0.1).sentence
     few = metrics(accuracy=0.8, intervals={"accuracy": [0.44, 0.97]})
     assert grades.accuracy(few, 0.5).grade == "unknown" and not grades.guesses(few, 0.5)
-    assert grades.guesses(metrics(accuracy=0.9), grades.chance_of(torch.tensor([0] * 9 + [1])))
+    assert grades.guesses(metrics(accuracy=0.9), grades.chance_of(np.array([0] * 9 + [1])))
 
 
 def test_calibration() -> None:
@@ -73,10 +74,10 @@ def test_calibration() -> None:
 
 
 def test_the_error_by_chance_shrinks_with_the_number_of_images() -> None:
-    posterior = torch.rand(40_000, 4, dtype=torch.float64).softmax(1)
+    posterior = softmax(np.random.default_rng(0).random((40_000, 4)))
     few, many = grades.error_by_chance(posterior[:100]), grades.error_by_chance(posterior)
     assert 0.03 < few < 0.2 and many < 0.01
-    assert grades.error_by_chance(torch.eye(3, dtype=torch.float64)) == 0
+    assert grades.error_by_chance(np.eye(3)) == 0
 
 
 def test_false_alarms() -> None:

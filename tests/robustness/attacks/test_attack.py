@@ -1,8 +1,10 @@
 """Attacks find the smallest perturbation where it is known, and say what they did to images."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,9 +14,34 @@ from torch import Tensor, nn
 import candid
 from candid import GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.errors import CandidError, NonFiniteError
-from candid.robustness.attacks.carlini_wagner import carlini_wagner
-from candid.robustness.attacks.projected_gradient import projected_gradient
+from candid.robustness.attacks import carlini_wagner as carlini_wagner_attack
+from candid.robustness.attacks import search as projected_gradient_attack
+from candid.robustness.attacks.metrics import AttackedImages, Trace
 from tests.helpers import RecordedProgress, randomise, small_classifier
+
+
+def carlini_wagner(*arguments: Any, **options: Any) -> Any:
+    return as_tensors(carlini_wagner_attack.carlini_wagner(*arguments, **options))
+
+
+def projected_gradient(*arguments: Any, **options: Any) -> Any:
+    return as_tensors(projected_gradient_attack.projected_gradient(*arguments, **options))
+
+
+def as_tensors(attacked: AttackedImages) -> AttackedImages:
+    """The same with tensors, which are compared with those of models."""
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(column) for name, column in attacked.columns().items() if "." not in name
+    }
+    traces = attacked.traces and tuple(map(trace_of_tensors, attacked.traces))
+    eight_bit = attacked.eight_bit and as_tensors(attacked.eight_bit)
+    return replace(attacked, **tensors, traces=traces, eight_bit=eight_bit)
+
+
+def trace_of_tensors(trace: Trace) -> Trace:
+    assert isinstance(trace.margins, np.ndarray) and isinstance(trace.distances, np.ndarray)
+    parts: list[Any] = [None if part is None else torch.from_numpy(part) for part in vars(trace).values()]
+    return Trace(*parts)
 
 
 class Linear:
@@ -174,7 +201,7 @@ def test_a_generative_classifier_is_fooled(model: GenerativeClassifier) -> None:
     assert found.traces[2].latents[0].allclose(model.latent(x[2:3])[0])
     reached = found.traces[2].distances.sub(found.distance[2]).abs().argmin()
     assert found.traces[2].latents[reached].allclose(model.latent(found.images[2:3])[0], atol=1e-6)
-    again = carlini_wagner(model, images, targets)
+    again = carlini_wagner(model, images.numpy(), targets.numpy())
     assert again.images.equal(found.images) and again.traces is None
     as_in_the_paper = carlini_wagner(model, images, targets, tighten=False)
     assert as_in_the_paper.success.all() and (as_in_the_paper.distance >= found.distance).all()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,21 +16,25 @@ from hypothesis import strategies as st
 
 import candid
 from candid._support.errors import CandidError
-from candid.inference.roc import area_under_curve
+from candid.inference.metrics import area_under_curve, share_interval
+from candid.judging.held_out import HeldOut
 from candid.reports.plots import attacks as attacks_plots
-from candid.robustness.attacks.benchmark import CHUNK, AttackedModel, AttackResults, attack
+from candid.robustness.attacks.benchmark import CHUNK, attack, attack_tables, write_attack_tables
 from candid.robustness.attacks.carlini_wagner import carlini_wagner
-from candid.robustness.attacks.metrics import median_interval, median_log_density, share_interval
-from candid.robustness.attacks.tables import attack_tables, write_attack_tables
-from candid.trust.detectors import TwoTailed
-from candid.trust.judge import HeldOut
+from candid.robustness.attacks.metrics import (
+    AttackedModel,
+    AttackResult,
+    median_interval,
+    median_log_density,
+)
+from candid.trust.conformal import TwoTailed
 from tests.helpers import candid_command
 from tests.training.runs import run, small_config, train
 
 COMMAND = ["attack", "--images", "6", "--steps", "12", "--workers", "0"]
 
 
-def attacked(runs: Path, out: Path, **changes: Any) -> AttackResults:
+def attacked(runs: Path, out: Path, **changes: Any) -> AttackResult:
     models = changes.pop("models", [runs / "own", runs / "resnet"])
     usual = {"images": CHUNK + 5, "kappa": (0.01,), "d": (0.0, 1000.0), "steps": 12, "workers": 0}
     made = attack(models, "digits", **{**usual, "out": out, **changes})
@@ -43,7 +48,7 @@ def kept(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(runs: Path, kept: Path) -> AttackResults:
+def found(runs: Path, kept: Path) -> AttackResult:
     return attacked(runs, kept)
 
 
@@ -53,38 +58,39 @@ def alone(runs: Path, out: Path, **changes: Any) -> AttackedModel:
     return made
 
 
-def test_metrics_are_those_of_the_attacks(runs: Path, found: AttackResults) -> None:
+def test_metrics_are_those_of_the_attacks(runs: Path, found: AttackResult) -> None:
     own, resnet = found
     assert list(own.attacks) == [(0.01, 0.0), (0.01, 1000.0)] and list(resnet.attacks) == [(0.01, 0.0)]
     scene = own.inputs
     assert scene.targets is not None and resnet.inputs.targets is not None
-    assert scene.targets.equal(resnet.inputs.targets) and (scene.targets != scene.labels).all()
+    assert np.array_equal(scene.targets, resnet.inputs.targets) and (scene.targets != scene.labels).all()
     model = candid.load(runs / "own/model/best")
     held_out = HeldOut.of(model)
     assert held_out is not None
     known = held_out.statistics["log_density"]
     first = scene.images[:CHUNK], scene.targets[:CHUNK]
     median = median_log_density(model)
-    assert median == pytest.approx(float(known.median()) / 64)
+    assert median == pytest.approx(float(np.sort(known)[(len(known) - 1) // 2]) / 64)
     again = carlini_wagner(model, *first, kappa=0.01, median=median, steps=12)  # d is 1000
     result, figures = own.attacks[0.01, 1000.0], own.metrics[1]
-    assert result.images[:CHUNK].allclose(again.images, atol=1e-5)
+    assert np.allclose(result.images[:CHUNK], again.images, atol=1e-5)
 
-    before = model.log_density(scene.images / 255).detach()
-    after = model.log_density(result.images).detach()
-    fooled = (model.predict(result.images) == scene.targets) & ~result.already_misclassified
-    assert fooled.equal(result.success & ~result.already_misclassified) and fooled.any()
-    assert figures.already_misclassified == int((model.predict(scene.images / 255) == scene.targets).sum())
-    assert figures.misclassified == int((model.predict(scene.images / 255) != scene.labels).sum())
-    distances = (result.images - scene.images / 255).flatten(1).norm(dim=1)[fooled]
+    clean, changed = torch.from_numpy(scene.images) / 255, torch.from_numpy(result.images)
+    before = model.log_density(clean).detach().numpy()
+    after = model.log_density(changed).detach().numpy()
+    fooled = (model.predict(changed).numpy() == scene.targets) & ~result.already_misclassified
+    assert np.array_equal(fooled, result.success & ~result.already_misclassified) and fooled.any()
+    assert figures.already_misclassified == (model.predict(clean).numpy() == scene.targets).sum()
+    assert figures.misclassified == (model.predict(clean).numpy() != scene.labels).sum()
+    distances = (changed - clean).flatten(1).norm(dim=1).numpy()[fooled]
     assert figures.l2_mean == pytest.approx(float(distances.mean()), rel=1e-4)
     assert figures.per_pixel == pytest.approx(float(distances.mean()) / 8, rel=1e-4)
-    confidence = model.posterior(result.images).amax(1)[fooled].detach().mean()
+    confidence = model.posterior(changed).amax(1).detach().numpy()[fooled].mean()
     assert figures.confidence == pytest.approx(float(confidence), abs=1e-4)
     assert figures.bits_before == pytest.approx(-float(before[fooled].mean()) / 64 / math.log(2), rel=1e-4)
     test = TwoTailed().fit(known)
     pairs = test.score(after[fooled])[:, None] - test.score(before[fooled])[None]
-    area = ((pairs > 0).double() + 0.5 * (pairs == 0).double()).mean()
+    area = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
     assert figures.detection is not None
     assert figures.detection.two_tailed == pytest.approx(float(area), abs=0.005)
     assert own.metrics[0].adaptive_two_tailed == figures.detection.two_tailed
@@ -92,16 +98,16 @@ def test_metrics_are_those_of_the_attacks(runs: Path, found: AttackResults) -> N
     assert resnet.metrics[0].detection is None and resnet.metrics[0].bits_after is None
 
 
-def test_eight_bit_images_are_measured_as_files(runs: Path, tmp_path: Path, found: AttackResults) -> None:
+def test_eight_bit_images_are_measured_as_files(runs: Path, tmp_path: Path, found: AttackResult) -> None:
     own, resnet = found
     for model, name in ((own, "own"), (resnet, "resnet")):
         attack, figures = model.attacks[0.01, 0.0].eight_bit, model.metrics[0].eight_bit
         assert attack is not None and figures is not None and figures.success is not None
         assert figures.success >= (model.metrics[0].success or 0)  # as many as in the few steps of this test
         assert model.inputs.targets is not None
-        victim = candid.load_any(runs / name / "model/best").eval()
+        victim = candid.load(runs / name / "model/best").eval()
         for _ in range(3):
-            hits = victim.logits(attack.images).argmax(1) == model.inputs.targets
+            hits = victim.logits(torch.from_numpy(attack.images)).argmax(1).numpy() == model.inputs.targets
             assert hits[attack.success].all()
             if name == "own":
                 victim.noise.uniform_()
@@ -118,20 +124,20 @@ def test_eight_bit_images_are_measured_as_files(runs: Path, tmp_path: Path, foun
 def test_intervals_agree_with_their_definitions(values: list[float]) -> None:
     """The median lies between the k-th smallest and the k-th largest value, with k from the binomial."""
     n = len(values)
-    low, high = median_interval(torch.tensor(values, dtype=torch.float64))
+    low, high = median_interval(np.array(values))
     ranks = [k for k in range(n // 2 + 1) if sum(math.comb(n, i) for i in range(k + 1)) / 2**n <= 0.025]
     ordered = sorted(values)
     assert (low, high) == ((ordered[ranks[-1]], ordered[n - 1 - ranks[-1]]) if ranks else (0.0, math.inf))
 
     hits = sum(value < 1 for value in values)
-    low, high = share_interval(torch.tensor(values) < 1)
+    _, low, high = share_interval(np.array(values) < 1)
     above = sum(math.comb(n, i) * low**i * (1 - low) ** (n - i) for i in range(hits, n + 1))
     below = sum(math.comb(n, i) * high**i * (1 - high) ** (n - i) for i in range(hits + 1))
     assert above == pytest.approx(0.025, abs=1e-6) if hits else low == 0
     assert below == pytest.approx(0.025, abs=1e-6) if hits < n else high == 1
 
 
-def test_the_interval_of_an_area_knows_pairs(found: AttackResults) -> None:
+def test_the_interval_of_an_area_knows_pairs(found: AttackResult) -> None:
     """An image moves the area through its original and its attacked version: leave each out in turn."""
     own, figures = found.models[0], found.models[0].metrics[0]
     attack, held_out = own.attacks[0.01, 0.0], HeldOut.of(own.model)
@@ -141,14 +147,14 @@ def test_the_interval_of_an_area_knows_pairs(found: AttackResults) -> None:
     before, after = (test.score(each[fooled]) for each in (own.clean.log_density, attack.log_density))
     n = len(before)
     area = area_under_curve(before, after)
-    left = torch.arange(n)
+    left = np.arange(n)
     without = [area_under_curve(before[left != i], after[left != i]) for i in range(n)]
     jackknife = math.sqrt((n - 1) / n * sum((each - area) ** 2 for each in without))
     low, high = figures.intervals["two_tailed"]
     assert low < area < high and high - low == pytest.approx(2 * 1.96 * jackknife, rel=0.25)
 
 
-def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: AttackResults) -> None:
+def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: AttackResult) -> None:
     files = sorted((kept / "attacks").iterdir())
     assert len(files) == 6  # two chunks of three attacks
     cut, gone, *others = files
@@ -161,11 +167,11 @@ def test_what_was_stopped_goes_on(runs: Path, kept: Path, found: AttackResults) 
     assert sorted((kept / "attacks").iterdir()) == files and cut.stat().st_size > 100
 
 
-def test_other_targets_are_other_attacks(runs: Path, kept: Path, found: AttackResults) -> None:
+def test_other_targets_are_other_attacks(runs: Path, kept: Path, found: AttackResult) -> None:
     before = len(list((kept / "attacks").iterdir()))
     other = alone(runs, kept, models=runs / "resnet/model/best", seed=1, images=CHUNK)
     assert other.inputs.targets is not None and found.models[1].inputs.targets is not None
-    assert not other.inputs.targets.equal(found.models[1].inputs.targets[:CHUNK])
+    assert not np.array_equal(other.inputs.targets, found.models[1].inputs.targets[:CHUNK])
     assert len(list((kept / "attacks").iterdir())) == before + 1
 
 
@@ -197,7 +203,7 @@ def test_no_detection_without_the_attack_on_it(runs: Path, kept: Path) -> None:
     assert len(attacks_plots.attack_bars(lone.models).axes) == 2
 
 
-def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: AttackResults) -> None:
+def test_tables_and_figures_say_the_same(runs: Path, kept: Path, found: AttackResult) -> None:
     files = {file.suffix: file.read_text() for file in write_attack_tables(found, kept)}
     written = json.loads(files[".json"])
     assert written["attack"]["steps"] == 12 and written["attack"]["method"] in files[".md"]
@@ -270,7 +276,7 @@ def test_mistakes_are_said(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(CandidError, match="calibrate it first"):
         median_log_density(model)
     with pytest.raises(CandidError, match="no held-out likelihood to fool"):
-        median_log_density(candid.load_any(runs / "resnet/model/best"))
+        median_log_density(candid.load(runs / "resnet/model/best"))
     lone = alone(runs, tmp_path, **unknown, d=(0.0,))
     assert lone.metrics[0].bits_after is not None
 
@@ -308,7 +314,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
         assert done.exit_code == 2 and message in str(done.exception)
 
 
-def test_two_processes_share_the_images(runs: Path, tmp_path: Path, kept: Path, found: AttackResults) -> None:
+def test_two_processes_share_the_images(runs: Path, tmp_path: Path, kept: Path, found: AttackResult) -> None:
     options = ("--kappa", "0.01", "--d", "0", "--steps", "12", "--images", str(CHUNK + 5), "--workers", "0")
     done = run(
         runs / "own/model/best",

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,16 +15,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from candid import CandidError, GenerativeClassifier, ResNet, ResNetConfig
-from candid.models.flow.plane import DecisionPlane, planar_model
-from candid.models.flow.presets import preset
+from candid._support.numbers import Array
+from candid.models.decision_plane import DecisionPlane, plane_through
+from candid.models.flow.config import preset
+from candid.models.flow.planar import planar_model
 from candid.reports.plots.trajectories import trajectories as draw
-from candid.robustness.attacks.trajectories import (
-    AttackPath,
-    Trajectories,
-    fitted_plane,
-    nearest_classes,
-    trajectories,
-)
+from candid.robustness.attacks.trajectories import AttackPath, Trajectories, nearest_classes, trajectories
 from tests.helpers import randomise
 from tests.training.runs import MODEL
 
@@ -47,10 +44,10 @@ def eight_bit_images(n: int = 2, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (n, 1, 8, 8), generator=random, dtype=torch.uint8)
 
 
-def margins_in_the_plane(found: Trajectories, path: AttackPath) -> Tensor:
+def margins_in_the_plane(found: Trajectories, path: AttackPath) -> Array:
     logits = found.plane.logits(path.points)
     others = [i for i, y in enumerate(found.classes) if y != found.target]
-    return logits[:, found.classes.index(found.target)] - logits[:, others].amax(1)
+    return logits[:, found.classes.index(found.target)] - logits[:, others].max(1)
 
 
 @settings(deadline=None, max_examples=5)
@@ -68,16 +65,17 @@ def test_a_planar_model_decides_where_the_path_is_drawn(
     found = trajectories(model, images, len(classes) - 1, kappa=kappa, c=1, steps=15)
     assert found.exact and found.classes == tuple(range(len(classes)))
     for i, path in enumerate(found.paths):
-        torch.testing.assert_close(margins_in_the_plane(found, path), path.margins, rtol=1e-6, atol=1e-6)
-        ends = torch.stack((images[i].double() / 255, path.attacked))
-        torch.testing.assert_close(ends[0], path.original)
-        points = found.plane.project(model.latent(ends))
-        torch.testing.assert_close(points, path.points[[0, -1]], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(margins_in_the_plane(found, path), path.margins, rtol=1e-6, atol=1e-6)
+        ends = torch.stack((images[i].double() / 255, torch.from_numpy(path.attacked)))
+        np.testing.assert_allclose(ends[0], path.original, rtol=1e-7)
+        points = found.plane.project(model.latent(ends).detach().numpy())
+        np.testing.assert_allclose(points, path.points[[0, -1]], rtol=1e-6, atol=1e-6)
         posterior = model.posterior(ends).detach()
         assert path.posterior == pytest.approx(float(posterior[1, found.target]), rel=1e-6)
         assert path.label == path.predicted == int(posterior[0].argmax())
         assert path.distance == pytest.approx(float((ends[1] - ends[0]).norm()))
-        assert path.fooled.equal(path.margins > 0 if math.isinf(kappa) else path.margins >= kappa)
+        reached = path.margins > 0 if math.isinf(kappa) else path.margins >= kappa
+        assert np.array_equal(path.fooled, reached)
         assert not path.fooled[: path.first].any() and path.fooled[path.first : path.first + 1].all()
         assert bool(path.fooled[-1]) == bool(path.fooled.any())
 
@@ -90,7 +88,7 @@ def test_two_or_three_means_lie_in_the_fitted_plane(classes: int) -> None:
     found = trajectories(model, images, 1, labels=[0, 0], steps=30, learning_rate=0.1)
     assert not found.exact and set(found.classes) == set(range(classes))
     for path in found.paths:
-        torch.testing.assert_close(margins_in_the_plane(found, path), path.margins, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(margins_in_the_plane(found, path), path.margins, rtol=1e-6, atol=1e-6)
         assert path.label == 0 and path.fooled[-1] and 0 < path.distance < 4
 
 
@@ -102,19 +100,20 @@ def test_two_or_three_means_lie_in_the_fitted_plane(classes: int) -> None:
 def test_what_a_fitted_plane_leaves_out(classes: list[int], priors: tuple[float, ...] | None) -> None:
     """No plane is nearer to the means, and margins lack what the docstring says."""
     model = MODELS[priors]
-    plane = fitted_plane(model, tuple(classes))
-    means = model.mixture.means(torch.tensor(classes)).detach()
-    torch.testing.assert_close(plane.axes @ plane.axes.T, torch.eye(2).double())
+    plane = plane_through(model, classes)
+    means = model.mixture.means(torch.tensor(classes)).detach().numpy()
+    np.testing.assert_allclose(plane.axes @ plane.axes.T, np.eye(2), rtol=1e-7, atol=1e-7)
     beyond = means - plane.origin - plane.means @ plane.axes
-    least = torch.linalg.svdvals(means - means.mean(0))[2:].square().sum()
-    torch.testing.assert_close(beyond.square().sum(), least)
-    assert (plane.means.amax(0) >= plane.means.abs().amax(0) - 1e-12).all()
-    z = 5 * torch.randn(6, 64, dtype=torch.float64)
-    logits, inside = model.mixture.logits(z).detach()[:, classes], plane.logits(plane.project(z))
-    left_out = (z - plane.origin) @ beyond.T - beyond.square().sum(1) / 2
+    least = np.square(np.linalg.svd(means - means.mean(0), compute_uv=False)[2:]).sum()
+    np.testing.assert_allclose(np.square(beyond).sum(), least, rtol=1e-7, atol=1e-7)
+    assert (plane.means.max(0) >= np.abs(plane.means).max(0) - 1e-12).all()
+    z = 5 * np.random.default_rng(0).standard_normal((6, 64))
+    logits = model.mixture.logits(torch.from_numpy(z)).detach().numpy()[:, classes]
+    inside = plane.logits(plane.project(z))
+    left_out = (z - plane.origin) @ beyond.T - np.square(beyond).sum(1) / 2
     for i in range(len(classes)):
         margins, said, lost = (each - each[:, i : i + 1] for each in (logits, inside, left_out))
-        torch.testing.assert_close(margins, said + lost, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(margins, said + lost, rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None, max_examples=10)
@@ -134,8 +133,8 @@ def test_the_nearest_classes(seed: int, target: int, far: float) -> None:
             others = min(square for k, square in enumerate(squares) if k != y)
             closeness[y] = max(closeness[y], others - squares[y])
     ranked = sorted((y for y in range(10) if y != target), key=lambda y: -closeness[y])
-    assert nearest_classes(TEN, latents, target) == (target, *ranked[:4])
-    single = nearest_classes(TEN_IN_SINGLE, [z.float() for z in latents], target)
+    assert nearest_classes(TEN, [z.numpy() for z in latents], target) == (target, *ranked[:4])
+    single = nearest_classes(TEN_IN_SINGLE, [z.float().numpy() for z in latents], target)
     assert single[0] == target and len(set(single)) == 5
     for y, expected in zip(single[1:], ranked, strict=False):
         assert closeness[y] == pytest.approx(closeness[expected], abs=1e-2)
@@ -143,7 +142,7 @@ def test_the_nearest_classes(seed: int, target: int, far: float) -> None:
 
 def test_bad_input_gets_a_sentence() -> None:
     images = eight_bit_images()
-    resnet: Any = ResNet(ResNetConfig.beside(preset("digits")))
+    resnet: Any = ResNet(ResNetConfig.matching(preset("digits")))
     several: Any = [1, 2]
     for model, target, labels, message in (
         (resnet, 1, None, "from a ResNet"),
@@ -177,17 +176,18 @@ def contours_of(figure: Figure) -> list[float]:
 
 def made_up(classes: int, exact: bool, names: str = "class {}", kappa: float = 1.0) -> Trajectories:
     """Three paths among means on a circle: fooled on the way, from the start, never."""
-    turn = torch.arange(classes).double() / classes * 2 * math.pi
+    turn = np.arange(classes) / classes * 2 * math.pi
     plane = DecisionPlane(
-        tuple(names.format(i) for i in range(classes)), torch.zeros(2).double(), torch.eye(2).double(),
-        torch.stack((turn.cos(), turn.sin()), 1), torch.zeros(classes).double(),
+        tuple(names.format(i) for i in range(classes)), np.zeros(2), np.eye(2),
+        np.stack((np.cos(turn), np.sin(turn)), 1), np.zeros(classes),
     )  # fmt: skip
     paths = []
     for i, first in enumerate((20, 0, 30)):
-        points = 2 * torch.randn(30, 2, generator=torch.Generator().manual_seed(i)).double().cumsum(0)
-        image = 0.9 * torch.rand(3, 4, 4)
+        random = np.random.default_rng(i)
+        points = 2 * random.standard_normal((30, 2)).cumsum(0)
+        image = 0.9 * random.random((3, 4, 4))
         outcome = (image, image + 0.009, 0.5, 0.3, 1, i % 2)
-        paths.append(AttackPath(points, torch.zeros(30), torch.arange(30) >= first, *outcome))
+        paths.append(AttackPath(points, np.zeros(30), np.arange(30) >= first, *outcome))
     drawn = tuple(range(classes)) if exact else tuple(range(0, 5 * (classes // 5), classes // 5))
     if not exact:
         kept = {"means": plane.means[list(drawn)], "log_priors": plane.log_priors[list(drawn)]}
@@ -220,7 +220,7 @@ def test_dotted_before_and_solid_after(exact: bool, kappa: float, levels: set[fl
         "L2 = 0.5", "L2 = 0.5", "L2 = 0.5",
     ]  # fmt: skip
     assert [each.get_ylabel() for each in pictures][::3] == ["original", "attacked", "difference × 100"]
-    everything = torch.cat([found.plane.means, *(path.points for path in found.paths)]).numpy()
+    everything = np.concatenate([found.plane.means, *(path.points for path in found.paths)])
     low, high = (list(ends) for ends in zip(plane.get_xlim(), plane.get_ylim(), strict=True))
     assert (everything > low).all() and (everything < high).all()
 

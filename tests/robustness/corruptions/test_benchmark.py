@@ -7,33 +7,28 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
+from scipy.special import entr
 
 import candid
 from candid._support.errors import CandidError
+from candid._support.numbers import Array, softmax
 from candid._support.progress import SILENT, Progress
-from candid._support.randomness import generator
+from candid._support.randomness import draws
 from candid.data.datasets import open_dataset
-from candid.data.images import image_keys
+from candid.data.images import image_keys, to_float
 from candid.data.splits import ArraySplit
-from candid.inference.roc import area_under_curve
-from candid.robustness.corruptions.apply import CORRUPTIONS, corrupted
-from candid.robustness.corruptions.benchmark import (
-    CorruptedModel,
-    CorruptionResults,
-    Reference,
-    alexnet,
-    corrupt,
-)
-from candid.robustness.corruptions.tables import write_tables
+from candid.inference.metrics import area_under_curve
+from candid.robustness.corruptions.benchmark import CORRUPTIONS, alexnet, corrupt, corrupted
+from candid.robustness.corruptions.metrics import CorruptedModel, CorruptionResult, Reference, write_tables
 from tests.helpers import RecordedProgress, candid_command
 
 CHOSEN = ("gaussian_noise", "contrast")
 
 
-def measured(runs: Path, out: Path, progress: Progress = SILENT, **changes: Any) -> CorruptionResults:
+def measured(runs: Path, out: Path, progress: Progress = SILENT, **changes: Any) -> CorruptionResult:
     models = changes.pop("models", runs / "own")  # a run folder: its best model is used
     options = {"out": out, "corruptions": CHOSEN, "severities": (1, 5), "workers": 0, **changes}
     found = corrupt(models, "digits", progress, **options)
@@ -52,30 +47,36 @@ def test_errors_entropies_and_areas_are_those_of_the_corrupted_images(runs: Path
     assert isinstance(test, ArraySplit)
     images, labels = test.images, test.labels
 
-    def posterior(pixels: torch.Tensor) -> torch.Tensor:
-        return model.posterior(pixels / 255).detach().double()
+    def posterior(pixels: Array) -> Array:
+        return softmax(model.outputs(to_float(pixels)).logits.astype(np.float64))
+
+    def log_density(pixels: Array) -> Array:
+        terms = model.outputs(to_float(pixels)).log_density_terms
+        assert terms is not None
+        return terms.sum(1)
 
     clean = posterior(images)
-    assert own.clean_error == pytest.approx(float((clean.argmax(1) != labels).double().mean()))
+    assert own.clean_error == pytest.approx((clean.argmax(1) != labels).mean())
     for number, name in ((0, "gaussian_noise"), (11, "contrast")):
         assert list(CORRUPTIONS)[number] == name
         surprises = []
         for i, severity in enumerate((1, 5)):
             parts = [
                 corrupted(
-                    part, name, severity, generator(0, number, severity, int(image_keys(part).sum()) % 2**63)
+                    part,
+                    name,
+                    severity,
+                    draws(0, number, severity, int(image_keys(part).sum()) % 2**63).numpy,
                 )
-                for part in images.split(250)
+                for part in np.split(images, range(250, len(images), 250))
             ]
-            seen = posterior(torch.cat(parts))
-            surprises.append(-model.log_density(torch.cat(parts) / 255).detach())
-            assert own.errors[name][i] == pytest.approx(
-                float((seen.argmax(1) != labels).double().mean()), abs=0.006
-            )
-            entropy = float(torch.special.entr(seen).sum(1).mean())
+            seen = posterior(np.concatenate(parts))
+            surprises.append(-log_density(np.concatenate(parts)))
+            assert own.errors[name][i] == pytest.approx((seen.argmax(1) != labels).mean(), abs=0.006)
+            entropy = float(entr(seen).sum(1).mean())
             assert own.entropies[name][i] == pytest.approx(entropy, abs=1e-3)
         # one-tailed: the lower the density, the more outlying; both severities together
-        area = area_under_curve(-model.log_density(images / 255).detach(), torch.cat(surprises))
+        area = area_under_curve(-log_density(images), np.concatenate(surprises))
         assert own.auc["one-tailed"][name] == pytest.approx(area, abs=1e-3)
     assert own.errors["gaussian_noise"][1] > own.clean_error
     assert set(own.auc["joint"]) == set(CHOSEN) and own.score == "two-tailed"
@@ -114,8 +115,8 @@ def test_alexnet_is_its_own_reference() -> None:
     assert record["mce"] == pytest.approx(1) and record["relative_mce"] == pytest.approx(1)
     assert record["entropy_increase_nats"] == pytest.approx(0.5) and record["auc"] == {}
     assert record["intervals"] == {"auc": {}, "mean_auc": {}}  # the errors on each image are not known
-    shares = torch.tensor([[published.clean, *published.errors.values()]], dtype=torch.float64)
-    known = replace(swept, by_image=shares.expand(10, -1)).to_dict(published)["intervals"]
+    shares = np.array([[published.clean, *published.errors.values()]])
+    known = replace(swept, by_image=shares.repeat(10, 0)).to_dict(published)["intervals"]
     assert known["mce"] == pytest.approx((1, 1)) and known["relative_mce"] == pytest.approx((1, 1))
     perfect = Reference("perfect", 0.0, dict.fromkeys(errors, 0.0))
     assert swept.to_dict(perfect)["mce"] is None
@@ -142,18 +143,19 @@ def test_a_folder_of_corrupted_images_is_read(runs: Path, tmp_path: Path) -> Non
     test = open_dataset("digits", holdout=0.3).test
     assert isinstance(test, ArraySplit)
     for severity in (1, 5):
-        changed = corrupted(test.images[:40], "contrast", severity, generator(0))
+        changed = corrupted(test.images[:40], "contrast", severity, draws(0).numpy)
         for i, (image, label) in enumerate(zip(changed, test.labels, strict=False)):
             place = tmp_path / "made" / "contrast" / str(severity) / str(int(label))
             place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[0].numpy()).save(place / f"{i}.png")
+            Image.fromarray(image[0]).save(place / f"{i}.png")
     made: dict[str, Any] = {"corruptions": ("contrast",), "corrupted": tmp_path / "made"}
     (own,) = measured(runs, tmp_path / "out", part="test", **made)
     model = candid.load(runs / "own/model/best")
-    wrong = model.predict(corrupted(test.images[:40], "contrast", 5, generator(0)) / 255) != test.labels[:40]
+    seen = model.outputs(to_float(corrupted(test.images[:40], "contrast", 5, draws(0).numpy)))
+    wrong = seen.logits.argmax(1) != test.labels[:40]
     assert own.images == 40 and own.severities == (1, 5)
     assert own.by_image is None and own.auc and not own.auc_intervals  # 40 of 359 images: no pairs
-    assert own.errors["contrast"][1] == pytest.approx(float(wrong.double().mean()), abs=0.026)
+    assert own.errors["contrast"][1] == pytest.approx(wrong.mean(), abs=0.026)
 
 
 def test_tables_say_the_same_in_every_format(runs: Path, tmp_path: Path) -> None:

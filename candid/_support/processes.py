@@ -1,0 +1,220 @@
+"""Processes, devices and signals: what surrounds a training run or a pass over a data set."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+
+from candid._support.errors import CandidError, require_extra
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+T = TypeVar("T")
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+"""Names of glibc's mallopt."""
+PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
+
+
+class OneProcess:
+    """The only process of a pass, with what passes use of Fabric."""
+
+    world_size = 1
+    global_rank = 0
+    is_global_zero = True
+    device = "cpu"
+
+    def broadcast(self, value: T) -> T:
+        """Return ``value``, which no other process needs."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait for no one."""
+
+
+if TYPE_CHECKING:
+    Processes: TypeAlias = Fabric | OneProcess
+else:
+    Processes = OneProcess
+"""What a pass or a training run is shared by."""
+
+
+@overload
+def launch(devices: int | None = None, precision: str = "32", network: Literal[True] = True) -> "Fabric": ...
+@overload
+def launch(devices: int | None = None, precision: str = "32", network: bool = True) -> Processes: ...
+def launch(devices: int | None = None, precision: str = "32", network: bool = True) -> Processes:
+    """Start one process on each of ``devices`` (all GPUs, or one process on the CPU, if None).
+
+    Under torchrun and SLURM the processes are there already: their number is taken from them.
+
+    Args:
+        devices: the number of processes on this machine.
+        precision: a key of :data:`PRECISION`.
+        network: whether torch computes; else the processes stay on the CPU, and a single one needs no torch.
+    """
+    around = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", 0)))
+    if around and devices not in (None, around):
+        raise CandidError(f"{around} processes were started but --devices is {devices}: leave --devices out.")
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", os.environ.get("SLURM_NNODES", 1)))
+    if not network and (around or devices or 1) * nodes == 1:
+        return OneProcess()
+    return _launch_fabric(devices, around, nodes, precision, network)
+
+
+def _launch_fabric(devices: int | None, around: int, nodes: int, precision: str, network: bool) -> "Fabric":
+    purpose = "A network" if network else "More than one process"
+    torch = require_extra("torch", "paper", purpose)
+    fabric_package = require_extra("lightning_fabric", "paper", purpose)
+    import logging
+
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    on_gpu = network and torch.cuda.is_available()
+    if on_gpu and devices is not None and devices > torch.cuda.device_count():
+        raise CandidError(f"There are {torch.cuda.device_count()} GPUs, not {devices}: use fewer --devices.")
+    count = around or devices or (torch.cuda.device_count() if on_gpu else 1)
+    strategy: Any = "auto"
+    if count * nodes > 1:
+        strategy_class = _local_strategy(count) if nodes == 1 and not around else DDPStrategy
+        strategy = strategy_class(forward_sync_buffers=False)
+    try:
+        fabric: Fabric = fabric_package.Fabric(
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=count,
+            num_nodes=nodes,
+            strategy=strategy,
+            precision=PRECISION[precision],
+        )
+    except (ValueError, RuntimeError) as error:  # such as srun without --ntasks-per-node
+        raise CandidError(f"The processes can't be set up as they were started: {error}") from error
+    fabric.launch()
+    atexit.register(_leave)
+    if not on_gpu:
+        keep_freed_memory()
+    return fabric
+
+
+STORE = "CANDID_STORE"
+"""The environment variable that tells the other processes of a command where they meet."""
+
+
+def _local_strategy(processes: int) -> Any:
+    """Return the class that lets processes on one machine meet in a file and talk over loopback alone.
+
+    Otherwise torch opens a port on all interfaces, and anybody who reaches it could take part.
+    """
+    import tempfile
+
+    import torch
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo0" if sys.platform == "darwin" else "lo")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if rank == 0:  # it starts the others; the last one to leave removes the file
+        file, os.environ[STORE] = tempfile.mkstemp(prefix="candid-")
+        os.close(file)
+
+    class LocalStrategy(DDPStrategy):
+        def setup_environment(self) -> None:
+            if not torch.distributed.is_initialized():
+                store = torch.distributed.FileStore(os.environ[STORE], processes)  # type: ignore[attr-defined]
+                backend = "nccl" if self.root_device.type == "cuda" else "gloo"
+                torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=processes)
+            super().setup_environment()
+
+    return LocalStrategy
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep freed memory for later use; return whether it could be told.
+
+    Without it, Linux takes back every large tensor as it is freed and hands out new, zeroed pages for
+    the next one, which can take half of a training step on a CPU. The price is fragmentation: the
+    process holds more at its peak. It holds for the whole process, and does nothing without glibc.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
+
+
+def _leave() -> None:
+    """Close the connections before the interpreter ends its threads, which can abort it."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def summed(processes: Processes, values: T) -> T:
+    """Return ``values``, an array or a tensor, summed over all processes, on the CPU."""
+    if processes.world_size == 1:
+        return values
+    import torch
+
+    total = values if isinstance(values, torch.Tensor) else torch.tensor(values)
+    total = total.to(processes.device)
+    torch.distributed.all_reduce(total)
+    return cast(T, total.cpu() if isinstance(values, torch.Tensor) else total.cpu().numpy())
+
+
+def gathered(processes: Processes, value: T) -> list[T]:
+    """Return the ``value`` of every process, in their order, in the first process; nothing in the others."""
+    if processes.world_size == 1:
+        return [value]
+    from torch.distributed import gather_object
+
+    values: list[Any] = [None] * processes.world_size
+    gather_object(value, values if processes.is_global_zero else None)
+    return values if processes.is_global_zero else []
+
+
+def first_error(processes: Processes, error: CandidError | None) -> CandidError | None:
+    """Return, in all processes, the first error that any of them has."""
+    if processes.world_size == 1:
+        return error
+    from torch.distributed import all_gather_object
+
+    errors: list[CandidError | None] = [None] * processes.world_size
+    all_gather_object(errors, error)
+    return next((e for e in errors if e is not None), None)
+
+
+class StopFlag:
+    """Set by the first SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[StopFlag]:
+    """Let SIGTERM and Ctrl-C set a flag instead of ending the process."""
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

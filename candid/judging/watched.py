@@ -1,0 +1,104 @@
+"""The score of an image that is watched for drift: fixed before the held-out images that rank it are seen."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from candid._support.numbers import Array, digest
+from candid._support.randomness import draws
+from candid.inference.predictions import Measure
+from candid.judging.held_out import HeldOut, measures_for, needed
+from candid.models.protocol import Model
+from candid.trust.conformal import KernelDensity
+from candid.trust.drift import Among, Watch
+from candid.trust.ranking import Standard
+from candid.trust.scores import OWN_PARTS, SCORES, Columns
+from candid.trust.verdict import Sighting
+
+FIXING = 4
+"""One of this number of held-out images fixes the score and the bets; the others are ranked."""
+DISTANCES = ("mahalanobis++", "mahalanobis", "pca-residual")
+"""The first of these that a model without a density has is watched."""
+
+OWN_TWO = slice(-2, None)
+"""The columns of a model's own scores that are watched, a novelty and the energy: of a photo model (relative
+distance, energy, rest) the last two; of an adopted model (a distance of each group of features, energy) the
+distance of the last group and the energy."""
+
+
+@dataclass(frozen=True)
+class WatchedScore:
+    """The score of an image: a standardised novelty plus a standardised lack of confidence.
+
+    Novelty is, for a photo model, the squared distance outside the span of its class means; for a pixel
+    model, minus the log density of the terms of its log density and of code lengths; else a distance of
+    features. Lack of confidence is the energy.
+    """
+
+    held_out: HeldOut
+    """The held-out images; a fixed quarter of them fixes the score."""
+    name: str | None
+    """The score that is its novelty; None if the model has no more than logits."""
+    density: KernelDensity | None
+    standard: Standard
+
+    @classmethod
+    def of(cls, model: Model, name: object = "this model") -> "WatchedScore":
+        """Return the score of a model that carries held-out scores; ``name`` is for messages."""
+        return cls.fit(needed(model, name))
+
+    @classmethod
+    def fit(cls, held_out: HeldOut) -> "WatchedScore":
+        """Return the score that a quarter of the held-out images fixes."""
+        fixing = _rows(held_out, 0)
+        density = None
+        if OWN_PARTS in fixing:
+            chosen: str | None = "combined"
+        elif SCORES["joint"].is_available(fixing):
+            chosen, density = "joint", KernelDensity(SCORES["joint"].of(fixing))
+        else:
+            chosen = next((name for name in DISTANCES if name in fixing), None)
+        return cls(held_out, chosen, density, Standard.of(_parts(fixing, chosen, density)))
+
+    def identity(self, model: Model) -> str:
+        """Return a SHA-256 digest that changes when the watch can: of the model and its held-out scores."""
+        columns = self.held_out.statistics
+        return digest(model.fingerprint(), *(columns[name] for name in sorted(columns))).hexdigest()
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """What must be measured of images."""
+        return {} if self.name is None else measures_for((SCORES[self.name],), self.held_out.learned)
+
+    def sightings(self, columns: Columns) -> list[Sighting]:
+        """Return what a watch needs to know of N images."""
+        scores = self.standard.sum(_parts(columns, self.name, self.density))
+        seen = scores, columns["predicted"], columns["max_posterior"].astype(np.float64)
+        return [Sighting(*row) for row in zip(*(column.tolist() for column in seen), strict=True)]
+
+    def watch(self, class_names: tuple[str, ...], alarm: float = 0.01, among: Among = "held-out") -> Watch:
+        """Return a watch of scores and predicted classes that has seen the held-out images only."""
+        fixing = _rows(self.held_out, 0)["predicted"]
+        counts = 1.0 + np.bincount(fixing, minlength=len(class_names))
+        seen = self.sightings(_rows(self.held_out, 1))
+        scores, classes, confidence = zip(*seen, strict=True)
+        return Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
+            scores, classes, dict(zip(class_names, (counts / counts.sum()).tolist(), strict=True)), confidence
+        )
+
+
+def _rows(held_out: HeldOut, part: int) -> Columns:
+    """Return the columns of the quarter that fixes the score (0), or of the other images (1)."""
+    order, n = draws(1).permutation(len(held_out)), len(held_out) // FIXING
+    return held_out.statistics.rows((order[:n], order[n:])[part])
+
+
+def _parts(columns: Columns, name: str | None, density: KernelDensity | None) -> Array:
+    """Return what is added up, once it is standardised, (N, J)."""
+    if name == "combined":
+        return columns[OWN_PARTS][:, OWN_TWO].astype(np.float64)
+    energy = -columns["log_evidence"]
+    if name is None:
+        return energy[:, None]
+    value = columns[name] if density is None else density.negative_log(SCORES[name].of(columns))
+    return np.stack((value, energy), 1).astype(np.float64)

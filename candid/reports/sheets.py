@@ -1,0 +1,45 @@
+"""The page of grouped images: one contact sheet for each group, with thumbnails inside the page."""
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from candid._support.files import write_texts
+from candid.data.thumbnails import inline_thumbnail
+from candid.judging.group import GroupResult
+from candid.trust.verdict import Examination
+
+MOST = 60
+"""Images of a contact sheet; the CSV names all of them."""
+SIDE = 112
+"""Pixels of a thumbnail."""
+
+
+def write_groups(found: GroupResult, out: Path) -> list[Path]:
+    """Write ``groups.csv`` and ``groups.html`` into the folder ``out``, and return the files."""
+    return write_texts({"groups.csv": found.csv(), "groups.html": groups_page(found)}, out)
+
+
+def groups_page(found: GroupResult) -> str:
+    """Return the page as HTML that needs no other file."""
+    environment = Environment(
+        loader=PackageLoader("candid.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("groups.html.j2")
+    sheets: list[tuple[str, str | None, tuple[Examination, ...]]]
+    sheets = [(group.name, group.nearest, group.members) for group in found.groups]
+    if found.singles:
+        sheets.append(("single images", None, found.singles))
+    return page.render(found=found, sheets=sheets, thumbnail=_thumbnail, short=_short, most=MOST)
+
+
+def _short(examined: Examination) -> str:
+    return "/".join(Path(examined.path).parts[-2:])
+
+
+def _thumbnail(examined: Examination) -> str | None:
+    return inline_thumbnail(Path(examined.path), SIDE)
