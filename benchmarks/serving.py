@@ -29,6 +29,7 @@ from sklearn.datasets import load_sample_image
 import candid
 from benchmarks.common import Figure, alternate, conclude, parsed, parser, show_times
 from candid.data.uploads import decode_upload
+from candid.models.protocol import batch_size
 from candid.serve import Limits
 
 CLIENTS = 32
@@ -115,7 +116,7 @@ def main() -> int:
     files = photo_patches(images, height)
     preprocessing, limits = model.preprocessing, Limits()
     decoded = np.stack([decode_upload(file, preprocessing, limits.max_pixels) for file in files])
-    batches = torch.from_numpy(decoded).split(limits.batch)
+    batches = torch.from_numpy(decoded).split(limits.batch or min(64, batch_size(model)))
 
     @torch.inference_mode()
     def bare() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import candid
 from candid._support.numbers import Array, log_softmax, softmax
@@ -122,16 +123,17 @@ def exactness(model: AdoptedModel, folder: Path) -> str:
     eye = model.eye
     assert isinstance(eye, PackagedSoftmax)
     network, module = EfficientNetLite(Network.read(EYES["lite0"])), photo_module(model)
-    weight, bias = eye.last_layer()
+    layer = [torch.from_numpy(part) for part in eye.last_layer()]
     images = photos(model, folder, COMPARED)[0]
 
     def compared(images: Array, dtype: torch.dtype, in_torch: bool) -> tuple[float, float, float]:
         """Return the largest differences of posteriors, posteriors of the joint density and features."""
         x = torch.from_numpy(images).to(dtype)
         with torch.no_grad():
-            pooled = network.to(dtype).pooled(network.maps(x)).numpy()
+            pooled = network.to(dtype).pooled(network.maps(x))
+            posterior = F.linear(pooled, *(part.to(dtype) for part in layer)).softmax(1)
             outputs = module.to(dtype).tensor_outputs(x).arrays() if in_torch else model.outputs(images)
-        return differences(outputs, pooled, softmax(pooled @ weight.T.astype(pooled.dtype) + bias))
+        return differences(outputs, pooled.numpy(), posterior.numpy())
 
     rows = []
     for what, dtype, in_torch in (

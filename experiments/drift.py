@@ -1,6 +1,7 @@
 """Measure the alarm of :class:`candid.Watch` on many streams: how often it is false, and how late it comes.
 
 ``python -m experiments.drift images --tiny tiny20/val --mnist mnist --peers peers``
+``python -m experiments.drift``, without images: drawn scores, and classes after one was taught, in 2 minutes
 
 ``images`` is CIFAR-10 as a folder with ``test/<class>/*.png``. Streams and held-out sets are drawn with
 replacement from scores of test images, so that they are exchangeable. A CUSUM that is tuned to the same rate
@@ -29,13 +30,22 @@ from candid.data.splits import Split
 from candid.inference.runner import Runner
 from candid.judging.watched import WatchedScore
 from candid.robustness.corruptions.benchmark import _transform
-from candid.trust.bets import Bets, FrequencyBets, PowerBets, Wealth, bins_of
+from candid.trust.bets import Bets, FrequencyBets, PowerBets, ScoreBets, Wealth, bins_of
 
 LEVEL = 0.01
 HORIZON = 4000
 """Images after a change within which it has to be found."""
 SEVERITIES = (1, 3, 5)
 CORRUPTION = "gaussian_noise"
+DRAWN = {
+    "quiet": (0.0, 0.0),
+    "5 % far": (0.05, 6.0),
+    "10 % far": (0.1, 6.0),
+    "10 % near": (0.1, 1.0),
+    "30 % near": (0.3, 1.0),
+    "all, a little": (1.0, 0.3),
+}
+"""The share of drawn images that changed, and by how many standard deviations their scores rose."""
 
 
 class Pool(NamedTuple):
@@ -137,7 +147,7 @@ def fixed(bins: Array, held_out: int, uniform: Array) -> Array:
 
 def log_wealth(bets: Bets, p: Array) -> Array:
     """Return the logarithm of the wealth after each image, (S, T)."""
-    wealth, found = Wealth(len(bets), p.shape[:1]), np.empty(p.shape)
+    wealth, found = Wealth.on(bets, p.shape[:1]), np.empty(p.shape)
     for t in range(p.shape[1]):
         wealth.step(bets.factors(p[:, t]))
         found[:, t] = wealth.log
@@ -172,7 +182,7 @@ def level(pool: Pool, streams: int, n: int, length: int) -> dict[str, Any]:
     u = random.random((2, streams, length))
     found: dict[str, Any] = {"streams": streams, "images": length, "held_out": n}
     found["allowed"] = int(binom.ppf(0.975, streams, LEVEL)) / streams
-    bets = PowerBets(), FrequencyBets(pool.frequencies)
+    bets = ScoreBets(), FrequencyBets(pool.frequencies)
     for name, ranks in (("sequential", sequential), ("fixed", fixed)):
         scores = log_wealth(bets[0], ranks(pool.scores[rows], n, u[0]))
         classes = log_wealth(bets[1], ranks(pool.classes[rows], n, u[1]))
@@ -258,7 +268,7 @@ def delays(pool: Pool, change: Change, start: int, setting: Setting) -> dict[str
     change(stream, start, random)
     u = random.random((2, streams, start + HORIZON))
     p = sequential(pool.scores[rows], n, u[0])
-    scores = log_wealth(PowerBets(), p)
+    scores = log_wealth(ScoreBets(), p)
     classes = log_wealth(FrequencyBets(pool.frequencies), sequential(pool.classes[rows], n, u[1]))
     found = {
         "both watches": first(np.maximum(scores, classes), -math.log(LEVEL / 2)),
@@ -289,6 +299,55 @@ def synthetic() -> Pool:
     return pooled({"test": (scores, classes)}, classes, counts)
 
 
+def with_drawn_scores(change: str, streams: int, n: int, length: int) -> dict[str, Any]:
+    """Return when a watch of drawn scores rings, which shares its level: with power bets alone, and now."""
+    (share, rise), random = DRAWN[change], np.random.default_rng(0)
+    scores = random.normal(size=(streams, n + length))
+    scores[:, n:] += rise * (random.random((streams, length)) < share)
+    bins = np.unique(scores.round(2), return_inverse=True)[1].reshape(scores.shape)
+    p = sequential(bins, n, random.random((streams, length)))
+    kinds: dict[str, Callable[[int], Bets]] = {"power bets": PowerBets, "now": ScoreBets}
+    return {
+        f"{name}, {text}": summary(first(log_wealth(kind(sides), p), -math.log(LEVEL / 2)))
+        for sides, text in ((2, "two sides"), (1, "one side"))
+        for name, kind in kinds.items()
+    }
+
+
+def after_teaching(streams: int, length: int) -> dict[str, Any]:
+    """Return when the watch of classes rings if an eighth of the held-out photos are of a taught class.
+
+    No photo of the stream is of this class. Of its held-out photos 2 of 38 look like a fitted class.
+    """
+    shares, random = np.array([0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]), np.random.default_rng(0)
+    old = random.choice(7, (streams, 262 + length), p=shares)
+    mistaken, taught = np.zeros((streams, 2), dtype=np.int64), np.full((streams, 36), 7)
+    counts = {"taught photos skipped": 88 * shares, "counted": np.append(88 * shares, 12)}
+    found = {}
+    for name, photos in zip(counts, (mistaken, np.concatenate((mistaken, taught), 1)), strict=True):
+        n = 262 + photos.shape[1]
+        p = sequential(np.concatenate((photos, old), 1), n, random.random((streams, length)))
+        path = log_wealth(FrequencyBets(counts[name] + 1), p)
+        found[name] = summary(first(path, -math.log(LEVEL / 2)))
+    return found
+
+
+def drawn_table(streams: int, length: int) -> str:
+    """Return when watches of drawn streams ring, in Markdown."""
+    rows = {
+        f"{change}, {n} held out": with_drawn_scores(change, streams, n, length)
+        for n in (150, 400)
+        for change in DRAWN
+    }
+    taught = after_teaching(streams, length)
+    lines: list[str] = []
+    for name, found in {**rows, "after a class was taught": taught}.items():
+        if not lines or name not in rows:
+            lines += ["", f"| change | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+        lines.append(f"| {name} | {' | '.join(map(_cell, found.values()))} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(results: dict[str, Any]) -> str:
     """Return the figures in Markdown."""
     lines = ["| quiet streams | ranks | scores | classes | both |", "|---|---|---|---|---|"]
@@ -306,13 +365,13 @@ def table(results: dict[str, Any]) -> str:
 
 def _cell(found: dict[str, Any]) -> str:
     median, ninety = ("–" if found[key] is None else f"{found[key]:.0f}" for key in ("median", "90 %"))
-    return f"{median} ({ninety}; {100 * found['found']:.0f} %)"
+    return f"{median} ({ninety}; {100 * found['found']:.3g} %)"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m experiments.drift", description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="CIFAR-10 as a folder of images")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="CIFAR-10 as a folder of images")
     parser.add_argument("--tiny", help="photos of other kinds")
     parser.add_argument("--mnist", help="MNIST")
     parser.add_argument("--model", default="cifar10-resnet", help="a bundled model")
@@ -326,6 +385,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--peers", type=Path, help="a folder that has crepes")
     asked = parser.parse_args(arguments)
+    if asked.data is None:
+        print(drawn_table(asked.streams, min(asked.length, 1000)))
+        return
     others = {"tiny20": asked.tiny, "mnist": asked.mnist}
     pool = passes(
         asked.model,

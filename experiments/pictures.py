@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.serving import server
 from candid import examine, train
-from candid.reports.demo.chapters import NOVELTY, SAMPLES
+from candid.reports.demo.chapters import SAMPLES
 from candid.reports.plots import style
 from experiments.verdicts import verdicts
 
@@ -58,7 +58,7 @@ def draw_verdicts(picture: Path) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         train(str(SAMPLES / "clothes"), out=Path(folder) / "model")
-        hats = examine(Path(folder) / "model", files("hats", HATS), novelty=NOVELTY)
+        hats = examine(Path(folder) / "model", files("hats", HATS))
     rows = [
         {"everyday: a model of 1000 kinds of things": examine("everyday", files("everyday", EVERYDAY))},
         {
@@ -75,7 +75,7 @@ def draw_photo_page(picture: Path) -> None:
         model, pages = Path(folder) / "model", Path(folder) / "pages"
         train(str(SAMPLES / "clothes"), out=model)
         hat = SAMPLES / "hats" / f"{HATS[0]}.jpg"
-        options = ["--novelty", str(NOVELTY), "--figures", str(pages)]
+        options = ["--figures", str(pages)]
         subprocess.run([sys.executable, "-m", "candid", "examine", model, hat, *options], check=True)
         _smaller(next(pages.glob("*.png")), picture)
 

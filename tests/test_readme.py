@@ -15,8 +15,8 @@ import candid
 from candid.cli.app import COMMANDS
 from candid.data import PHOTO_SIDE
 from candid.models import zoo
-from candid.reports.demo.chapters import NOVELTY as HATS
 from candid.training.options import ENOUGH
+from candid.trust.promises import Levels
 from candid.trust.verdict import CONFIDENCE, ERROR, NOVELTY
 from experiments.readme import README, ROOT, promises
 from experiments.tables import filled
@@ -52,10 +52,7 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
         f"{100 * NOVELTY:g}",
         f"{100 * ERROR:g}",
     ),
-    r"\(at a level of (\S+) % for the hats and of (\S+) % for the others\)": lambda: (
-        f"{100 * HATS:g}",
-        f"{100 * NOVELTY:g}",
-    ),
+    r"An accepted answer has a posterior of at least (\d+) %": lambda: (f"{100 * Levels().confidence:g}",),
     r"asked with (\d+) % confidence for your model": lambda: (f"{100 * CONFIDENCE:g}",),
     r'says "shoes" with (\d+) %': lambda: ("99",),  # what the picture shows
     r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),

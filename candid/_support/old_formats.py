@@ -53,6 +53,18 @@ def current_monitor(arrays: "Mapping[str, Any]") -> dict[str, Any]:
     return {"true_ratios" if name == "true_posterior" else name: values for name, values in arrays.items()}
 
 
+def monitor_options(options: "Mapping[str, Any]") -> dict[str, Any]:
+    """Return the options of a monitor; earlier ones accepted every posterior, at a novelty of 1 %.
+
+    >>> monitor_options({"novelty": None})
+    {'novelty': 0.01, 'confidence': 0.0}
+    """
+    if "confidence" in options:
+        return dict(options)
+    novelty = options.get("novelty")
+    return {**options, "novelty": 0.01 if novelty is None else novelty, "confidence": 0.0}
+
+
 # Cached passes and held-out scores: until 0.3.
 COLUMN_NAMES = {"terms": "log_density_terms", "distance": "mahalanobis"}
 """Columns that have another name in files of earlier versions."""

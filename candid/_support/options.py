@@ -1,19 +1,23 @@
 """Options as frozen dataclasses: from dictionaries (JSON, TOML), Python calls and to command lines.
 
 Each option is declared once, as a field with its type, its default and an :class:`Option`. A wrong key,
-type or value stops with one sentence that names the key.
+type or value stops with one sentence that names the key. Also checks of the records that options stand in.
 """
 
 import dataclasses
 import math
 import shlex
+import time
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from candid._support.errors import CandidError, did_you_mean
+from candid._support.errors import CandidError, CheckpointError, did_you_mean
+
+TRIES = 100
+"""How often a folder that others save to at the same time is read again."""
 
 T = TypeVar("T")
 _INFINITE = "inf is a value"
@@ -361,3 +365,20 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
         raise ValueError(f"the key '{twice[:60]}' stands twice")
     return content
+
+
+def loaded_again(record: Path, read: Callable[[], T]) -> T:
+    """Return what ``read`` finds; if it fails and ``record`` was replaced meanwhile, it reads again."""
+
+    def content() -> bytes | None:
+        return record.read_bytes() if record.is_file() else None
+
+    for _ in range(TRIES):
+        before = content()
+        try:
+            return read()
+        except CheckpointError:
+            if content() == before:
+                raise
+        time.sleep(0.02)
+    return read()

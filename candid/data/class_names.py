@@ -8,6 +8,10 @@ FILE = Path(__file__).parent / "imagenet_classes.txt"
 """One class on each line, in the order of labels: number of WordNet, name."""
 
 
+IMAGENET_TREE = Path(__file__).parent / "imagenet_tree.json"
+"""Kinds above these classes: hypernyms of WordNet 3.0."""
+
+
 @cache
 def names() -> dict[str, str]:
     """Return the short name of each class by its number of WordNet, in the order of labels.

@@ -70,6 +70,7 @@ def open_dataset(
     epoch_images: int | None = None,
     classes: int | None = None,
     only: Sequence[str] = (),
+    nested: bool = False,
 ) -> Dataset:
     """Return the data set that ``spec`` names.
 
@@ -89,6 +90,7 @@ def open_dataset(
         epoch_images: tar shards: images in an epoch.
         classes: tar shards: number of classes.
         only: use only the images of these classes, labelled in this order.
+        nested: folders: the innermost ones are the classes.
 
     >>> digits = open_dataset("digits")
     >>> len(digits.train), len(digits.val), len(digits.test)
@@ -102,7 +104,7 @@ def open_dataset(
         raise CandidError(f"--val-data and --epoch-images are for tar shards: '{spec}' has none.")
     if format.divided is None:
         _check_only(spec, only)
-    parts, class_names = format.read(Query(spec, True, classes, val_spec, epoch_images))
+    parts, class_names = format.read(Query(spec, True, classes, val_spec, epoch_images, nested))
     splits = {name: opened() for name, opened in parts.items()}
     if format.divided is not None:
         shares = {} if "val" in splits or "test" in splits else {"test": (TEST_SHARE, split_seed)}
@@ -240,7 +242,8 @@ def open_part(
     assert format.read is not None
     if format.divided is None:
         _check_only(spec, only)
-    parts, names = format.read(Query(spec, classes=len(class_names)))
+    nested = training.get("tree") == "folders"
+    parts, names = format.read(Query(spec, classes=len(class_names), nested=nested))
     part = _part(part, parts, format.divided is not None, trained_on(spec, training))
     if part in parts and (part != "train" or format.divided is None):
         return Chosen(_relabelled(parts[part](), names, class_names, spec, only), part)
@@ -255,7 +258,7 @@ def open_part(
         raise CandidError(f"'{spec}' has no {part} images: choose {' or '.join(parts)}.")
     options = {key: training[key] for key in ("holdout", "split_seed") if key in training}
     rule: SplitRule = recorded_options(training)["split"] if training else "hash"
-    data = open_dataset(spec, **options, split=rule)
+    data = open_dataset(spec, **options, split=rule, nested=nested)
     if getattr(data, part) is None:
         raise CandidError(f"'{spec}' has no test images: choose another part of it, such as val.")
     return Chosen(_relabelled(getattr(data, part), data.class_names, class_names, spec, only), part)

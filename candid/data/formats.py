@@ -47,6 +47,8 @@ class Query:
     """Tar shards: those to validate on."""
     epoch_images: int | None = None
     """Tar shards: images in an epoch."""
+    nested: bool = False
+    """Folders: whether the innermost folders are the classes, and those around them kinds of classes."""
 
 
 class Contents(NamedTuple):
@@ -109,19 +111,56 @@ def _read_folder(query: Query) -> Contents:
         if parts and "train" not in parts:
             raise CandidError(f"'{folder}' has {' and '.join(parts)} but no train folder: add it.")
         parts = parts or {"train": folder}
-        class_names = tuple(entry.name for entry in subfolders(parts["train"]))
+        class_names = tuple(class_folders(parts["train"], query.nested))
         if len(class_names) < 2:
             raise CandidError(_too_few_classes(parts["train"]))
     else:
         parts = parts or {"all": folder}
-        class_names = tuple(sorted({entry.name for part in parts.values() for entry in subfolders(part)}))
+        class_names = tuple(
+            sorted({name for part in parts.values() for name in class_folders(part, query.nested)})
+        )
         if not class_names:
             raise CandidError(
                 f"'{query.spec}' has no class folders: give a folder with one folder of images per class."
             )
     return Contents(
-        {name: partial(image_files, part, class_names) for name, part in parts.items()}, class_names
+        {name: partial(image_files, part, class_names, query.nested) for name, part in parts.items()},
+        class_names,
     )
+
+
+def class_folders(folder: Path, nested: bool = False) -> dict[str, Path]:
+    """Return the folders of the classes in ``folder`` by name; nested, these are the innermost ones."""
+    if not nested:
+        return {entry.name: entry for entry in subfolders(folder)}
+    classes: dict[str, Path] = {}
+    for entry in subfolders(folder):
+        inner = class_folders(entry, nested) or {entry.name: entry}
+        if entry.name not in inner and any(is_image(path, folder) for path in entry.iterdir()):
+            raise CandidError(
+                f"'{entry}' has images next to the folder '{subfolders(entry)[0].name}': with nested "
+                "folders, give these images a folder of their own."
+            )
+        if twice := sorted(classes.keys() & inner.keys()):
+            raise CandidError(
+                f"'{classes[twice[0]]}' and '{inner[twice[0]]}' have one name: with nested folders, each "
+                "innermost folder is a class; rename one."
+            )
+        classes |= inner
+    return dict(sorted(classes.items()))
+
+
+def kinds_above(spec: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the kind above each class and kind in nested folders, and what kinds are called, by key."""
+    folder = _folder(spec)
+    folder = part_folders(folder).get("train", folder)
+    above: dict[str, str] = {}
+    for name, path in class_folders(folder, nested=True).items():
+        child = name
+        for parent in path.relative_to(folder).parents:
+            above[child] = f"{parent.as_posix()}/"
+            child = above[child]
+    return above, {kind: Path(kind).name for kind in above.values()}
 
 
 def _too_few_classes(folder: Path) -> str:
@@ -148,20 +187,20 @@ def part_folders(folder: Path) -> dict[str, Path]:
     return folders
 
 
-def image_files(folder: Path, class_names: Sequence[str]) -> FileSplit:
+def image_files(folder: Path, class_names: Sequence[str], nested: bool = False) -> FileSplit:
     """Return all images in the class folders of ``folder``."""
     paths: list[Path] = []
     labels: list[int] = []
-    for entry in subfolders(folder):
-        if entry.name not in class_names:
+    for name, entry in class_folders(folder, nested).items():
+        if name not in class_names:
             raise CandidError(
-                f"'{entry}' is no class of the training images: {did_you_mean(entry.name, class_names)}"
+                f"'{entry}' is no class of the training images: {did_you_mean(name, class_names)}"
             )
         images = images_in(entry)
         if not images:
             raise CandidError(f"The class folder '{entry}' has no images: add some or remove it.")
         paths += images
-        labels += [class_names.index(entry.name)] * len(images)
+        labels += [class_names.index(name)] * len(images)
     if not paths:
         raise CandidError(f"'{folder}' has no class folders with images: fill it or remove it.")
     return FileSplit(tuple(paths), np.array(labels, np.int64))

@@ -44,7 +44,7 @@ def evaluate_arrays(options: EvaluateOptions) -> EvaluationResult:
     with about(held_out.file):
         labels = checked_labels(held_out.labels, held_out.arrays, names)
     columns = Columns(held_out.arrays.columns, labels)
-    rule = Rule.fit(columns, labels, None if groups is None else groups.held_out, options)
+    rule = Rule.fit(columns, labels, None if groups is None else groups.held_out, levels=options)
     seen = np.zeros(len(test), dtype=bool)
     if held_out.arrays.features is not None:  # logits alone can be equal for different images
         seen = np.isin(test.keys(), held_out.keys())

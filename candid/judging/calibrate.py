@@ -1,7 +1,8 @@
 """Calibrate a model: measure held-out images and store their scores with it."""
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,10 @@ from candid._support.options import build
 from candid._support.progress import SILENT, Progress
 from candid.data import Part
 from candid.data.batches import named_batches
+from candid.data.class_names import IMAGENET_TREE
+from candid.data.class_names import names as imagenet_names
 from candid.data.datasets import open_part, trained_on
+from candid.data.formats import kinds_above
 from candid.data.groups import GroupTable
 from candid.data.images import Preprocessing, image_keys
 from candid.data.splits import Split, seen_in_training
@@ -28,6 +32,7 @@ from candid.models.protocol import Model
 from candid.trust.conformal import shuffled_halves
 from candid.trust.learned import LearnedScore, fit_scores
 from candid.trust.scores import SCORES, Columns, learning_scores
+from candid.trust.tree import Tree
 
 MOST_IMAGES = 20_000
 """The most training images for features, and the most held-out ones; larger sets are subsampled evenly."""
@@ -143,7 +148,7 @@ def measure(
     found = without_training_images(found, runner.model, runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    return held_out_scores(found, known)
+    return held_out_scores(found, known, runner.model.tree)
 
 
 def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:
@@ -158,13 +163,37 @@ def without_training_images(found: Predictions, model: Model, progress: Progress
     return found[np.flatnonzero(~seen)]
 
 
-def held_out_scores(found: Predictions, known: Predictions | None = None) -> HeldOut:
+def tree_of(spec: str | None, class_names: Sequence[str], data: str = "") -> Tree | None:
+    """Return the tree of classes that ``--tree`` names: "folders" of ``data``, "imagenet", or a CSV file.
+
+    >>> from candid.models import checkpoint
+    >>> tree_of("imagenet", checkpoint.load("everyday").class_names).names[-1]
+    'fungus'
+    """
+    if spec is None:
+        return None
+    if spec == "folders":
+        above, shown = kinds_above(data)
+        return Tree.of(above, class_names, shown)
+    if spec != "imagenet":
+        return Tree.read(spec, class_names)
+    if tuple(class_names) != tuple(imagenet_names().values()):
+        raise CandidError(
+            "--tree imagenet is for the 1000 classes of ImageNet, in their order: give a CSV file."
+        )
+    return Tree.from_dict(json.loads(IMAGENET_TREE.read_text(encoding="utf-8")), len(class_names))
+
+
+def held_out_scores(
+    found: Predictions, known: Predictions | None = None, tree: Tree | None = None
+) -> HeldOut:
     """Return the scores of held-out images from what a model says of them.
 
     Args:
         found: labelled images that the model was not trained on.
         known: other images, with features, that scores of features are fitted to. If None, they are fitted to
             one half of ``found`` if it has features and no density, and the other half is held out.
+        tree: kinds above the classes.
     """
     pairs = None
     if found.logits.shape[1] <= MOST_CLASSES:
@@ -178,8 +207,10 @@ def held_out_scores(found: Predictions, known: Predictions | None = None) -> Hel
     if known is not None:
         columns = score_columns(known)
         learned = fit_scores([score.name for score in learning_scores(columns)], columns, known.labels)
-    statistics = Columns(scored(found, learned).statistics.statistics())
-    return HeldOut(statistics, temperature, learned, keys, pair_uncertainty=pairs)
+    statistics = scored(found, learned).statistics.statistics()
+    if tree is not None:
+        statistics["kind_ratio"], statistics["kind_mass"] = tree.reach(found.posterior, found.labels)
+    return HeldOut(Columns(statistics), temperature, learned, keys, pair_uncertainty=pairs, tree=tree)
 
 
 def scored(found: Predictions, scores: Mapping[str, LearnedScore]) -> Predictions:

@@ -25,7 +25,7 @@ from candid.models.protocol import Model, Outputs, batch_size
 from candid.trust.promises import ExamineOptions
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns
-from candid.trust.verdict import Examination, Posterior
+from candid.trust.verdict import Examination, Posterior, discovered
 
 AHEAD = 2
 """Batches that are decoded while one passes the network."""
@@ -59,8 +59,9 @@ def examine(model: Any, images: Any, **options: Any) -> list[Examination]:
         images: one image or a list of them: arrays (H, W, C), (H, W) or (B, H, W, C), 8-bit or floats in
             [0, 1]; tensors of torch (C, H, W) or (B, C, H, W); PIL images; names of files, folders and
             patterns such as ``"photos/*.jpg"``.
-        **options: ``score``, ``novelty``, ``error``, ``risk``, ``delta``, ``novelty_promise``, ``skip_bad``
-            and ``batch``; see :class:`~candid.trust.promises.ExamineOptions`.
+        **options: ``score``, ``novelty``, ``error``, ``risk``, ``delta``, ``novelty_promise``,
+            ``confidence``, ``accept_kinds``, ``fdr``, ``skip_bad`` and ``batch``; see
+            :class:`~candid.trust.promises.ExamineOptions`.
 
     Returns:
         One :class:`~candid.trust.verdict.Examination` for each image, in their order.
@@ -174,7 +175,7 @@ class Examiner:
         held_out: HeldOut | None = None,
     ) -> None:
         options = options or ExamineOptions()
-        asked = (options.score, options.novelty, options.error, options.risk)
+        asked = (options.score, options.novelty, options.error, options.risk, options.fdr)
         if held_out is None:
             held_out = HeldOut.of(model) if all(level is None for level in asked) else needed(model, name)
         self.rule = None if held_out is None else held_out.rule(options)
@@ -186,10 +187,21 @@ class Examiner:
         self.model = model.ready()
         use_threads(self.model)
         self.frozen = self.model.frozen()
-        self.batch = options.batch or batch_size(model)
+        self.batch, self.fdr = options.batch or batch_size(model), options.fdr
 
     def examine(self, images: Any) -> Iterator[Examination | UnusableImage]:
-        """Yield one judgement per image of what :func:`examine` takes, a few batches at a time."""
+        """Yield one judgement per image of what :func:`examine` takes, a few batches at a time.
+
+        A rate of false discoveries is about all images of the call: then nothing is yielded before the last.
+        """
+        if self.fdr is None:
+            yield from self._one_by_one(images)
+            return
+        judged = list(self._one_by_one(images))
+        together = iter(discovered([each for each in judged if isinstance(each, Examination)], self.fdr))
+        yield from (next(together) if isinstance(each, Examination) else each for each in judged)
+
+    def _one_by_one(self, images: Any) -> Iterator[Examination | UnusableImage]:
         for names, decoded in _decoded(sources(images), self.preprocessing, self.batch):
             usable = [pair for pair in zip(names, decoded, strict=True) if isinstance(pair[1], np.ndarray)]
             judged = iter(self.judged(usable) if usable else ())

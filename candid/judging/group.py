@@ -34,8 +34,6 @@ SMALLEST = 5
 NEIGHBOURS = 3
 ACCEPTED, AMBIGUOUS, SINGLE, UNKNOWN = "accepted", "ambiguous", "unknown-single", "unknown-"
 """The folders that images are copied into: how their names start."""
-NOVELTY = 0.05
-"""The level of novelty by default: a false alarm costs little here, it is one more single image."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,6 @@ def group(
     name = model if isinstance(model, str | os.PathLike) else "this model"
     held_out = needed(loaded, name)
     whiten = Whitener(loaded, held_out, name)
-    if chosen.novelty is None:
-        chosen = build(ExamineOptions, options | {"novelty": max(NOVELTY, 2 / (len(held_out) + 1))})
     examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
     known, unusable, novel = [], [], []
     given = list(sources(images))

@@ -20,6 +20,7 @@ from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, new_detector
 from candid.trust.rule import Rule, under
 from candid.trust.scores import OWN_PARTS, SCORES, Columns, Score, available_scores, chosen_score
+from candid.trust.tree import Tree
 from candid.trust.verdict import rounded_up
 
 HEADER = 4
@@ -33,6 +34,7 @@ LEVEL = 0.05
 STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
 FITTED_KEYS = "fitted_keys"
 OUT_OF_FOLD = "out_of_fold"
+OCCASIONS = "occasions"
 KEPT = ("training_keys", "remembered.", "taught.", "before.")
 """What a model carries next to the scores, and keeps when it is calibrated again: how the names start. The
 last three are for teaching: see :mod:`candid.training.teach`."""
@@ -71,6 +73,10 @@ class HeldOut:
     pair_uncertainty: Array | None = None
     """Uncertainty between each two of M classes, (M, M), see
     :func:`candid.inference.metrics.measured_uncertainty`; None with many classes, or if measured earlier."""
+    tree: Tree | None = None
+    """Kinds above the classes of the model."""
+    occasions: bool = False
+    """Whether these images were taken on the occasions of the training images: a part of the same folder."""
     out_of_fold: bool = False
     """Whether some of these are photos that the model learned from, each scored by a head that was fitted to
     others. New photos are scored by one head that was fitted to all, so levels hold as measured, but no bound
@@ -95,6 +101,8 @@ class HeldOut:
                 arrays.get(FITTED_KEYS),
                 under(FIT, arrays),
                 pairs,
+                model.tree,
+                OUT_OF_FOLD in arrays or OCCASIONS in arrays,
                 OUT_OF_FOLD in arrays,
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -121,16 +129,22 @@ class HeldOut:
         Raises:
             CandidError: if there are too few images for a level that was asked for.
         """
-        levels, n = levels or Levels(), len(self)
-        detectors = self._detectors(chosen_score(self.statistics, levels.score))
-        proven = not self.out_of_fold
+        levels, n, columns = levels or Levels(), len(self), self.statistics
+        if self.tree is not None and "true_posterior" in columns and "kind_ratio" not in columns:
+            raise CandidError(
+                "The model got its tree of classes after its held-out scores: calibrate it again."
+            )
+        detectors = self._detectors(chosen_score(columns, levels.score))
         rule = Rule.fit(
-            self.statistics,
+            columns,
             None,
             groups,
+            columns.get("series"),
             levels,
+            self.tree,
             order=lambda count: draws(0).permutation(count),
-            proven=proven,
+            proven=not self.out_of_fold,
+            occasions=self.occasions,
             detectors=detectors,
         )
         promises, novelty = rule.promises[ALL], levels.novelty
@@ -146,8 +160,8 @@ class HeldOut:
                 f"hold out at least {math.ceil(1 / levels.error) - 1}, or raise the level to "
                 f"{rounded_up(promises.error.smallest):g}."
             )
-        if len(rule.rankings) > 1 or len(rule.rankings[0].groups) < n:
-            return rule  # some of the images fixed the score or tested the rule
+        if len(rule.rankings) > 1 or len(rule.rankings[0].groups) < n or rule.distinct:
+            return rule  # some of the images fixed the score, tested the rule, or are copies
         return rule.with_class_ranks(self.statistics["predicted"], detectors)
 
     def _detectors(self, score: Score) -> dict[int, Any]:
@@ -164,10 +178,11 @@ class HeldOut:
     def attach(self, model: Model) -> None:
         """Store it, and detectors of the default score, in ``model``; :func:`candid.save` writes it."""
         rule = replace(self, fits={}).rule()
-        assert rule.by_class is not None
         ranking, name = rule.by_class, rule.score.name
-        fits = {"all": ranking.detector(ALL)}
-        fits |= {str(y): ranking.detector(y) for y in np.unique(ranking.groups).tolist() if y != ALL}
+        fits = {}
+        if ranking is not None:
+            fits = {str(y): ranking.detector(y) for y in np.unique(ranking.groups).tolist() if y != ALL}
+            fits["all"] = ranking.detector(ALL)
         model.held_out = {
             **{key: values for key, values in model.held_out.items() if key.startswith(KEPT)},
             "temperature": np.array(self.temperature),
@@ -175,6 +190,7 @@ class HeldOut:
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
             **({} if self.fitted_keys is None else {FITTED_KEYS: self.fitted_keys}),
             **({OUT_OF_FOLD: np.array(True)} if self.out_of_fold else {}),
+            **({OCCASIONS: np.array(True)} if self.occasions else {}),
             **{STATISTIC + column: values for column, values in self.statistics.items()},
             **{
                 f"{COLUMN_SCORE}{score}.{part}": values

@@ -206,6 +206,11 @@ class WatchState:
                 f"'{self.path}' was started with --among {found.among}: use the same, or name another file "
                 "with --state to start again."
             )
+        if found.score != self.watch.score:
+            raise CandidError(
+                f"'{self.path}' was started by an earlier version, which watched another score of this "
+                "model: name another file with --state to start a new watch."
+            )
         found.proven = self.watch.proven  # states of earlier versions don't say it
         self.watch = found
 

@@ -8,9 +8,9 @@ from candid._support.numbers import Array, digest
 from candid._support.randomness import draws
 from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
-from candid.models.protocol import Model
+from candid.models.protocol import Model, can
 from candid.trust.conformal import KernelDensity
-from candid.trust.drift import Among, Watch
+from candid.trust.drift import SKIPPED, Among, Watch
 from candid.trust.ranking import Standard
 from candid.trust.scores import OWN_PARTS, SCORES, Columns
 from candid.trust.verdict import Sighting
@@ -21,18 +21,19 @@ DISTANCES = ("mahalanobis++", "mahalanobis", "pca-residual")
 """The first of these that a model without a density has is watched."""
 
 OWN_TWO = slice(-2, None)
-"""The columns of a model's own scores that are watched, a novelty and the energy: of a photo model (relative
-distance, energy, rest) the last two; of an adopted model (a distance of each group of features, energy) the
-distance of the last group and the energy."""
+"""Of the own scores of an adopted model (a distance of each group of features, energy), the distance of the
+last group and the energy are watched; of a photo model (relative distance, energy, rest) all three."""
+ALL_PARTS = "all own parts"
+"""What a photo model's score is called in the state of a watch; earlier ones left the first part out."""
 
 
 @dataclass(frozen=True)
 class WatchedScore:
     """The score of an image: a standardised novelty plus a standardised lack of confidence.
 
-    Novelty is, for a photo model, the squared distance outside the span of its class means; for a pixel
-    model, minus the log density of the terms of its log density and of code lengths; else a distance of
-    features. Lack of confidence is the energy.
+    Novelty is, for a photo model, the relative distance plus the squared distance outside the span of its
+    class means; for a pixel model, minus the log density of the terms of its log density and of code lengths;
+    else a distance of features. Lack of confidence is the energy.
     """
 
     held_out: HeldOut
@@ -40,17 +41,23 @@ class WatchedScore:
     name: str | None
     """The score that is its novelty; None if the model has no more than logits."""
     density: KernelDensity | None
+    own: slice
+    """Which of the model's own scores are added up."""
     standard: Standard
+    fitted: int
+    """The number of classes, the first ones, that were fitted: images of taught ones say nothing of how
+    frequent the others are."""
 
     @classmethod
     def of(cls, model: Model, name: object = "this model") -> "WatchedScore":
         """Return the score of a model that carries held-out scores; ``name`` is for messages."""
-        return cls.fit(needed(model, name))
+        return cls.fit(needed(model, name), model)
 
     @classmethod
-    def fit(cls, held_out: HeldOut) -> "WatchedScore":
-        """Return the score that a quarter of the held-out images fixes."""
-        fixing = _rows(held_out, 0)
+    def fit(cls, held_out: HeldOut, model: Model) -> "WatchedScore":
+        """Return the score of a model that a quarter of the held-out images fixes."""
+        fixing, teachable = _rows(held_out, 0), can(model, "teach")
+        own = slice(None) if teachable else OWN_TWO
         density = None
         if OWN_PARTS in fixing:
             chosen: str | None = "combined"
@@ -58,7 +65,9 @@ class WatchedScore:
             chosen, density = "joint", KernelDensity(SCORES["joint"].of(fixing))
         else:
             chosen = next((name for name in DISTANCES if name in fixing), None)
-        return cls(held_out, chosen, density, Standard.of(_parts(fixing, chosen, density)))
+        standard = Standard.of(_parts(fixing, chosen, density, own))
+        fitted = model.config.fitted if teachable else len(model.class_names)
+        return cls(held_out, chosen, density, own, standard, fitted)
 
     def identity(self, model: Model) -> str:
         """Return a SHA-256 digest that changes when the watch can: of the model and its held-out scores."""
@@ -71,20 +80,23 @@ class WatchedScore:
         return {} if self.name is None else measures_for((SCORES[self.name],), self.held_out.learned)
 
     def sightings(self, columns: Columns) -> list[Sighting]:
-        """Return what a watch needs to know of N images."""
-        scores = self.standard.sum(_parts(columns, self.name, self.density))
-        seen = scores, columns["predicted"], columns["max_posterior"].astype(np.float64)
+        """Return what a watch needs to know of N images; those predicted as a taught class have none."""
+        scores = self.standard.sum(_parts(columns, self.name, self.density, self.own))
+        classes = np.where(columns["predicted"] < self.fitted, columns["predicted"], SKIPPED)
+        seen = scores, classes, columns["max_posterior"].astype(np.float64)
         return [Sighting(*row) for row in zip(*(column.tolist() for column in seen), strict=True)]
 
     def watch(self, class_names: tuple[str, ...], alarm: float = 0.01, among: Among = "held-out") -> Watch:
         """Return a watch of scores and predicted classes that has seen the held-out images only."""
-        fixing = _rows(self.held_out, 0)["predicted"]
-        counts = 1.0 + np.bincount(fixing, minlength=len(class_names))
+        fixing, fitted = _rows(self.held_out, 0)["predicted"], class_names[: self.fitted]
+        counts = 1.0 + np.bincount(fixing[fixing < self.fitted], minlength=self.fitted)
         seen = self.sightings(_rows(self.held_out, 1))
         scores, classes, confidence = zip(*seen, strict=True)
-        return Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
-            scores, classes, dict(zip(class_names, (counts / counts.sum()).tolist(), strict=True)), confidence
+        watch = Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
+            scores, classes, dict(zip(fitted, (counts / counts.sum()).tolist(), strict=True)), confidence
         )
+        watch.score = ALL_PARTS if self.name == "combined" and self.own != OWN_TWO else ""
+        return watch
 
 
 def _rows(held_out: HeldOut, part: int) -> Columns:
@@ -93,10 +105,10 @@ def _rows(held_out: HeldOut, part: int) -> Columns:
     return held_out.statistics.rows((order[:n], order[n:])[part])
 
 
-def _parts(columns: Columns, name: str | None, density: KernelDensity | None) -> Array:
+def _parts(columns: Columns, name: str | None, density: KernelDensity | None, own: slice) -> Array:
     """Return what is added up, once it is standardised, (N, J)."""
     if name == "combined":
-        return columns[OWN_PARTS][:, OWN_TWO].astype(np.float64)
+        return columns[OWN_PARTS][:, own].astype(np.float64)
     energy = -columns["log_evidence"]
     if name is None:
         return energy[:, None]

@@ -10,11 +10,10 @@ import json
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,15 +22,14 @@ from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError, did_you_mean, missing_extra
 from candid._support.numbers import Array, tensors_of
 from candid._support.old_formats import HELD_OUT, version_1_digest
-from candid._support.options import checked_names, from_dict, without_repeats
+from candid._support.options import checked_names, from_dict, loaded_again, without_repeats
 from candid.models import zoo
 from candid.models.protocol import ModelBase
+from candid.trust.tree import Tree
 
 if TYPE_CHECKING:
     from candid.models.flow.config import ClassifierConfig, Memory
 
-TRIES = 100
-"""How often a folder that others save to at the same time is read again."""
 
 RECORD = zoo.RECORD
 FORMAT, FORMAT_VERSION = "candid-model", 2
@@ -49,7 +47,6 @@ FINGERPRINT = "fingerprint"
 RUN = zoo.RUN
 """Where the folder of a training run has its model."""
 log = logging.getLogger("candid")
-T = TypeVar("T")
 
 
 class Kind(NamedTuple):
@@ -119,6 +116,8 @@ def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
         model.memory = memory
     model.metadata, model.folder = record["metadata"], folder
     try:
+        if "tree" in record:
+            model.tree = Tree.from_dict(record["tree"], len(model.class_names))
         model.record  # noqa: B018  checks its types
     except CandidError as error:
         raise CheckpointError(f"'{folder / RECORD}' was edited: {error}") from error
@@ -311,20 +310,3 @@ def read_part(folder: Path, part: str, entry: dict[str, Any]) -> dict[str, Array
         return tensors_of(content)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is not a whole safetensors file: {error}; copy it again.") from error
-
-
-def loaded_again(record: Path, read: Callable[[], T]) -> T:
-    """Return what ``read`` finds; if it fails and ``record`` was replaced meanwhile, it reads again."""
-
-    def content() -> bytes | None:
-        return record.read_bytes() if record.is_file() else None
-
-    for _ in range(TRIES):
-        before = content()
-        try:
-            return read()
-        except CheckpointError:
-            if content() == before:
-                raise
-        time.sleep(0.02)
-    return read()

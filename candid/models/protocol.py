@@ -14,6 +14,7 @@ from candid._support.numbers import Array, digest
 from candid._support.old_formats import CROPS
 from candid.data.images import Crop, Preprocessing
 from candid.trust.scores import OWN_PARTS
+from candid.trust.tree import Tree
 
 NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 
@@ -157,6 +158,8 @@ class Model(Protocol):
     """Scores of held-out images; :class:`candid.judging.held_out.HeldOut` reads them. Empty without."""
     folder: Path | None
     """Where it was loaded from."""
+    tree: Tree | None
+    """Kinds above the classes."""
 
     @property
     def config(self) -> Any:
@@ -232,6 +235,8 @@ class ModelBase:
         """Scores of held-out images: p-values come from them."""
         self.folder: Path | None = None
         """Where it was loaded from."""
+        self.tree: Tree | None = None
+        """Kinds above the classes."""
 
     @property
     def record(self) -> TrainingRecord:
@@ -282,6 +287,7 @@ class ModelBase:
         from its defaults counts, so that a later version may have more keys.
         """
         described = [_without_defaults(self.config), self.class_names, self.image_shape, self.record.crop]
+        described += [] if self.tree is None else [self.tree.to_dict()]
         return digest(described, self.weights_digest().digest()).hexdigest()
 
     def weights_digest(self) -> "hashlib._Hash":

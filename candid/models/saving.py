@@ -93,7 +93,7 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         The folder.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from candid import GenerativeClassifier
+    >>> from candid import GenerativeClassifier, load
     >>> model = GenerativeClassifier.from_preset("digits")
     >>> with TemporaryDirectory() as folder:
     ...     load(save(model, folder)).config == model.config
@@ -117,6 +117,7 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         "config": to_dict(model.config),
         "class_names": list(model.class_names),
         "metadata": model.metadata,
+        **({} if model.tree is None else {"tree": model.tree.to_dict()}),
     }
     try:
         json.dumps(model.metadata, allow_nan=False)

@@ -140,6 +140,10 @@ class PromisesResponse(BaseModel):
     novelty: LevelResponse
     error: LevelResponse
     risk: RiskResponse | None = None
+    confidence: float = Field(0.0, description="An accepted answer has at least this posterior.")
+    fdr: float | None = Field(None, description="The rate of false discoveries, if it decides.")
+    copies: int = Field(0, description="Held-out images that are copies of others: they count once.")
+    occasions: bool = Field(False, description="Held-out images are of the occasions of the training images.")
 
 
 class ExaminationResponse(BaseModel):
@@ -155,7 +159,9 @@ class ExaminationResponse(BaseModel):
     p_value: float | None = Field(description="Among held-out images; null without held-out scores.")
     class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
     verdict: Verdict | None
-    classes: list[str] | None = Field(description="The class set: the classes that can't be ruled out.")
+    classes: list[str] | None = Field(description="The classes that the answer names; others are ruled out.")
+    node: str | None = Field(description="A kind that covers them, such as 'terrier'; null for a list.")
+    node_leaves: int | None = Field(description="The number of classes of that kind.")
     log_density_nats: float | None = Field(description="Log density of the 8-bit image, or of its features.")
     promises: PromisesResponse | None
     seen: str | None = Field(

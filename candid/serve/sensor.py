@@ -83,6 +83,11 @@ class Drift:
         watch = start
         if file.exists():
             watch = Watch.load(file)
+            if watch.score != start.score:
+                raise CandidError(
+                    f"'{file}' was started by an earlier version, which watched another score of this model: "
+                    "name another folder as --state, or remove the file, to start a new watch."
+                )
             watch.proven = start.proven  # states of earlier versions don't say it
         self._written = watch.images
         watch.save(file)  # a folder that can't be written is named at the start

@@ -20,7 +20,13 @@ from candid.data.images import path_of
 from candid.data.splits import IndexedSplit, Split
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
-from candid.judging.calibrate import FEWEST_IMAGES, fewer, held_out_scores, without_training_images
+from candid.judging.calibrate import (
+    FEWEST_IMAGES,
+    fewer,
+    held_out_scores,
+    tree_of,
+    without_training_images,
+)
 from candid.judging.held_out import HeldOut
 from candid.models import saving
 from candid.models.photo.adopted import AdoptedModel
@@ -28,6 +34,7 @@ from candid.models.photo.opening import open_softmax
 from candid.training.options import AdoptOptions
 from candid.trust.conformal import shuffled_halves
 from candid.trust.gaussians import Moments
+from candid.trust.tree import Tree
 
 SMALLEST_PRIOR = 1e-9
 """A class that no image looks like has at least this prior before they are normalised."""
@@ -76,6 +83,7 @@ def adopt(
     processes = launch(chosen.devices, network=False)
     progress = progress if processes.is_global_zero else SILENT
     adopted = AdoptedModel.of(open_softmax(model, _names(chosen.class_names)))
+    adopted.tree = tree_of(chosen.tree, adopted.class_names, data)
     fit, held_out = _splits(adopted, data, chosen, progress)
     runner = Runner(adopted, processes, None, chosen.workers, progress)
     fitted = _pass(runner, fit, "images", chosen, progress)
@@ -90,7 +98,7 @@ def adopt(
     count = len(unseen)
     adopted.metadata["adopted"] = {"images": len(fitted), "held_out": count, "labels": _labelled(unseen)}
     if count >= FEWEST_IMAGES:
-        _scores(unseen).attach(adopted)
+        _scores(unseen, adopted.tree).attach(adopted)
     else:
         progress.log(f"no p-values: {count} images were held out, at least {FEWEST_IMAGES} are needed")
     if out is not None:
@@ -185,9 +193,9 @@ def _labelled(predictions: Predictions) -> bool:
     return bool((predictions.labels >= 0).all())
 
 
-def _scores(predictions: Predictions) -> HeldOut:
+def _scores(predictions: Predictions, tree: Tree | None) -> HeldOut:
     columns = {name: column for name, column in predictions.columns.items() if name not in FEATURES}
     predictions = replace(predictions, columns=columns)
     if _labelled(predictions):
-        return held_out_scores(predictions)
+        return held_out_scores(predictions, tree=tree)
     return HeldOut(predictions.statistics, 1.0)

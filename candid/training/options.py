@@ -30,6 +30,12 @@ HOLDOUT = Option(
     default=f"photos: {SHARE} from {ENOUGH} photos on, else 0; networks: 0.05, more if there are few images",
 )
 SPLIT_SEED = Option("Seed of the division into training and held-out images.", least=0)
+TREE = Option(
+    "Kinds above the classes: 'folders' (the innermost folders are the classes), 'imagenet' (WordNet's, for "
+    "its 1000 classes), or a CSV file that names a class or kind and the kind above it on each line.",
+    metavar="TREE",
+    default="none",
+)
 ONLY = Option("Train only on this class. Repeat for more.", metavar="CLASS")
 VAL_DATA = Option("Tar shards to validate on.", metavar="SHARDS")
 SEED = Option("Seed of the folds; for networks, of weights, batches and augmentation.", least=0)
@@ -50,6 +56,7 @@ class PhotoOptions:
     val_data: Annotated[str | None, VAL_DATA] = None
     split_seed: Annotated[int, SPLIT_SEED] = 0
     only: Annotated[tuple[str, ...], ONLY] = ()
+    tree: Annotated[str | None, TREE] = None
     skip_bad: SkipBad = False
     thumbnails: Annotated[
         bool,
@@ -234,6 +241,7 @@ class AdoptOptions:
         Path | None,
         Option("A text file with one class name on each line.", metavar="FILE", default="the classifier's"),
     ] = None
+    tree: Annotated[str | None, TREE] = None
     skip_bad: SkipBad = False
     devices: Devices = None
     workers: Workers = 2

@@ -17,7 +17,7 @@ from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
-from candid.judging.calibrate import held_out_scores
+from candid.judging.calibrate import held_out_scores, tree_of
 from candid.models import checkpoint, saving
 from candid.models.photo.eye import Eye
 from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
@@ -56,11 +56,12 @@ class PhotoData:
             split_seed=options.split_seed,
             val_spec=options.val_data,
             only=options.only,
+            nested=options.tree == "folders",
         )
         parts = {"train": data.train, "val": data.val, "test": data.test}
         if isinstance(data.train, FileSplit) and isinstance(data.val, FileSplit):
             few = len(data.train) + len(data.val) < ENOUGH if options.holdout is None else not options.holdout
-            if few and not _has_val(options.data):
+            if few and not _has_val(options.data, options.tree == "folders"):
                 paths, labels = (*data.train.paths, *data.val.paths), (data.train.labels, data.val.labels)
                 parts |= {"train": FileSplit(paths, np.concatenate(labels)), "val": None}
         elif data.train.can_index:
@@ -105,10 +106,10 @@ class PhotoData:
         return warnings
 
 
-def _has_val(data: str) -> bool:
+def _has_val(data: str, nested: bool) -> bool:
     """Return whether the data set has its own part to validate on."""
     read = format_of(data).read
-    return read is not None and "val" in read(Query(data, True)).parts
+    return read is not None and "val" in read(Query(data, True, nested=nested)).parts
 
 
 def train_photos(
@@ -212,6 +213,7 @@ def _finish(
     train, uniform = parts["train"], options.priors == "uniform"
     head = fit_head(train.values, train.labels, len(class_names), eye.groups, uniform, seed=options.seed)
     model = PhotoModel.of(head, eye, class_names)
+    model.tree = tree_of(options.tree, class_names, options.data)
     config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
     model.metadata = {
         "training": {
@@ -226,7 +228,7 @@ def _finish(
     held_out, remembered = _held_out(model, head, train, val)
     model.held_out = {"training_keys": np.unique(train.keys)}
     if len(held_out) >= FEWEST_HELD_OUT:
-        replace(held_out_scores(held_out), out_of_fold=val is None).attach(model)
+        replace(held_out_scores(held_out, tree=model.tree), out_of_fold=val is None).attach(model)
         model.held_out |= remembered.columns()
     else:
         progress.log(

@@ -10,6 +10,7 @@ from candid.judging.calibrate import held_out_scores
 from candid.judging.held_out import HeldOut
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import Seen, TaughtClasses
+from candid.trust.sets import OLD_CLASS
 
 PREFIX = "remembered."
 MOST = 800
@@ -101,6 +102,7 @@ def updated_scores(
     columns = {
         "novelty": everyone.novelty.astype(np.float32),
         "keys": np.concatenate((remembered.keys, *keys)),
+        "taught": np.where(labels < model.config.fitted, OLD_CLASS, labels),
     }
     if everyone.terms is not None:
         columns["log_density_terms"] = everyone.terms

@@ -126,11 +126,11 @@ def checked_classes(labels: Any, arrays: Arrays) -> Array:
     return array.astype(np.int64)
 
 
-def checked_groups(by: Any, n: int) -> list[str]:
+def checked_groups(by: Any, n: int, name: str = "by") -> list[str]:
     """Return the name of the group of each image."""
     names = list(map(str, by.tolist() if hasattr(by, "tolist") else by))
     if len(names) != n:
-        raise CandidError(f"'by' must name the group of each of the {n} images, not of {len(names)}.")
+        raise CandidError(f"'{name}' must name the group of each of the {n} images, not of {len(names)}.")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Bets against "the images have not changed": sequential ranks, power bets, and the wealth of a bettor.
+"""Bets against "the images have not changed": sequential ranks, bets, and the wealth of a bettor.
 
 Ranks among held-out images *and* all earlier ones are independent and uniform if the images are exchangeable.
 No bettor gets rich on uniform numbers: the wealth is a martingale, and by Ville's inequality the probability
@@ -17,10 +17,16 @@ from candid._support.errors import CandidError
 Array = np.ndarray[Any, Any]
 POWERS = (0.6, 0.75, 0.9)
 """Bets are k p^(k - 1), which gain when p is near 0, and k (1 - p)^(k - 1), which gain when it is near 1."""
+TAILS = ((0.003, 0.03), (0.01, 0.05), (0.03, 0.05), (0.1, 0.1), (0.03, 0.2), (0.3, 0.1))
+"""Bets that a share pi of the images has one of the smallest p, those below w: (w, pi)."""
 FACTORS = (0.5, 0.75, 4 / 3, 2.0)
 """Bets on one class: it is this number of times as frequent as in training."""
 CASH = 0.5
 """The share of the wealth that is not bet at the start."""
+SCORE_CASH = 0.2
+"""The same of bets on scores."""
+SPREAD = {2: (0.24, 0.36, 0.2), 1: (0.5, 0.3)}
+"""What is on power bets that p is small, on tail bets and on power bets that p is large, by sides."""
 MOVED = 0.001
 """The share of the cash that goes to the bets after each image, and of each bet that goes back."""
 SMALLEST = 2.0**-53
@@ -28,6 +34,11 @@ SMALLEST = 2.0**-53
 
 class Bets(Protocol):
     """Bets on a number p that is uniform if nothing has changed: the mean of each over p is 1."""
+
+    cash: float
+    """The share of the wealth that is not bet at the start."""
+    weights: Array | None
+    """How the rest is divided, (bets,), with the sum 1; None for equal parts."""
 
     def __len__(self) -> int: ...
     def factors(self, p: Array) -> Array:
@@ -47,6 +58,11 @@ class PowerBets:
     array([3.79, 2.37, 1.43, 0.6 , 0.75, 0.9 ])
     """
 
+    cash: float = CASH
+    weights: Array | None = None
+    small = len(POWERS)
+    """The number of bets, the first ones, that p is small."""
+
     def __init__(self, sides: int = 2) -> None:
         self.sides = sides
 
@@ -58,6 +74,70 @@ class PowerBets:
         powers = np.array(POWERS)
         sides = np.stack((p, 1 - p)[: self.sides], -1)[..., None]  # (..., 2, 1)
         return (powers * sides ** (powers - 1)).reshape(*p.shape, len(self))
+
+
+class TailBets:
+    """Bets that a share pi of the images has a p below w: they pay 1 - pi + pi / w there, else 1 - pi.
+
+    >>> TailBets().factors(np.array(0.02)).round(2)
+    array([0.97, 0.95, 2.62, 1.9 , 7.47, 1.23])
+    """
+
+    cash: float = CASH
+    weights: Array | None = None
+
+    def __len__(self) -> int:
+        return len(TAILS)
+
+    def factors(self, p: Array) -> Array:
+        """Return 1 - pi + pi [p < w] / w."""
+        width, share = np.array(TAILS).T
+        paid: Array = 1 - share + share * (p[..., None] < width) / width
+        return paid
+
+
+class ScoreBets:
+    """The bets of a watch of scores: power bets that p is small, tail bets, power bets that p is large.
+
+    A few outliers lie in the tail, and a slight change of all images moves all p. Bets that p is small never
+    pay more for a larger p, so that one side keeps the level if images look less novel than held-out ones.
+
+    Args:
+        sides: 2, or 1 for bets that p is small alone.
+
+    >>> bets = ScoreBets()
+    >>> len(bets), bets.small, round(bets.weights.sum(), 9)
+    (12, 9, np.float64(1.0))
+    """
+
+    cash: float = SCORE_CASH
+    weights: Array | None
+    small = len(POWERS) + len(TAILS)
+    """The number of bets, the first ones, that p is small."""
+
+    def __init__(self, sides: int = 2) -> None:
+        self._power, self._tails = PowerBets(sides), TailBets()
+        counts = (len(POWERS), len(TAILS), len(POWERS))[: 1 + sides]
+        parts = [np.full(n, share / n) for n, share in zip(counts, SPREAD[sides], strict=True)]
+        shares = np.concatenate(parts)
+        self.weights = shares / shares.sum()
+
+    def __len__(self) -> int:
+        return len(self._power) + len(self._tails)
+
+    def factors(self, p: Array) -> Array:
+        """Return what the bets of all groups pay."""
+        power, few = self._power.factors(p), len(POWERS)
+        return np.concatenate((power[..., :few], self._tails.factors(p), power[..., few:]), -1)
+
+
+def score_bets(kind: int, shares: int) -> PowerBets | ScoreBets:
+    """Return the bets that a stream began with: of the kind 1, as in the first versions, or 2."""
+    made: dict[int, type[PowerBets] | type[ScoreBets]] = {1: PowerBets, 2: ScoreBets}
+    for bets in (made[kind](1), made[kind](2)):
+        if len(bets) == shares - 1:
+            return bets
+    raise ValueError(f"there are no bets with {shares} shares")
 
 
 class FrequencyBets:
@@ -73,6 +153,9 @@ class FrequencyBets:
     >>> FrequencyBets([0.5, 0.5]).factors(np.array(0.9)).round(2)  # a small rank: class 0
     array([0.5 , 0.75, 1.33, 1.5 , 1.5 , 1.25, 0.67, 0.5 ])
     """
+
+    cash: float = CASH
+    weights: Array | None = None
 
     def __init__(self, frequencies: Sequence[float] | Array) -> None:
         shares = np.asarray(frequencies, dtype=np.float64)
@@ -97,12 +180,14 @@ class FrequencyBets:
 class Wealth:
     """The wealth of a bettor, or of one for each of several streams, who starts with 1.
 
-    Half of it is bet, in equal parts. After each image a thousandth of the cash goes to the bets and a
+    After each image a thousandth of the cash goes to the bets, as it was divided at the start, and a
     thousandth of each bet back: so bets that lost early can still win later.
 
     Args:
         bets: the number of bets.
         streams: the shape of the streams; () for one.
+        weights: how what is bet is divided, (bets,), with the sum 1; None for equal parts.
+        cash: the share that is not bet at the start.
 
     >>> wealth = Wealth(6)
     >>> for p in (0.01, 0.02, 0.003):
@@ -111,12 +196,20 @@ class Wealth:
     np.float64(7.67)
     """
 
-    def __init__(self, bets: int, streams: tuple[int, ...] = ()) -> None:
-        self.shares = np.full((*streams, 1 + bets), (1 - CASH) / bets)
+    def __init__(
+        self, bets: int, streams: tuple[int, ...] = (), weights: Array | None = None, cash: float = CASH
+    ) -> None:
+        self.weights = np.full(bets, 1 / bets) if weights is None else weights
+        self.shares = np.empty((*streams, 1 + bets))
         """Cash and what is on each bet, as shares of the wealth."""
-        self.shares[..., 0] = CASH
+        self.shares[..., 0], self.shares[..., 1:] = cash, (1 - cash) * self.weights
         self.log = np.zeros(streams)
         """The logarithm of the wealth."""
+
+    @classmethod
+    def on(cls, bets: Bets, streams: tuple[int, ...] = ()) -> "Wealth":
+        """Return the wealth of a bettor with these bets."""
+        return cls(len(bets), streams, bets.weights, bets.cash)
 
     def step(self, factors: Array) -> Array:
         """Take what the bets pay, (..., bets), and return the logarithm of the gain."""
@@ -125,7 +218,7 @@ class Wealth:
         self.shares /= gain[..., None]
         cash, on_bets = self.shares[..., :1], self.shares[..., 1:]
         back = MOVED * on_bets.sum(-1, keepdims=True)
-        out = MOVED * cash / on_bets.shape[-1]
+        out = MOVED * cash * self.weights
         on_bets *= 1 - MOVED
         on_bets += out
         cash *= 1 - MOVED
@@ -258,9 +351,9 @@ def saved(ranks: Ranks, martingale: Martingale) -> dict[str, Any]:
     }
 
 
-def restored(state: dict[str, Any], bets: int, bins: int) -> tuple[Ranks, Martingale]:
-    """Return what :func:`saved` got, of a watch with this number of bets and bins."""
-    ranks, wealth = Ranks(bins), Wealth(bets)
+def restored(state: dict[str, Any], bets: Bets, bins: int) -> tuple[Ranks, Martingale]:
+    """Return what :func:`saved` got, of a watch with these bets and this number of bins."""
+    ranks, wealth = Ranks(bins), Wealth.on(bets)
     ranks.counts[np.array(state["bins"], dtype=np.int64)] = state["counts"]
     ranks.n = int(ranks.counts.sum())
     wealth.shares[:], wealth.log = state["shares"], np.array(state["log"])

@@ -18,7 +18,9 @@ from candid._support.numbers import Array, logsumexp
 from candid._support.randomness import draws
 
 T = TypeVar("T")
-ROUNDING = 1e-9
+ROUNDING = 1e-5
+"""Scores that differ by less than this, or this share of them, count as equal: so neither batches nor threads
+nor engines change a p-value. It can only grow."""
 CHUNK = 2**18
 """Kernel values at a time: 2 MB."""
 SMALLEST_VARIANCE = 1e-8
@@ -37,6 +39,27 @@ def p_values(scores: Array, held_out: Array) -> Array:
     array([0.5 , 0.25])
     """
     return _ranked(np.asarray(scores, np.float64), np.sort(np.asarray(held_out, np.float64)))
+
+
+def discoveries(p_values: Array, fdr: float) -> Array:
+    """Return which of N images are novel, (N,), with at most a share ``fdr`` of false discoveries on average.
+
+    Benjamini & Hochberg (1995): the k images with the smallest p-values, for the largest k with
+    ``p_(k) <= fdr k / N``. It holds for conformal p-values of one fixed score (Bates et al., 2023,
+    https://arxiv.org/abs/2104.08279).
+
+    >>> discoveries(np.array([0.01, 0.04, 0.9, 0.5]), 0.1)
+    array([ True,  True, False, False])
+    """
+    checked_level("fdr", fdr)
+    ordered = np.sort(p_values)
+    passed = np.flatnonzero(ordered <= fdr * np.arange(1, len(ordered) + 1) / len(ordered) + 1e-12)
+    return p_values <= (ordered[passed[-1]] if passed.size else -1.0)
+
+
+def rounding(scores: Array) -> Array:
+    """Return by how much a score may differ from itself when it is computed in another way."""
+    return ROUNDING * np.abs(scores).clip(1.0, FARTHEST)
 
 
 def _ranked(scores: Array, ordered: Array) -> Array:
@@ -135,7 +158,7 @@ class ScalarDetector(Detector):
     def accepted(self, alpha: float) -> tuple[float, float]:
         """Return the range of values that are not called outliers at level ``alpha``, ends included.
 
-        Exactly those with ``p_value(...) > alpha``. An end is infinite where there is no limit.
+        Those with ``p_value(...) > alpha``, up to rounding. An end is infinite where there is no limit.
         """
 
 
@@ -155,9 +178,9 @@ class OneTailed(ScalarDetector):
         return -checked(statistic, 1)
 
     def p_value(self, statistic: Array) -> Array:
-        """Return ``(1 + #{held-out <= value}) / (n + 1)``."""
-        ordered = self.ordered
-        return (1.0 + np.searchsorted(ordered, checked(statistic, 1), "right")) / (len(ordered) + 1)
+        """Return ``(1 + #{held-out <= value}) / (n + 1)``, up to rounding."""
+        ordered, t = self.ordered, checked(statistic, 1)
+        return (1.0 + np.searchsorted(ordered, t + rounding(t), "right")) / (len(ordered) + 1)
 
     def accepted(self, alpha: float) -> tuple[float, float]:
         """Return the values from a quantile upwards."""
@@ -188,8 +211,8 @@ class Typicality(ScalarDetector):
         limits = np.finfo(np.float64)
         t = checked(statistic, 1).clip(limits.min, limits.max)
         mean = (t + self._total()) / (n + 1)
-        rounding = 8 * limits.eps * np.maximum(np.abs(t), np.abs(ordered).max())
-        distance = (np.abs(t - mean) - rounding).clip(min=0)
+        exact = 8 * limits.eps * np.maximum(np.abs(t), np.abs(ordered).max())
+        distance = (np.abs(t - mean) - np.maximum(rounding(t), exact)).clip(min=0)
         below = np.searchsorted(ordered, mean - distance, "right")
         above = n - np.searchsorted(ordered, mean + distance)
         return (1.0 + (below + above).clip(max=n)) / (n + 1)
@@ -241,8 +264,8 @@ class TwoTailed(ScalarDetector):
     def p_value(self, statistic: Array) -> Array:
         """Return ``min(1, 2 p_low, 2 p_high)`` of the one-tailed p-values."""
         t, ordered = checked(statistic, 1), self.ordered
-        too_low = (1.0 + np.searchsorted(ordered, t, "right")) / (len(ordered) + 1)
-        return (2 * np.minimum(too_low, _ranked(t, ordered))).clip(max=1)
+        too_low = (1.0 + np.searchsorted(ordered, t + rounding(t), "right")) / (len(ordered) + 1)
+        return (2 * np.minimum(too_low, _ranked(t - rounding(t), ordered))).clip(max=1)
 
     def accepted(self, alpha: float) -> tuple[float, float]:
         """Return the values between two quantiles, with alpha / 2 of the held-out values outside of each."""
@@ -343,12 +366,12 @@ class DensityDetector(Detector):
         return len(self._scores)
 
     def ranking_rows(self, n: int) -> Array:
-        """Return the second half."""
-        return shuffled_halves(n)[1]
+        """Return the second half; nothing of a single image, which can't shape a density, too."""
+        return shuffled_halves(n)[1] if n > 1 else np.arange(0)
 
     def ranking_count(self, n: int) -> int:
         """Return the size of the second half."""
-        return n - n // 2
+        return n - n // 2 if n > 1 else 0
 
     def state(self) -> dict[str, Array]:
         """Return the densities and the scores of the second half."""
@@ -369,7 +392,7 @@ class DensityDetector(Detector):
     def p_value(self, statistic: Array) -> Array:
         """Return p-values among the second half; scores that differ by rounding count as equal."""
         score = self.score(statistic)
-        return _ranked(score - ROUNDING * (1 + np.abs(score)), self._scores)
+        return _ranked(score - rounding(score), self._scores)
 
 
 class TypicalSet(DensityDetector):

@@ -16,7 +16,6 @@ from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import write_text
 from candid._support.numbers import digest
 from candid.trust.bets import (
-    POWERS,
     Array,
     Bets,
     Carrier,
@@ -25,12 +24,14 @@ from candid.trust.bets import (
     Moments,
     PowerBets,
     Ranks,
+    ScoreBets,
     Wealth,
     bins_of,
     numbers,
     restored,
     same_number,
     saved,
+    score_bets,
     uniform,
 )
 
@@ -38,6 +39,8 @@ FORMAT, VERSION = "candid-watch", 1
 BINS = 2**16
 SCORES, CLASSES = 0, 1
 """The two watches: keys of their random numbers."""
+SKIPPED = -1
+"""The class of an image that the watch of class frequencies skips."""
 FEW_VALUES = 20
 """Fewer different scores than this among held-out images are worth a warning."""
 STRONG = math.log(10)
@@ -103,6 +106,8 @@ class Watch:
         self.proven = proven or among == "stream"
         self.images = 0
         """Images of the stream so far."""
+        self.score = ""
+        """What the scores are, if that can differ: a stream must go on with the same."""
         self._ranks: dict[int, Ranks] = {}
         self._bets: dict[int, Bets] = {}
         self._martingales: dict[int, Martingale] = {}
@@ -128,7 +133,8 @@ class Watch:
 
         Args:
             scores: (n,), rising with outlyingness, of images that nothing was fitted to.
-            classes: the predicted classes of the same images, (n,): numbers from 0.
+            classes: the predicted classes of the same images, (n,): numbers from 0, or -1 for images that
+                the watch of frequencies skips, here and in the stream.
             frequencies: the share of each class among *other* images, such as those of the training, in the
                 order of their numbers or by name; needed with ``classes``. They fix the bets.
             confidence: of the same images, (n,); only to say whether images became less confident.
@@ -140,7 +146,7 @@ class Watch:
         values = numbers("scores", scores)
         if len(values) == 0:
             raise CandidError("A watch needs the scores of held-out images: there are none.")
-        self._start(SCORES, PowerBets(2 if self.proven else 1), BINS, bins_of(values))
+        self._start(SCORES, ScoreBets(2 if self.proven else 1), BINS, bins_of(values))
         if len(values) > FEW_VALUES > len(np.unique(bins_of(values))):
             log.warning(
                 "The held-out scores have fewer than 20 different values in float16, so that small changes "
@@ -155,7 +161,8 @@ class Watch:
                 raise CandidError("The frequencies of at least two classes must be above 0.")
             names = frequencies if isinstance(frequencies, Mapping) else map(str, range(len(q)))
             self._class_names, self._predicted = tuple(names), np.zeros(len(q), dtype=np.int64)
-            self._start(CLASSES, FrequencyBets(q), len(q), self._classes(classes, len(values)))
+            known = self._classes(classes, len(values))
+            self._start(CLASSES, FrequencyBets(q), len(q), known[known != SKIPPED])
         if confidence is not None:
             for value in same_number("confidence", confidence, len(values)).tolist():
                 self._confidence[0].add(value)
@@ -165,7 +172,7 @@ class Watch:
         self._ranks[key], self._bets[key] = Ranks(bins), bets
         if self.among == "held-out":
             self._ranks[key].count(held_out)
-        self._martingales[key] = Martingale(Wealth(len(bets)))
+        self._martingales[key] = Martingale(Wealth.on(bets))
 
     def update(
         self, scores: Any, classes: Any = None, confidence: Any = None, names: Iterable[str] | None = None
@@ -195,9 +202,8 @@ class Watch:
         if len(called) != len(values):
             raise CandidError(f"There are {len(called)} names and scores of {len(values)} images.")
         for i, name in enumerate(called):
-            self._add(
-                {key: int(each[i]) for key, each in bins.items()}, None if sure is None else sure[i], name
-            )
+            own = {key: int(each[i]) for key, each in bins.items() if each[i] != SKIPPED}
+            self._add(own, None if sure is None else sure[i], name)
         return self
 
     def _add(self, bins: dict[int, int], confidence: float | None, name: str | None) -> None:
@@ -301,8 +307,10 @@ class Watch:
             if key != first and each.peak < STRONG:
                 continue
             if key == SCORES:
-                small, *large = each.wealth.shares[1:].reshape(-1, len(POWERS)).sum(1)
-                found.append("more novel" if small > sum(large) else "less novel")
+                bets, on_bets = self._bets[SCORES], each.wealth.shares[1:]
+                assert isinstance(bets, ScoreBets | PowerBets)
+                small = on_bets[: bets.small].sum() > on_bets[bets.small :].sum()
+                found.append("more novel" if small else "less novel")
             elif self._predicted.any():  # none if this very image brought its lowest wealth
                 expected = self._predicted.sum() * np.array(_frequencies(self._bets[CLASSES]))
                 surprise = (self._predicted - expected) / np.sqrt(expected)
@@ -316,8 +324,10 @@ class Watch:
 
     def _classes(self, classes: Any, n: int) -> Array:
         values = same_number("classes", classes, n)
-        if not ((values >= 0) & (values < len(self._class_names)) & (values == np.floor(values))).all():
-            raise CandidError(f"Classes are whole numbers from 0 to {len(self._class_names) - 1}.")
+        whole = (values >= SKIPPED) & (values < len(self._class_names)) & (values == np.floor(values))
+        if not whole.all():
+            last = len(self._class_names) - 1
+            raise CandidError(f"Classes are whole numbers from 0 to {last}, or -1 to skip an image.")
         return values.astype(np.int64)
 
     def _needed(self) -> None:
@@ -355,6 +365,8 @@ class Watch:
             "seed": self.seed,
             "among": self.among,
             "proven": self.proven,
+            "score": self.score,
+            "bets": 2 if isinstance(self._bets[SCORES], ScoreBets) else 1,
             "images": self.images,
             "classes": {}
             if CLASSES not in self._bets
@@ -378,15 +390,16 @@ class Watch:
             among, proven = record.get("among", "held-out"), record.get("proven", True)
             watch = cls(record["level"], record["seed"], among, proven)
             watch.images, watch._rang = record["images"], record["rang"]
+            watch.score = record.get("score", "")
             watch._class_names = tuple(record["classes"])
             watch._predicted = np.array(record["predicted"], dtype=np.int64)
-            sides = 1 if len(record["watches"][SCORES]["shares"]) == 1 + len(POWERS) else 2
-            kinds: list[tuple[Bets, int]] = [(PowerBets(sides), BINS)]
+            begun = score_bets(record.get("bets", 1), len(record["watches"][SCORES]["shares"]))
+            kinds: list[tuple[Bets, int]] = [(begun, BINS)]
             if record["classes"]:
                 kinds.append((FrequencyBets(list(record["classes"].values())), len(record["classes"])))
             for key, ((bets, bins), state) in enumerate(zip(kinds, record["watches"], strict=True)):
                 watch._bets[key] = bets
-                watch._ranks[key], watch._martingales[key] = restored(state, len(bets), bins)
+                watch._ranks[key], watch._martingales[key] = restored(state, bets, bins)
             watch._confidence = [Moments(**each) for each in record["confidence"]]
             if watch._rang is not None:
                 watch._rang["carriers"] = [Carrier(*each) for each in watch._rang["carriers"]]

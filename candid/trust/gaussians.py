@@ -212,7 +212,8 @@ def principal_axes(covariance: Array) -> tuple[Array, Array]:
 
 def offset(features: Array, origin: Array) -> Array:
     """Return features (N, F) minus ``origin``, (F,), in single precision."""
-    return (features - origin.astype(features.dtype)).astype(np.float32)
+    wide = np.result_type(features, np.float32)  # an origin may be too large for half precision
+    return (features - origin.astype(wide)).astype(np.float32)
 
 
 def residual(features: Array, origin: Array, basis: Array) -> Array:

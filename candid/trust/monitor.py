@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,14 +20,15 @@ from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import SAVE_SECONDS, file_hash, locked, remove_unfinished, replacing, write_by_hash
 from candid._support.numbers import Array, digest, tensors_of
-from candid._support.old_formats import current_monitor
-from candid._support.options import checked_names, from_dict, to_dict, without_repeats
-from candid.models.checkpoint import loaded_again
+from candid._support.old_formats import current_monitor, monitor_options
+from candid._support.options import checked_names, from_dict, loaded_again, to_dict, without_repeats
 from candid.trust.arrays import Arrays, checked_groups, checked_labels
+from candid.trust.conformal import discoveries
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, Standard
 from candid.trust.rule import Rule
-from candid.trust.verdict import Examination, NoveltyPromise, Promises, Risk
+from candid.trust.tree import Tree
+from candid.trust.verdict import Examination, NoveltyPromise, Promises, Risk, discovered
 
 log = logging.getLogger("candid")
 RECORD, FORMAT, VERSION = "monitor.json", "candid-monitor", 1
@@ -56,7 +57,7 @@ class Monitor:
 
     Args:
         novelty: the share of ordinary images that may be called novel.
-        error: the share of ordinary images whose class set may miss the true class.
+        error: the share of ordinary images whose answer may miss the true class.
         risk: the share of accepted images that may be wrong; None for no such promise. With it, one half of
             the images fixes the rest of the rule and the other half tests the whole rule.
         delta: the probability that the promise of ``risk`` is wrong.
@@ -65,6 +66,10 @@ class Monitor:
             ``"mahalanobis"``.
         novelty_promise: ``"average"``: the rate of novelty holds on average over held-out sets;
             ``"confident"``: it holds with 95 % confidence for this monitor.
+        confidence: the posterior that an accepted answer has at least; 0 for no such bound.
+        accept_kinds: accept a named kind of at most this many classes; see ``tree`` in :meth:`fit`.
+        fdr: of the images of one call of :meth:`examine` that are called novel, the share that may be
+            ordinary on average; it replaces ``novelty``.
 
     Example:
         >>> import candid
@@ -84,24 +89,29 @@ class Monitor:
 
     def __init__(
         self,
-        novelty: float | None = 0.01,
+        novelty: float | None = 0.05,
         error: float | None = 0.05,
         risk: float | None = None,
         delta: float = 0.05,
         score: str = "combined",
         novelty_promise: NoveltyPromise = "average",
+        confidence: float = 0.8,
+        accept_kinds: int = 0,
+        fdr: float | None = None,
     ) -> None:
         self.novelty, self.error, self.risk, self.delta = novelty, error, risk, delta
-        self.score, self.novelty_promise = score, novelty_promise
+        self.score, self.novelty_promise, self.confidence = score, novelty_promise, confidence
+        self.accept_kinds, self.fdr = accept_kinds, fdr
 
     def __repr__(self) -> str:
-        names = ("novelty", "error", "risk", "delta", "score", "novelty_promise")
-        return f"Monitor({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        shown = {name: getattr(self, name) for name in ("novelty", "error", *Levels.__dataclass_fields__)}
+        return f"Monitor({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def levels(self) -> Levels:
         """The arguments of the constructor, checked."""
-        return Levels(**{name: getattr(self, name) for name in Levels.__dataclass_fields__})
+        values = {name: getattr(self, name) for name in Levels.__dataclass_fields__}
+        return Levels(**values if self.fdr is None else values | {"novelty": None})
 
     def fit(
         self,
@@ -110,6 +120,8 @@ class Monitor:
         features: Any = None,
         class_names: Sequence[str] | None = None,
         by: Any = None,
+        together: Any = None,
+        tree: Mapping[str, str] | Tree | None = None,
     ) -> Self:
         """Learn from labelled images that the classifier was not trained on.
 
@@ -123,6 +135,9 @@ class Monitor:
             class_names: names of the classes; by default their numbers.
             by: groups within which the levels of novelty and error hold: ``"class"`` (the predicted one), or
                 the name of the group of each image, (N,), such as its camera.
+            together: the name of the object, scene or day of each image, (N,): images with one name count
+                once and are on one side of every split. Copies are found without it.
+            tree: the kind above each class and each kind, such as ``{"cat": "animal", "dog": "animal"}``.
 
         Returns:
             The monitor itself.
@@ -137,7 +152,9 @@ class Monitor:
         )
         truth = checked_labels(labels, arrays, names)
         kind, group_names, groups = _groups(by, arrays, names)
-        rule = Rule.fit(arrays.columns, truth, groups, levels)
+        named = None if together is None else checked_groups(together, len(arrays), "together")
+        kinds = Tree.of(tree, names) if isinstance(tree, Mapping) else tree
+        rule = Rule.fit(arrays.columns, truth, groups, named, levels, kinds)
         width = None if arrays.features is None else arrays.features.shape[1]
         self._fitted = Fitted(rule, names, width, kind, group_names)
         for sentence in (*self.promises.raised(), *rule.too_small(group_names)):
@@ -162,9 +179,22 @@ class Monitor:
             raise CandidError(f"There are {len(paths)} paths and logits of {len(arrays)} images.")
         names: Sequence[object] = range(len(arrays)) if paths is None else paths
         groups = _known_groups(by, arrays, fitted)
-        return fitted.rule.examine(
+        examinations = fitted.rule.examine(
             arrays.columns, names, fitted.class_names, groups, groups_are_classes=fitted.by == "class"
         )
+        return examinations if self.fdr is None else discovered(examinations, self.fdr)
+
+    @staticmethod
+    def select(p_values: Any, fdr: float) -> Array:
+        """Return which images are novel, (N,), with at most a share ``fdr`` of false discoveries on average.
+
+        The p-values must come from a monitor with ``fdr`` or with the promise "confident": its score is fixed
+        before the images that rank it are seen.
+
+        >>> Monitor.select([0.001, 0.9, 0.5], fdr=0.1)
+        array([ True, False, False])
+        """
+        return discoveries(np.asarray(p_values, np.float64), fdr)
 
     def scores(self, logits: Any, features: Any = None) -> Array:
         """Return one score of each image for a :class:`candid.Watch`, (N,): it rises with outlyingness.
@@ -221,6 +251,8 @@ class Monitor:
             "by": fitted.by,
             "group_names": list(fitted.group_names),
             "risk": None if risk is None else to_dict(risk),
+            "copies": self.promises.copies,
+            "tree": None if fitted.rule.tree is None else fitted.rule.tree.to_dict(),
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -310,9 +342,11 @@ def _load(folder: Path) -> tuple[Levels, Fitted]:
     arrays = _read_numbers(folder, record["numbers"])
     try:
         arrays = current_monitor(arrays)
-        levels = from_dict(Levels, record["options"])
+        levels = from_dict(Levels, monitor_options(record["options"]))
         risk = None if record["risk"] is None else from_dict(Risk, record["risk"])
-        rule = Rule.restored(levels.score or "combined", arrays, levels, risk)
+        tree = None if record.get("tree") is None else Tree.from_dict(record["tree"])
+        promised = {"risk": risk, "copies": int(record.get("copies", 0))}
+        rule = Rule.restored(levels.score or "combined", arrays, levels, promised, tree)
         names, groups = tuple(record["class_names"]), tuple(record["group_names"])
         return levels, Fitted(rule, names, record["features"], record["by"], groups)
     except (CandidError, KeyError, TypeError, ValueError, IndexError) as error:

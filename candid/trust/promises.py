@@ -40,7 +40,7 @@ Novelty = Annotated[
         "False-alarm rate: at most this share of ordinary images is flagged as novel.",
         above=0,
         below=1,
-        default="0.01",
+        default="0.05",
     ),
 ]
 ErrorLevel = Annotated[
@@ -51,6 +51,29 @@ ErrorLevel = Annotated[
         below=1,
         default="0.05",
     ),
+]
+Confidence = Annotated[
+    float,
+    Option(
+        "An accepted answer has at least this posterior; with less, the most probable classes are listed. "
+        "0 switches it off.",
+        least=0,
+        below=1,
+    ),
+]
+Fdr = Annotated[
+    float | None,
+    Option(
+        "Of the images of this call that are called novel, at most this share is ordinary, on average. It "
+        "replaces --novelty.",
+        above=0,
+        below=1,
+        default="--novelty decides",
+    ),
+]
+AcceptKinds = Annotated[
+    int,
+    Option("Accept a named kind of at most this many classes, such as 'terrier', as an answer.", least=0),
 ]
 RiskLevel = Annotated[
     float | None,
@@ -89,7 +112,18 @@ class Levels:
     risk: RiskLevel = None
     delta: Delta = 0.05
     novelty_promise: Promise = "average"
-    __post_init__ = check_fields  # type: ignore[misc]
+    confidence: Confidence = 0.8
+    accept_kinds: AcceptKinds = 0
+    fdr: Fdr = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.risk is not None and self.accept_kinds:
+            raise CandidError(
+                "The risk is promised of single classes: leave accept_kinds (--accept-kinds) or risk out."
+            )
+        if self.fdr is not None and self.novelty is not None:
+            raise CandidError("Both novelty and fdr say what is novel: leave one of them out.")
 
 
 @dataclass(frozen=True)

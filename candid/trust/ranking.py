@@ -7,9 +7,7 @@ No image both fits a score and ranks it. Scores that learn are fitted to one hal
 ranked by the other half; with few images each fold is ranked by scores that the other folds fitted.
 """
 
-import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -20,16 +18,27 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid.trust import conformal
-from candid.trust.conformal import Detector, OneTailed, checked, checked_held_out, fitted, p_values
+from candid.trust.conformal import (
+    Detector,
+    OneTailed,
+    checked,
+    checked_held_out,
+    fitted,
+    p_values,
+    rounding,
+)
 from candid.trust.gaussians import FitImages
 from candid.trust.learned import LearnedScore
 from candid.trust.scores import Columns, Score, learning_scores
+from candid.trust.series import firsts, halves, in_series, series_of, shuffled_rows
 
 FEW = 400
 """With fewer images than this, scores that learn are cross-fitted."""
 FOLDS = 5
 ALL = -1
 """The group of images that are ranked among the images of all groups."""
+OTHERS = -2
+"""The group of images that are ranked among the images of all groups that are too small on their own."""
 CLIP = 0.9
 """p-values above this count as this: so a score that finds nothing unusual can't outvote the others."""
 TOLERANCE = 1e-9
@@ -89,6 +98,7 @@ class CombinedRanks:
         It takes J n steps for each image, and a bounded memory.
         """
         rows = checked(scores, 2)
+        rows = rows - rounding(rows)
         least = self.statistic(rows) - TOLERANCE
         counts = np.empty(len(rows))
         size = max(1, CHUNK // len(self))
@@ -201,31 +211,6 @@ def new_detector(score: Score) -> Detector:
     return Combined() if score.detector == "Combined" else getattr(conformal, score.detector)()
 
 
-def shuffled(*columns: Array) -> Array:
-    """Return an order of images that looks random, and is the same however the images were sorted.
-
-    It is made from digests of their rows, (N,) or (N, d) of each column. Images whose rows are equal differ
-    by their number, so that copies go to both halves.
-
-    >>> x = np.arange(4.0)
-    >>> bool((x[shuffled(x)] == x[::-1][shuffled(x[::-1])]).all())
-    True
-    """
-    copies: Counter[bytes] = Counter()
-    keys = []
-    for rows in zip(*(np.ascontiguousarray(column) for column in columns), strict=True):
-        row = hashlib.blake2b(b"".join(part.tobytes() for part in rows), digest_size=16).digest()
-        keys.append(hashlib.blake2b(row + copies[row].to_bytes(8)).digest())
-        copies[row] += 1
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
-
-
-def shuffled_rows(columns: Columns, groups: Array) -> Array:
-    """Return the images in the order of :func:`shuffled`, by their labels, groups, logits and features."""
-    labels = () if columns.labels is None else (columns.labels,)
-    return shuffled(*labels, groups, *(columns[name] for name in ("logits", "features") if name in columns))
-
-
 @dataclass(frozen=True)
 class Ranking:
     """A score, what it has learned, and the held-out images that rank it: these had no part in the fit."""
@@ -242,6 +227,10 @@ class Ranking:
     fixed: CombinedRanks | None = None
     """Ranks among further images, which make one fixed score of several; None if there is one score, or if
     the ranks of several are combined exactly."""
+    first: Array | None = None
+    """Whether each is the first of its copies, (n,); None if there are no copies."""
+    small: frozenset[int] = frozenset()
+    """Groups that are too small to be ranked in: their images are ranked among those of all of them."""
     detectors: dict[int, Detector] = field(default_factory=dict, repr=False, compare=False)
     """By group; those that are not there yet are fitted when they are first needed."""
 
@@ -257,14 +246,28 @@ class Ranking:
 
     def count(self, group: int = ALL) -> int:
         """Return how many held-out images an image of a group is ranked among."""
-        n = len(self.groups) if group == ALL else int((self.groups == group).sum())
-        return self.new_detector().ranking_count(n)
+        return self.new_detector().ranking_count(int(self.members(group).sum()))
+
+    def members(self, group: int) -> Array:
+        """Return which held-out images belong to a group, (n,)."""
+        return members(self.groups, group, self.small)
+
+    def without_copies(self) -> "Ranking":
+        """Return the ranking among the first of all copies of each image."""
+        rows = self.first
+        return replace(
+            self,
+            values=self.values[rows],
+            groups=self.groups[rows],
+            classes=self.classes[rows],
+            first=None,
+            detectors={},
+        )
 
     def detector(self, group: int) -> Detector:
         """Return the detector of a group, or of all images."""
         if group not in self.detectors:
-            rows = slice(None) if group == ALL else self.groups == group
-            self.detectors[group] = self.new_detector().fit(self.values[rows])
+            self.detectors[group] = self.new_detector().fit(self.values[self.members(group)])
         return self.detectors[group]
 
     def p_values(self, values: Array, groups: Array) -> Array:
@@ -281,6 +284,13 @@ class Ranking:
             if n := self.count(group):
                 counts[rows] = np.rint(self.detector(group).p_value(values[rows]) * (n + 1)) - 1
         return counts
+
+
+def members(groups: Array, group: int, small: frozenset[int]) -> Array:
+    """Return which images belong to a group, (n,), by their groups; ``OTHERS`` are those of small groups."""
+    if group == ALL:
+        return np.ones(len(groups), bool)
+    return np.isin(groups, list(small)) if group == OTHERS else groups == group
 
 
 def ranked_p_values(rankings: Sequence[Ranking], statistics: Sequence[Array], groups: Array) -> Array:
@@ -314,6 +324,8 @@ def fit_rankings(
     groups: Array,
     order: Callable[[int], Array] | None = None,
     promise: str = "average",
+    series: Array | None = None,
+    together: bool = False,
 ) -> list[Ranking]:
     """Return a score with the held-out images that rank it: several rankings if it is cross-fitted.
 
@@ -324,24 +336,34 @@ def fit_rankings(
         order: gives a random order of n images; by default it is made from digests of their rows.
         promise: what the false-alarm rate has to hold for; "confident" needs a score that is fixed before
             the images that rank it are seen.
+        series: the series of each image, (n,), see :func:`series_of`; no series both fits and ranks.
+        together: whether only one image of each series ranks others; else only copies count once.
     """
-    n, parts = columns.images, score.parts(columns)
+    series = series_of(columns) if series is None else series
+    first, parts = firsts(series), score.parts(columns)
     learners = learning_scores(columns, parts)
     several = isinstance(new_detector(score), Combined) and (len(parts) > 1 or score.of(columns).shape[1] > 1)
+
+    def ranking(
+        rows: Array, learned: Mapping[str, LearnedScore], fixed: CombinedRanks | None = None
+    ) -> Ranking:
+        rows = rows[first[rows]] if together else rows
+        return _ranking(score, learned, columns.rows(rows), groups[rows], fixed, first[rows])
+
     if not learners and (promise == "average" or not several):
-        return [_ranking(score, {}, columns, groups)]
-    rows = shuffled_rows(columns, groups) if order is None else order(n)
-    if learners and n < FEW and promise == "average":
-        return _cross_fitted(score, learners, columns, groups, rows)
+        return [ranking(np.arange(len(first)), {})]
+    order_of = shuffled_rows(columns, groups) if order is None else order(columns.images)
+    rows = in_series(order_of, series)
+    if learners and first.sum() < FEW and promise == "average":
+        return _cross_fitted(score, learners, columns, rows, series, ranking)
     learned: dict[str, LearnedScore] = {}
     if learners:
-        learned = _learned(learners, columns.rows(rows[: n // 2]))
-        rows = rows[n // 2 :]
+        fitting, rows = halves(rows, series)
+        learned = _learned(learners, columns.rows(fitting))
     if promise == "average" or not several:
-        return [_ranking(score, learned, columns.rows(rows), groups[rows])]
-    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    fixed = CombinedRanks(_ranking(score, learned, columns.rows(first), groups[first]).values)
-    return [_ranking(score, learned, columns.rows(second), groups[second], fixed)]
+        return [ranking(rows, learned)]
+    fixing, rows = halves(rows, series)
+    return [ranking(rows, learned, CombinedRanks(ranking(fixing, learned).values))]
 
 
 def _learned(learners: Sequence[Score], columns: Columns) -> dict[str, LearnedScore]:
@@ -358,34 +380,38 @@ def _ranking(
     learned: Mapping[str, LearnedScore],
     columns: Columns,
     groups: Array,
-    fixed: CombinedRanks | None = None,
+    fixed: CombinedRanks | None,
+    first: Array,
 ) -> Ranking:
     classes = columns["predicted"] if columns.labels is None else columns.labels
-    ranking = Ranking(score, learned, np.empty(0), groups, classes, fixed)
+    ranking = Ranking(score, learned, np.empty(0), groups, classes, fixed, None if first.all() else first)
     return replace(ranking, values=ranking.statistic(columns), detectors={})
 
 
 def _cross_fitted(
-    score: Score, learners: Sequence[Score], columns: Columns, groups: Array, order: Array
+    score: Score,
+    learners: Sequence[Score],
+    columns: Columns,
+    order: Array,
+    series: Array,
+    ranking: Callable[[Array, Mapping[str, LearnedScore], CombinedRanks | None], Ranking],
 ) -> list[Ranking]:
     """Return a ranking for each fold, made by the others.
 
     Also the ranks that combine several scores come from the others: for fold k, an image of fold l is scored
     by what the folds but k and l fitted.
     """
-    columns, groups = columns.rows(order), groups[order]
-    fold = np.arange(columns.images) % FOLDS
-    folds = [np.flatnonzero(fold == k) for k in range(FOLDS)]
+    fold = (np.diff(series[order], prepend=-1) != 0).cumsum() - 1
+    fold %= FOLDS
+    folds = [order[fold == k] for k in range(FOLDS)]
     scored: dict[tuple[int, int], Array] = {}
     for k, other in combinations(range(FOLDS), 2) if isinstance(new_detector(score), Combined) else ():
-        learned = _learned(learners, columns.rows((fold != k) & (fold != other)))
+        learned = _learned(learners, columns.rows(order[(fold != k) & (fold != other)]))
         for row, column in ((k, other), (other, k)):
-            rows = folds[column]
-            scored[row, column] = _ranking(score, learned, columns.rows(rows), groups[rows]).values
+            scored[row, column] = ranking(folds[column], learned, None).values
     rankings = []
     for k, rows in enumerate(folds):
         values = [value for (row, _), value in scored.items() if row == k]
         fixed = CombinedRanks(np.concatenate(values)) if values else None
-        learned = _learned(learners, columns.rows(fold != k))
-        rankings.append(_ranking(score, learned, columns.rows(rows), groups[rows], fixed))
+        rankings.append(ranking(rows, _learned(learners, columns.rows(order[fold != k])), fixed))
     return rankings

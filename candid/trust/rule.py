@@ -2,38 +2,42 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
-from candid.trust.conformal import Detector, checked_level, rejected_ranks
+from candid.trust.conformal import Detector, checked_level
 from candid.trust.promises import Levels, no_promise, walk
 from candid.trust.ranking import (
     ALL,
     CLIP,
+    OTHERS,
     Combined,
     CombinedRanks,
     Ranking,
     by_group,
     fit_rankings,
+    members,
     new_detector,
     ranked_p_values,
-    shuffled_rows,
 )
 from candid.trust.scores import SCORES, Columns, Score, chosen_score
+from candid.trust.series import firsts, in_series, series_of, shuffled_rows
+from candid.trust.sets import Truths, answers
+from candid.trust.tree import LIST, Tree
 from candid.trust.verdict import (
     ERROR,
     NOTHING,
     NOVELTY,
+    Answer,
     Examination,
     Level,
     Posterior,
     Promises,
     Risk,
-    Verdict,
     level,
     rounded_up,
 )
@@ -59,15 +63,14 @@ class Rule:
 
     rankings: Sequence[Ranking]
     """Give the p-values of novelty."""
-    true_ratios: Array | None
-    """The posteriors of the true classes of held-out images, each divided by the largest posterior of its
-    image, (n,): class sets come from them. None without labels."""
-    groups: Array
-    """The groups of these images, (n,)."""
-    promises: Mapping[int, Promises]
-    """By group, and of all images: ``ALL``. Groups that are too small have none of their own."""
+    truths: Truths
+    """How far down the answers the true classes of held-out images are: class sets come from them."""
     levels: Levels
     """What was asked."""
+    promises: Mapping[int, Promises]
+    """By group, and of all images: ``ALL``. Groups that are too small have those of ``OTHERS``."""
+    tree: Tree | None = None
+    """Kinds above the classes."""
     by_class: Ranking | None = None
     """Gives the p-values among held-out images of the same predicted class."""
 
@@ -77,10 +80,13 @@ class Rule:
         columns: Mapping[str, Array],
         labels: Array | None = None,
         groups: Array | None = None,
+        together: Sequence[object] | Array | None = None,
         levels: Levels | None = None,
+        tree: Tree | None = None,
         *,
         order: Callable[[int], Array] | None = None,
         proven: bool = True,
+        occasions: bool = False,
         detectors: Mapping[int, Detector] | None = None,
     ) -> "Rule":
         """Return the rule that held-out images give.
@@ -89,10 +95,13 @@ class Rule:
             columns: of n images that the model was not trained on; see :class:`Columns`.
             labels: their true classes, (n,); None if ``columns`` has ``true_posterior``, or without labels.
             groups: the groups within which the levels hold, (n,); by default there are none.
+            together: names of objects, scenes or days, (n,): images with one name count once.
             levels: the score, and what verdicts should promise.
+            tree: kinds above the classes.
             order: gives a random order of n images, for halves and folds; by default from digests of their
                 rows.
             proven: whether the levels are proven: not if the model has learned from these images.
+            occasions: whether these images were taken on the same occasions as the training images.
             detectors: those that were fitted to these images before; that of ``ALL`` is not fitted again.
         """
         levels = levels or Levels()
@@ -100,63 +109,86 @@ class Rule:
             Columns(columns, labels) if labels is not None or not isinstance(columns, Columns) else columns
         )
         groups = np.full(known.images, ALL) if groups is None else groups
+        series = series_of(known, together)
+        fit = partial(cls._of, levels=levels, tree=tree, together=together is not None, proven=proven)
+        copies = known.images - int(firsts(series).sum())
         if levels.risk is None:
-            return cls._of(known, groups, levels, order, proven, detectors)
+            rule = fit(known, groups, series, order, detectors)
+            return rule._with(copies=copies, occasions=occasions)
         if "true_posterior" not in known:
             raise CandidError(NO_LABELS)
         shuffled = shuffled_rows(known, groups) if order is None else order(known.images)
-        n = known.images // 2
-        shaping, testing = (known.rows(rows) for rows in (shuffled[:n], shuffled[n:]))
-        rule = cls._of(shaping, groups[shuffled[:n]], levels, np.arange, proven)
-        risk = rule._tested(testing, groups[shuffled[n:]], known.images)
-        promises = {group: replace(promise, risk=risk) for group, promise in rule.promises.items()}
-        return replace(rule, promises=promises)
+        shuffled = in_series(shuffled[firsts(series)[shuffled]], series)
+        shaping, testing = shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :]
+        rule = fit(known.rows(shaping), groups[shaping], series[shaping], np.arange)
+        risk = rule._tested(known.rows(testing), groups[testing], known.images)
+        return rule._with(risk=risk, copies=copies, occasions=occasions)
 
     @classmethod
     def _of(
         cls,
         columns: Columns,
         groups: Array,
-        levels: Levels,
+        series: Array,
         order: Callable[[int], Array] | None,
-        proven: bool,
         detectors: Mapping[int, Detector] | None = None,
+        *,
+        levels: Levels,
+        tree: Tree | None,
+        together: bool,
+        proven: bool,
     ) -> "Rule":
         score = chosen_score(columns, levels.score, "arrays" if "logits" in columns else "model")
-        rankings = fit_rankings(score, columns, groups, order, levels.novelty_promise)
+        promise = "confident" if levels.fdr is not None else levels.novelty_promise
+        rankings = fit_rankings(score, columns, groups, order, promise, series, together)
         if detectors and ALL in detectors and len(rankings[0].groups) == columns.images:
             rankings[0].detectors[ALL] = detectors[ALL]
-        true_ratios = None
-        if "true_posterior" in columns:
-            true_ratios = columns["true_posterior"] / columns["max_posterior"]
-        elif levels.error is not None:
+        truths = Truths.of(columns, groups, firsts(series), levels.confidence, tree)
+        if truths.ratios is None and levels.error is not None:
             raise CandidError(NO_LABELS)
-        return cls.of(rankings, true_ratios, groups, levels, proven)
+        return cls.of(rankings, truths.rows(truths.first) if together else truths, levels, tree, proven)
 
     @classmethod
     def of(
         cls,
         rankings: Sequence[Ranking],
-        true_ratios: Array | None,
-        groups: Array,
+        truths: Truths,
         levels: Levels,
+        tree: Tree | None = None,
         proven: bool = True,
     ) -> "Rule":
         """Return the rule with the levels that the number of images in each group allows."""
-        parts = rankings, true_ratios, groups
-        name = rankings[0].score.name
-        promises: dict[int, Promises] = {}
-        for group in (ALL, *np.unique(groups[groups != ALL]).tolist()):
-            novelty, error = _levels(*parts, levels, group)
-            if not proven:
-                novelty, error = novelty._replace(proven=1.0), error._replace(proven=1.0)
-            whole = promises.get(ALL)
-            if whole is None or (
-                novelty.in_force <= whole.novelty.in_force and error.in_force <= whole.error.in_force
-            ):
-                n = sum(ranking.count(group) for ranking in rankings)
-                promises[group] = Promises(name, n, novelty, error)
-        return cls(*parts, promises, levels)
+        counts, n = partial(_counts, rankings, truths), rankings[0].count(ALL)
+        least_rank = round(rankings[0].detector(ALL).smallest_p_value * (n + 1)) if len(rankings) == 1 else 1
+        allowed = partial(_levels, levels, len(rankings), least_rank, proven)
+        novelty, error = allowed(*counts(ALL))
+
+        def large(n: int, images: int) -> bool:
+            within = allowed(n, images)
+            return within[0].in_force <= novelty.in_force and within[1].in_force <= error.in_force
+
+        name, n = rankings[0].score.name, counts(ALL)[0]
+        promises = {ALL: Promises(name, n, novelty, error, confidence=levels.confidence, fdr=levels.fdr)}
+        small = set()
+        for group in np.unique(truths.groups[truths.groups != ALL]).tolist():
+            n, images = counts(group)
+            if large(n, images):
+                promises[group] = _within(promises[ALL], n, *allowed(n, images))
+            # of a new image's group, it is one more; so this division treats all images alike
+            if not large(n - 1, images - 1):
+                small.add(group)
+        if small:
+            rankings = [replace(ranking, small=frozenset(small), detectors={}) for ranking in rankings]
+            truths = replace(truths, small=frozenset(small))
+            within = _counts(rankings, truths, OTHERS)
+            promises[OTHERS] = _within(promises[ALL], within[0], *allowed(*within))
+        return cls(rankings, truths, levels, promises, tree)
+
+    def _with(self, **changes: Any) -> "Rule":
+        """Return the rule with other entries of all promises."""
+        return replace(
+            self, promises={g: replace(promise, **changes) for g, promise in self.promises.items()}
+        )
 
     def with_class_ranks(self, predicted: Array, detectors: Mapping[int, Detector] | None = None) -> "Rule":
         """Return the rule with p-values among held-out images of the same predicted class.
@@ -177,70 +209,89 @@ class Rule:
         return self.rankings[0].score
 
     @cached_property
+    def distinct(self) -> list[Ranking]:
+        """The rankings among the first of all copies of each image; empty if there are no copies."""
+        if all(ranking.first is None for ranking in self.rankings):
+            return []
+        return [r if r.first is None else r.without_copies() for r in self.rankings]
+
+    @cached_property
     def smallest_ratios(self) -> dict[int, float]:
         """By group: a class is in the class set if its posterior is at least this share of the largest."""
-        if self.true_ratios is None:
-            return dict.fromkeys(self.promises, 1.0)
-        smallest = {}
-        for group, promises in self.promises.items():
-            ratios = self.true_ratios if group == ALL else self.true_ratios[self.groups == group]
-            rank = rejected_ranks(len(ratios), promises.error.cut) if promises.error.cut < 1 else len(ratios)
-            smallest[group] = float(np.partition(ratios, rank - 1)[rank - 1]) if rank else 0.0
-        return smallest
+        return {group: self.truths.smallest_ratio(group, p.error.cut) for group, p in self.promises.items()}
+
+    @cached_property
+    def bounds(self) -> dict[int, float]:
+        """The smallest ratios of classes that were taught, by number: these have one of their own."""
+        return self.truths.bounds(self.promises[ALL].error.cut)
 
     def ranked_in(self, groups: Array) -> Array:
-        """Return the groups that images are ranked in: their own, or all images if it is too small."""
+        """Return the groups that images are ranked in: their own, or ``OTHERS`` if it is small or unknown."""
+        rest = OTHERS if OTHERS in self.promises else ALL
         if len(self.promises) == 1:
             return np.full(len(groups), ALL)
-        return np.where(np.isin(groups, list(self.promises)), groups, ALL)
+        return np.where(np.isin(groups, list(self.promises)) & (groups != ALL), groups, rest)
 
     def p_values(self, columns: Columns, groups: Array | None = None) -> Array:
         """Return the p-values of N images of these groups, (N,): the share of images that are as unusual."""
         groups = np.full(columns.images, ALL) if groups is None else groups
         statistics = [ranking.statistic(columns) for ranking in self.rankings]
-        return ranked_p_values(self.rankings, statistics, self.ranked_in(groups))
+        return self._ranked(statistics, self.ranked_in(groups))
 
-    def verdicts(
-        self, posterior: Array, p_value: Array, groups: Array | None = None
-    ) -> tuple[list[Verdict], list[int]]:
-        """Return the verdicts on N images and the sizes of their class sets, from posteriors (N, M).
+    def _ranked(self, statistics: Sequence[Array], ranked_in: Array) -> Array:
+        """Return p-values; with copies the larger one of those among all images and among distinct ones.
 
-        An image is novel if its p-value is at most the level of novelty; else it is accepted if its class set
-        has one class, and ambiguous if it has several. From the ratios ``q_i = p(y_i | x_i) / max_k p(k |
-        x_i)`` of the true classes of n held-out images, class y is in the set of x if
-        ``(1 + #{i: q_i <= p(y | x) / max_k p(k | x)}) / (n + 1)`` is above the level of error. The most
-        probable class always is. If an image is exchangeable with the held-out ones, its true class is not
-        in the set with a probability of at most that level, however bad the posteriors are. With a promised
-        risk, an image whose confidence is too low for it is ambiguous, too.
+        Equal rows may be copies of an image, or images that look the same to a coarse score. The first kind
+        counts once, the second one as often as it is there: the larger p-value is valid for both.
         """
-        confidence = posterior.max(1)
-        novelty, ratio = self._cuts(np.full(len(posterior), ALL) if groups is None else groups)
-        sizes = (posterior / confidence[:, None] >= ratio[:, None]).sum(1)
-        if self.true_ratios is None:
-            sizes = np.ones(len(posterior), np.int64)
-        if (risk := self.promises[ALL].risk) is not None:
-            sizes = np.where(confidence >= risk.threshold, sizes, sizes.clip(min=2))
-        kinds: list[Verdict] = [
-            "novel" if novel else "accept" if size == 1 else "ambiguous"
-            for novel, size in zip((p_value <= novelty).tolist(), sizes.tolist(), strict=True)
-        ]
-        return kinds, sizes.tolist()
+        p = ranked_p_values(self.rankings, statistics, ranked_in)
+        return np.maximum(p, ranked_p_values(self.distinct, statistics, ranked_in)) if self.distinct else p
 
-    def _cuts(self, groups: Array) -> tuple[Array, Array]:
-        """Return the p-value up to which each image is novel, and the smallest ratio in its class set."""
-        novelty, ratio = np.empty((2, len(groups)))
+    def named(self, posterior: Array, groups: Array | None = None) -> Array:
+        """Return which classes the answers about N images name, from their posteriors (N, M), (N, M).
+
+        From the ratios ``q_i = p(y_i | x_i) / max_k p(k | x_i)`` of the true classes of n held-out images,
+        class y is in the set of x if ``(1 + #{i: q_i <= p(y | x) / max_k p(k | x)}) / (n + 1)`` is above the
+        level of error. The most probable class always is. If an image is exchangeable with the held-out ones,
+        its true class is not in the set with a probability of at most that level, however bad the posteriors
+        are. The set grows until its posteriors add up to the confidence; below the threshold of a promised
+        risk it has two classes at least. With a tree, more than three classes become all classes of the
+        smallest kind that covers them, and ``q_i`` is where that answer first has the true class.
+        """
+        groups = np.full(len(posterior), ALL) if groups is None else groups
+        ratio = np.empty(len(posterior))
         for group, rows in by_group(self.ranked_in(groups)):
-            novelty[rows], ratio[rows] = self.promises[group].novelty.cut, self.smallest_ratios[group]
-        return novelty, ratio
+            ratio[rows] = self.smallest_ratios[group]
+        named = answers(posterior, ratio, self.levels.confidence, self.bounds)
+        if (risk := self.promises[ALL].risk) is not None:
+            risky = np.flatnonzero((posterior.max(1) < risk.threshold) & (named.sum(1) == 1))
+            named[risky[:, None], np.argsort(-posterior[risky], axis=1, kind="stable")[:, :2]] = True
+        return named
+
+    def _novel(self, p_value: Array, ranked_in: Array) -> Array:
+        """Return which images are novel at the level of their group; none, if all images of a call decide."""
+        if self.levels.fdr is not None:
+            return np.zeros(len(p_value), bool)
+        cut = np.empty(len(p_value))
+        for group, rows in by_group(ranked_in):
+            cut[rows] = self.promises[group].novelty.cut
+        return p_value <= cut
 
     def _tested(self, tests: Columns, groups: Array, held_out: int) -> Risk:
         """Return the promise of the risk from held-out images that had no part in this rule."""
         assert self.levels.risk is not None
         risk, delta = checked_level("risk", self.levels.risk), checked_level("delta", self.levels.delta)
-        confidence, (novelty, ratio) = tests["max_posterior"], self._cuts(groups)
+        if self.bounds:
+            raise CandidError(
+                "No risk can be promised after teaching, since few photos of the taught classes were left "
+                "out: calibrate the model with labelled photos of all classes first, or leave risk out."
+            )
+        confidence, ranked_in = tests["max_posterior"], self.ranked_in(groups)
         # not measured by earlier versions: no more than this
         second = tests["second_posterior"] if "second_posterior" in tests else 1 - confidence
-        passed = (self.p_values(tests, groups) > novelty) & (second / confidence < ratio)
+        ratio = np.array([self.smallest_ratios[group] for group in ranked_in.tolist()])
+        single = (second / confidence < ratio) & (confidence >= self.levels.confidence)
+        passed = single & ~self._novel(self.p_values(tests, groups), ranked_in)
         wrong = tests["true_posterior"] < confidence
         if tests.labels is not None:
             wrong = tests["predicted"] != tests.labels
@@ -270,27 +321,43 @@ class Rule:
         groups = np.full(len(names), ALL) if groups is None else groups
         posterior, ranked_in = columns["posterior"], self.ranked_in(groups)
         statistics = [ranking.statistic(columns) for ranking in self.rankings]
-        p_value = ranked_p_values(self.rankings, statistics, ranked_in)
-        kinds, sizes = self.verdicts(posterior, p_value, groups)
+        p_value = self._ranked(statistics, ranked_in)
         within: list[float | None] = [None] * len(names)
         if self.by_class is not None:
             known = np.isin(columns["predicted"], self.by_class.groups)
             classes = np.where(known, columns["predicted"], ALL)
             within = self.by_class.p_values(statistics[0], classes).tolist()
         elif groups_are_classes:
-            within = [
-                None if g == ALL else p for g, p in zip(ranked_in.tolist(), p_value.tolist(), strict=True)
-            ]
+            within = [None if g < 0 else p for g, p in zip(ranked_in.tolist(), p_value.tolist(), strict=True)]
         densities = columns["log_density"].tolist() if "log_density" in columns else [None] * len(names)
-        judged = zip(p_value.tolist(), within, kinds, sizes, densities, ranked_in.tolist(), strict=True)
+        named, novel = self.named(posterior, groups), self._novel(p_value, ranked_in).tolist()
+        sizes = named.sum(1).tolist()
+        judged = zip(p_value.tolist(), within, novel, sizes, densities, ranked_in.tolist(), strict=True)
         examinations = []
-        for name, row, (p, class_p, kind, size, density, group) in zip(names, posterior, judged, strict=True):
-            shares = Posterior(class_names, row)
-            fitting = () if kind == "novel" else tuple(class_names[y] for y in shares.order(size))
+        for i, (name, (p, class_p, is_novel, size, density, group)) in enumerate(
+            zip(names, judged, strict=True)
+        ):
+            shares = Posterior(class_names, posterior[i])
+            answer = Answer("novel") if is_novel else self._answer(shares, named[i], size)
             examinations.append(
-                Examination(str(name), shares, p, class_p, kind, fitting, density, self.promises[group])
+                Examination(
+                    str(name), shares, p, class_p, *answer, log_density=density, promises=self.promises[group]
+                )
             )
         return examinations
+
+    def _answer(self, posterior: Posterior, named: Array, size: int) -> Answer:
+        """Return the verdict on an image that is not novel, with the classes that its answer names."""
+        if size == 1:
+            return Answer("accept", (posterior.label,))
+        if self.tree is None or size <= LIST:
+            return Answer("ambiguous", posterior.among(named))
+        kind = self.tree.cover(np.flatnonzero(named))
+        node, leaves = self.tree.kind(kind), int(self.tree.counts[kind])
+        classes = posterior.among(self.tree.covers_class(kind))
+        if node is None:
+            return Answer("ambiguous", classes)
+        return Answer("accept" if leaves <= self.levels.accept_kinds else "ambiguous", classes, node, leaves)
 
     def false_alarms(self, class_names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return by class how many held-out images would be called novel, and of how many.
@@ -298,15 +365,18 @@ class Rule:
         Each is ranked among the others, by scores that it did not fit. The classes are the true ones, or
         those that the model predicts where the true ones were not stored.
         """
+        rankings = self.distinct or self.rankings
         values, groups, classes = (
-            np.concatenate([getattr(ranking, name) for ranking in self.rankings])
+            np.concatenate([getattr(ranking, name) for ranking in rankings])
             for name in ("values", "groups", "classes")
         )
         ranked_in = self.ranked_in(groups)
         novel, counted = np.zeros((2, len(classes)), bool)
         for group, promises in self.promises.items():
-            rows = np.flatnonzero(ranked_in >= ALL if group == ALL else groups == group)
-            detector = self.rankings[0].new_detector()
+            rows = np.flatnonzero(members(groups, group, rankings[0].small))
+            if not len(rows):
+                continue
+            detector = rankings[0].new_detector()
             share = detector.among_others(values[rows])
             ranking = rows[detector.ranking_rows(len(rows))]
             own = ranked_in[ranking] == group
@@ -319,14 +389,15 @@ class Rule:
 
     def too_small(self, names: Sequence[str]) -> list[str]:
         """Return a sentence about each group that is too small for the levels within it."""
-        sentences, whole = [], self.promises[ALL]
+        sentences, whole, rest = [], self.promises[ALL], self.promises.get(OTHERS, self.promises[ALL])
+        small = [name for group, name in enumerate(names) if group not in self.promises]
         for group, name in enumerate(names):
             if group in self.promises:
                 continue
-            n = sum(ranking.count(group) for ranking in self.rankings)
+            n, images = _counts(self.distinct or self.rankings, self.truths, group)
             hint = "give more images of it"
             if n:
-                within = _levels(self.rankings, self.true_ratios, self.groups, self.levels, group)
+                within = _levels(self.levels, len(self.rankings), 1, True, n, images)
                 higher = [
                     f"{what} to at least {rounded_up(level.smallest):g}"
                     for what, level, all_ in zip(
@@ -337,8 +408,13 @@ class Rule:
                 hint += f", or set {' and '.join(higher)}"
             sentences.append(
                 f"Group '{name}' has {n} held-out images to rank among, too few for these levels within it: "
-                f"its images are ranked among those of all groups; {hint}."
+                f"its images are ranked among those of small groups; {hint}."
             )
+        if small:
+            sentences += [
+                f"In the {len(small)} small groups together: {sentence}"
+                for sentence in replace(rest, copies=0, occasions=False).raised()
+            ]
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
@@ -348,24 +424,28 @@ class Rule:
           clipped at ``clip``.
         - ``novelty``: an image with this p-value or less is novel.
         - ``smallest_ratio``: a class is in the class set if its posterior is at least this share of the
-          largest one. It is 1 if the held-out images have no labels.
+          largest one. It is 1 if the held-out images have no labels. Classes in ``smallest_ratios`` have one
+          of their own.
+        - ``confidence``: more of the most probable classes join, until their posteriors add up to this.
         """
         return {
             "novelty": self.promises[ALL].novelty.cut,
             "clip": CLIP,
             "smallest_ratio": self.smallest_ratios[ALL],
+            "smallest_ratios": {str(y): ratio for y, ratio in self.bounds.items()},
+            "confidence": self.levels.confidence,
             "promises": self.promises[ALL].sentences(),
             "held_out_novelty": self.rankings[0].values.tolist(),
         }
 
     def state(self) -> dict[str, Array]:
         """Return all numbers of the rule, to be saved."""
-        arrays = {"groups": self.groups, "rankings": np.array(len(self.rankings))}
-        if self.true_ratios is not None:
-            arrays["true_ratios"] = self.true_ratios
+        arrays = self.truths.state() | {"rankings": np.array(len(self.rankings))}
         for i, ranking in enumerate(self.rankings):
             values = ranking.values if ranking.values.ndim == 2 else -ranking.values[:, None]
             parts = {"held_out": values, "groups": ranking.groups, "labels": ranking.classes}
+            if ranking.first is not None:
+                parts["first"] = ranking.first
             if ranking.fixed is not None:
                 parts["fixed.held_out"] = ranking.fixed.held_out
             for name, learned in ranking.learned.items():
@@ -374,14 +454,17 @@ class Rule:
         return arrays
 
     @classmethod
-    def restored(cls, score: str, arrays: Mapping[str, Array], levels: Levels, risk: Risk | None) -> "Rule":
-        """Return the rule whose :meth:`state` it was; ``risk`` is what it promised."""
+    def restored(
+        cls,
+        score: str,
+        arrays: Mapping[str, Array],
+        levels: Levels,
+        promised: Mapping[str, Any],
+        tree: Tree | None = None,
+    ) -> "Rule":
+        """Return the rule whose :meth:`state` it was; ``promised`` are entries of its promises."""
         rankings = [_restored(SCORES[score], under(f"{i}.", arrays)) for i in range(int(arrays["rankings"]))]
-        rule = cls.of(rankings, arrays.get("true_ratios"), arrays["groups"], levels)
-        if risk is None:
-            return rule
-        promises = {group: replace(promise, risk=risk) for group, promise in rule.promises.items()}
-        return replace(rule, promises=promises)
+        return cls.of(rankings, Truths.restored(arrays), levels, tree)._with(**promised)
 
 
 def _restored(score: Score, arrays: Mapping[str, Array]) -> Ranking:
@@ -392,7 +475,8 @@ def _restored(score: Score, arrays: Mapping[str, Array]) -> Ranking:
     fixed = CombinedRanks(arrays["fixed.held_out"]) if "fixed.held_out" in arrays else None
     values = arrays["held_out"]
     several = isinstance(new_detector(score), Combined) and fixed is None
-    ranking = Ranking(score, learned, values, arrays["groups"], arrays["labels"], fixed)
+    first = arrays.get("first")
+    ranking = Ranking(score, learned, values, arrays["groups"], arrays["labels"], fixed, first)
     return ranking if several or values.shape[1] > 1 else replace(ranking, values=-values[:, 0])
 
 
@@ -401,16 +485,20 @@ def under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
+def _counts(rankings: Sequence[Ranking], truths: Truths, group: int) -> tuple[int, int]:
+    """Return how many held-out images of a group rank new ones, and how many have a true class."""
+    distinct = [ranking if ranking.first is None else ranking.without_copies() for ranking in rankings]
+    return sum(ranking.count(group) for ranking in distinct), truths.count(group)
+
+
+def _within(promises: Promises, n: int, novelty: Level, error: Level) -> Promises:
+    return replace(promises, n_reference=n, novelty=novelty, error=error)
+
+
 def _levels(
-    rankings: Sequence[Ranking], true_ratios: Array | None, groups: Array, levels: Levels, group: int
+    levels: Levels, folds: int, least_rank: int, proven: bool, n: int, images: int
 ) -> tuple[Level, Level]:
-    """Return the levels of novelty and error within a group, or over all images."""
-    n = sum(ranking.count(group) for ranking in rankings)
-    least_rank = 1
-    if n and len(rankings) == 1:
-        least_rank = round(rankings[0].detector(group).smallest_p_value * (n + 1))
-    novelty = level(levels.novelty, NOVELTY, n, levels.novelty_promise, len(rankings), least_rank)
-    if true_ratios is None:
-        return novelty, NOTHING
-    images = len(groups) if group == ALL else int((groups == group).sum())
-    return novelty, level(levels.error, ERROR, images)
+    """Return the levels of novelty and error among ``n`` and ``images`` held-out images."""
+    novelty = level(levels.novelty, NOVELTY, max(n, 0), levels.novelty_promise, folds, least_rank)
+    error = NOTHING if images < 0 else level(levels.error, ERROR, images)
+    return (novelty, error) if proven else (novelty._replace(proven=1.0), error._replace(proven=1.0))

@@ -109,15 +109,20 @@ class Tree:
         return cls.of(above, class_names)
 
     @classmethod
-    def from_dict(cls, entry: Any) -> "Tree":
-        """Return the tree that :meth:`to_dict` described."""
+    def from_dict(cls, entry: Any, classes: int | None = None) -> "Tree":
+        """Return the tree that :meth:`to_dict` described, of this number of classes."""
         try:
             names, parents, class_parents = (
                 tuple(entry[key]) for key in ("names", "parents", "class_parents")
             )
-            return cls(tuple(map(str, names)), tuple(map(int, parents)), tuple(map(int, class_parents)))
+            tree = cls(tuple(map(str, names)), tuple(map(int, parents)), tuple(map(int, class_parents)))
         except (KeyError, TypeError, ValueError) as error:
             raise CandidError(f"The tree of classes can't be read ({error}): restore it.") from error
+        if classes not in (None, len(tree.class_parents)):
+            raise CandidError(
+                f"The tree is of {len(tree.class_parents)} classes, not of {classes}: restore it."
+            )
+        return tree
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tree as JSON."""
@@ -154,25 +159,13 @@ class Tree:
         shared = np.logical_and.accumulate((paths == paths[0]) & (paths >= 0), axis=1).sum(1)
         return paths[0, np.minimum.accumulate(shared) - 1]
 
-    def below(self, kind: int) -> Array:
-        """Return the numbers of the classes that a kind covers."""
-        return np.flatnonzero((self.paths == kind).any(1))
+    def covers_class(self, kind: int) -> Array:
+        """Return which classes a kind covers, (M,)."""
+        return (self.paths == kind).any(1)
 
     def kind(self, number: int) -> str | None:
         """Return the name of a kind, or None if it covers too much to be named."""
         return self.names[number] if number and self.counts[number] <= NAMED else None
-
-    def answer(self, order: Array, size: int) -> tuple[Array, int | None]:
-        """Return the classes of an answer that must cover the first ``size`` classes of ``order``.
-
-        Returns:
-            These classes themselves, if there are at most :data:`LIST`; else all classes of the smallest kind
-            that covers them, the most probable ones first, and the number of that kind.
-        """
-        if size <= LIST:
-            return order[:size], None
-        kind = self.cover(order[:size])
-        return order[(self.paths[order] == kind).any(1)], kind
 
     def reach(self, posterior: Array, labels: Array) -> tuple[Array, Array]:
         """Return from where on the answers about N images hold their true classes.

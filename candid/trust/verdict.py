@@ -5,14 +5,15 @@ section 16, has the proofs.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from candid._support.numbers import Array
 from candid._support.text import percent
+from candid.trust.conformal import discoveries
 
 Verdict = Literal["accept", "ambiguous", "novel"]
 TOP = 5
@@ -21,7 +22,7 @@ WIDTHS = (24, 10, 8, 10, 0)
 """Columns of a line."""
 CONFIDENCE = 0.95
 """Of the promise "with 95 % confidence for this model"."""
-NOVELTY, ERROR = 0.01, 0.05
+NOVELTY, ERROR = 0.05, 0.05
 """Default levels of the verdict."""
 NoveltyPromise = Literal["average", "confident"]
 UNPROVEN = "no bound is proven, since the model has learned from held-out images, each left out in turn"
@@ -44,7 +45,7 @@ class VerdictKind(NamedTuple):
 KINDS: dict[Verdict, VerdictKind] = {
     "novel": VerdictKind("novel", "Unlike the images that the model knows.", "#b3400a", "#ff8f5c", "poor"),
     "ambiguous": VerdictKind("ambiguous", "Several classes fit.", "#8a5a00", "#e8b04a", "fair"),
-    "accept": VerdictKind("accept", "A typical image of one class.", "#00704f", "#4fc59a", "good"),
+    "accept": VerdictKind("accept", "A known kind, and one class fits.", "#00704f", "#4fc59a", "good"),
 }
 """All verdicts in the order in which people look at them: what needs attention first."""
 
@@ -105,6 +106,14 @@ class Promises:
     """The share of ordinary images whose class set misses the true class."""
     risk: Risk | None = None
     """The share of accepted images that is wrong; None if it was not asked for."""
+    confidence: float = 0.0
+    """An accepted answer has at least this posterior."""
+    fdr: float | None = None
+    """The share of ordinary images among those that one call names novel; None if novelty decides."""
+    copies: int = 0
+    """How many held-out images are copies of others, or of one series with others: these count once."""
+    occasions: bool = False
+    """Whether all held-out images were taken on the occasions of the training images."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the promises as JSON."""
@@ -126,9 +135,13 @@ class Promises:
         """Return the promises in words; first the levels that differ from what was asked, if any do."""
         found = [
             *self.raised(),
-            _rate("Novelty", self.novelty, "of ordinary images is called novel"),
-            _rate("Error", self.error, "of ordinary images has a class set without its true class"),
+            self._novelty(),
+            _rate("Error", self.error, "of ordinary images has an answer without its true class"),
         ]
+        if self.confidence:
+            found.append(
+                f"Confidence: an accepted answer has a posterior of at least {in_percent(self.confidence)}."
+            )
         if self.risk is not None:
             how = f"with {in_percent(1 - self.risk.delta)} confidence for this model"
             if self.novelty.proven == 1:
@@ -137,7 +150,22 @@ class Promises:
                 f"Risk {in_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
                 f"accepted are {percent(self.risk.coverage)} of {self.risk.images} held-out images."
             )
+        if self.copies:
+            found.append(
+                f"{self.copies} of the held-out images are copies of others or of one series with them: each "
+                "counts once."
+            )
+        if self.occasions:
+            found.append("All of this is for images taken on the same occasions as the training images.")
         return found
+
+    def _novelty(self) -> str:
+        if self.fdr is None:
+            return _rate("Novelty", self.novelty, "of ordinary images is called novel")
+        return (
+            f"False discoveries {in_percent(self.fdr)}: of the images of this call that are called novel, at "
+            "most this share is ordinary, on average over held-out sets and calls."
+        )
 
 
 def _rate(name: str, level: Level, what: str) -> str:
@@ -168,7 +196,7 @@ class Sighting(NamedTuple):
     score: float
     """The score that is watched: see :class:`candid.judging.watched.WatchedScore`."""
     predicted: int
-    """The number of the most probable class."""
+    """The number of the most probable class; -1 if it was taught."""
     confidence: float
 
 
@@ -215,6 +243,12 @@ class Posterior(Mapping[str, float]):
             self._order = np.argsort(-self._values, kind="stable").tolist()
         return self._order[:count]
 
+    def among(self, named: Array) -> tuple[str, ...]:
+        """Return the names of some classes, (M,), the most probable first."""
+        classes = np.flatnonzero(named)
+        order = np.argsort(-self._values[classes], kind="stable")
+        return tuple(self._names[y] for y in classes[order].tolist())
+
     def __getitem__(self, name: str) -> float:
         try:
             return float(self._values[self._names.index(name)])
@@ -239,6 +273,15 @@ class Posterior(Mapping[str, float]):
         return repr(self.top(len(self._names)))
 
 
+class Answer(NamedTuple):
+    """What is said of an image."""
+
+    verdict: Verdict
+    classes: tuple[str, ...] = ()
+    node: str | None = None
+    node_leaves: int | None = None
+
+
 @dataclass(frozen=True)
 class Examination:
     """What a model says of one image.
@@ -251,6 +294,9 @@ class Examination:
         class_p_value: the same among held-out images of the same predicted class.
         verdict: a key of :data:`KINDS`: ``"accept"``, ``"ambiguous"`` or ``"novel"``.
         classes: the names in the class set, most probable first; empty of a novel image.
+        node: a kind of classes that covers them, such as "terrier"; None for a list, or if no kind is small
+            enough to say something.
+        node_leaves: the number of classes of the kind.
         log_density: log p(image) in nats; None of a model without a density.
         promises: what the verdict promises.
         evidence: the image and the outputs of the network, if they were asked for.
@@ -268,6 +314,8 @@ class Examination:
     class_p_value: float | None = None
     verdict: Verdict | None = None
     classes: tuple[str, ...] | None = None
+    node: str | None = None
+    node_leaves: int | None = None
     log_density: float | None = None
     promises: Promises | None = None
     evidence: Any = field(default=None, repr=False, compare=False)
@@ -283,6 +331,20 @@ class Examination:
         """The largest posterior."""
         return self.posterior.largest if isinstance(self.posterior, Posterior) else self.posterior[self.label]
 
+    @property
+    def answer(self) -> str:
+        """What it is, in words: a class, a short list of classes or a kind of classes.
+
+        >>> Examination("x.png", {"cat": 0.6, "dog": 0.4}, 0.4, classes=("cat", "dog")).answer
+        'cat or dog'
+        """
+        classes = self.classes or ()
+        if self.node is not None:
+            return f"some {self.node}: {self.node_leaves} classes"
+        if len(classes) > TOP:
+            return f"no common kind: {', '.join(classes[:TOP])}, …"
+        return f"{', '.join(classes[:-1])} or {classes[-1]}" if len(classes) > 1 else "".join(classes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the examination as JSON, with the five most probable classes."""
         shares = self.posterior if isinstance(self.posterior, Posterior) else Posterior.of(self.posterior)
@@ -295,6 +357,8 @@ class Examination:
             "class_p_value": self.class_p_value,
             "verdict": self.verdict,
             "classes": None if self.classes is None else list(self.classes),
+            "node": self.node,
+            "node_leaves": self.node_leaves,
             "log_density_nats": self.log_density,
             "promises": None if self.promises is None else self.promises.to_dict(),
         }
@@ -303,9 +367,16 @@ class Examination:
         """Return one line for a terminal, in the columns of :func:`heading`."""
         p_value = "–" if self.p_value is None else f"{self.p_value:.3f}"
         line = _line(self.label, f"{100 * self.confidence:.1f} %", p_value, self.verdict or "–", self.path)
-        if self.classes is not None and len(self.classes) > 1:
-            line += f"  ({', '.join(self.classes[:TOP])}{', …' if len(self.classes) > TOP else ''})"
-        return line
+        return line if self.classes is None or len(self.classes) < 2 else f"{line}  ({self.answer})"
+
+
+def discovered(examinations: Sequence[Examination], fdr: float) -> list[Examination]:
+    """Return examinations of which those that are discoveries at this rate are novel, and no others."""
+    p_values = [1.0 if e.p_value is None else e.p_value for e in examinations]
+    return [
+        replace(examined, **Answer("novel")._asdict()) if novel else examined
+        for examined, novel in zip(examinations, discoveries(np.array(p_values), fdr).tolist(), strict=True)
+    ]
 
 
 def heading() -> str:

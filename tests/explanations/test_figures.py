@@ -64,7 +64,7 @@ def test_a_page_shows_what_was_found(
         p_value,
         kind,
         None if kind is None else tuple(NAMES[y] for y in space.classes[:fitting]),
-        -9.0,
+        log_density=-9.0,
         evidence=Evidence(image, outputs),
     )
     y = space.classes[-1]

@@ -114,7 +114,7 @@ def test_judgements_are_those_of_an_evaluation(model: GenerativeClassifier, fold
     rule, measures = needed(model).rule(), Examiner(model).measures
     expected = predict(model.frozen(), images, np.full((len(good),), -1), names, measures)
     p_value = rule.p_values(expected.statistics)
-    kinds, sizes = rule.verdicts(expected.posterior, p_value)
+    named = rule.named(expected.posterior)
     assert rule.by_class is not None
     predicted = expected.posterior.argmax(1)
     classes = np.where(np.isin(predicted, rule.by_class.groups), predicted, ALL)
@@ -126,8 +126,10 @@ def test_judgements_are_those_of_an_evaluation(model: GenerativeClassifier, fold
         assert list(each.posterior) == [model.class_names[y] for y in order]
         assert list(each.posterior.values()) == pytest.approx(expected.posterior[i][order], rel=1e-5)
         assert sum(each.posterior.values()) == pytest.approx(1)
-        assert each.p_value == pytest.approx(float(p_value[i])) and each.verdict == kinds[i]
-        assert each.classes == (() if kinds[i] == "novel" else tuple(each.posterior)[: sizes[i]])
+        kind = "accept" if named[i].sum() == 1 else "ambiguous"
+        kind = "novel" if p_value[i] <= rule.promises[ALL].novelty.cut else kind
+        assert each.p_value == pytest.approx(float(p_value[i])) and each.verdict == kind
+        assert each.classes == (() if kind == "novel" else tuple(each.posterior)[: named[i].sum()])
         assert each.promises == rule.promises[ALL]
         assert each.class_p_value == pytest.approx(float(class_p_value[i]))
         assert each.log_density == pytest.approx(float(density[i]), rel=1e-6)

@@ -4,26 +4,32 @@ import json
 import logging
 import math
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
-from scipy.stats import binom, kstest
+from scipy.stats import binom
 
 import candid
 from candid import CandidError, Watch
 from candid._support.numbers import digest
 from candid._support.randomness import draws
 from candid.judging.held_out import needed
+from candid.judging.watch_images import WatchState
 from candid.judging.watched import FIXING, WatchedScore
-from candid.trust.bets import Bets, FrequencyBets, PowerBets, bins_of, uniform
+from candid.serve.sensor import Drift
+from candid.trust.bets import (
+    FrequencyBets,
+    ScoreBets,
+    bins_of,
+    uniform,
+)
 from candid.trust.drift import CLASSES, SCORES
 from candid.trust.scores import Columns
 from experiments import drift
-from tests.photo_models import PhotoRun
+from tests.photo_models import CLASSES as CLASS_NAMES
+from tests.photo_models import PhotoRun, write_photos
 
 QUIET = np.random.default_rng(0).normal(size=4000)
 FREQUENCIES = {"cat": 0.5, "dog": 0.3, "emu": 0.2}
@@ -36,72 +42,6 @@ def fitted(alarm: float = 0.01, n: int = 500) -> Watch:
     return Watch(alarm).fit(random.normal(size=n), classes, FREQUENCIES, random.uniform(0.6, 1, n))
 
 
-@pytest.mark.parametrize(
-    "bets", [PowerBets(), PowerBets(1), FrequencyBets([3, 1, 1, 5]), FrequencyBets([0.9, 0.1])]
-)
-def test_bets_pay_one_on_average(bets: Bets) -> None:
-    for i in range(len(bets)):
-        ends = [0, 0.05, 0.1, 0.2, 0.5, 0.6, 0.7, 0.9, 1]
-        parts = [
-            quad(lambda p: float(bets.factors(np.array(p))[i]), *pair, limit=200)[0]  # noqa: B023
-            for pair in pairwise(ends)
-        ]
-        assert sum(parts) == pytest.approx(1, abs=1e-6)
-
-
-def test_bets_never_lose_everything() -> None:
-    p = np.array([2.0**-53, 0.5, 1 - 2.0**-53])
-    for bets in (PowerBets(), FrequencyBets([0.99, 0.01])):
-        assert (bets.factors(p) > 0).all() and np.isfinite(bets.factors(p)).all()
-
-
-def test_bins_keep_the_order_of_float16_values() -> None:
-    scores = np.concatenate((QUIET * 10.0 ** np.random.default_rng(2).integers(-8, 4, 4000), [0, -0.0]))
-    rounded = scores.astype(np.float16)
-    order = np.argsort(rounded, kind="stable")
-    bins = bins_of(scores)
-    assert (np.diff(bins[order]) >= 0).all()
-    assert ((np.diff(bins[order]) == 0) == (np.diff(rounded[order]) == 0)).all()
-    assert bins.min() >= 0 and bins.max() < 2**16
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_sequential_ranks_are_uniform_and_independent(ties: bool) -> None:
-    random = np.random.default_rng(3)
-    scores = random.poisson(1.0, (300, 70)) if ties else random.integers(0, 1000, (300, 70))
-    p = drift.sequential(scores, 30, random.random((300, 40)))
-    assert kstest(p.ravel(), "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(p[:, :-1].ravel(), p[:, 1:].ravel())[0, 1]) < 4 / math.sqrt(p.size)
-    fixed = drift.fixed(scores, 30, random.random((300, 40)))
-    shared = fixed.mean(1).var() * fixed.shape[1] * 12
-    assert shared > 1.5 > 1.25 > p.mean(1).var() * p.shape[1] * 12
-
-
-def test_the_level_holds_and_ranks_among_fixed_images_break_it() -> None:
-    streams, n, level = 400, 100, 0.05
-    random = np.random.default_rng(4)
-    scores, u = random.poisson(30, (streams, n + 1200)), random.random((streams, 1200))
-    rings = {
-        ranks.__name__: int(
-            (drift.log_wealth(PowerBets(), ranks(scores, n, u)).max(1) >= -math.log(level)).sum()
-        )
-        for ranks in (drift.sequential, drift.fixed)
-    }
-    most = binom.ppf(0.999, streams, level)
-    assert rings["sequential"] <= most < 3 * most < rings["fixed"]
-
-
-def test_the_level_of_class_frequencies_holds() -> None:
-    streams, n, level = 400, 60, 0.05
-    random = np.random.default_rng(5)
-    classes = random.choice(4, (streams, n + 600), p=[0.4, 0.3, 0.2, 0.1])
-    p = drift.sequential(classes, n, random.random((streams, 600)))
-    wrong = FrequencyBets([1, 1, 1, 1])  # bets from wrong frequencies lose power, never the level
-    for bets in (FrequencyBets([0.4, 0.3, 0.2, 0.1]), wrong):
-        rings = (drift.log_wealth(bets, p).max(1) >= -math.log(level)).sum()
-        assert rings <= binom.ppf(0.999, streams, level)
-
-
 def test_the_watch_is_what_was_simulated() -> None:
     watch = fitted().update(
         QUIET[:300], np.arange(300) % 3, np.full(300, 0.8)
@@ -111,7 +51,7 @@ def test_the_watch_is_what_was_simulated() -> None:
     streams = {CLASSES: np.arange(300) % 3, SCORES: bins_of(QUIET[:300])}
     for key, bets, known in (
         (CLASSES, FrequencyBets(list(FREQUENCIES.values())), held_out[0]),
-        (SCORES, PowerBets(), bins_of(held_out[1])),
+        (SCORES, ScoreBets(), bins_of(held_out[1])),
     ):
         bins = np.unique(np.concatenate((known, streams[key])), return_inverse=True)[1][None]
         u = np.array([[uniform(0, key, t + 1) for t in range(300)]])
@@ -221,19 +161,34 @@ def test_a_level_that_is_not_proven_is_said_not_to_be(photo_run: PhotoRun) -> No
     watch.update([99.0] * 40, [0] * 40, [0.5] * 40)
     assert watch.alarm and "No bound is proven" in watch.sentence() and "at most" not in watch.sentence()
     stream = score.watch(photo_model.class_names, among="stream")
-    other = WatchedScore.fit(replace(score.held_out, out_of_fold=False)).watch(photo_model.class_names)
+    proven = replace(score.held_out, out_of_fold=False)
+    other = WatchedScore.fit(proven, photo_model).watch(photo_model.class_names)
     for each in (stream, other):
         assert "proven" not in each.sentence() and each.report()["proven"] is True
 
 
 def test_states_of_earlier_versions_load() -> None:
     record = json.loads(fitted().to_json())
-    for name in ("among", "proven", "digest"):
+    for name in ("among", "proven", "score", "digest"):
         del record[name]
     again = Watch.from_json(json.dumps(record | {"digest": digest(record).hexdigest()}))
     assert again.to_json() == fitted().to_json()
     again.proven = False  # as a model whose held-out images trained it says
     assert Watch.from_json(again.to_json()).to_json() == again.to_json()
+
+
+def test_images_of_skipped_classes_are_no_step_of_the_class_watch() -> None:
+    random = np.random.default_rng(9)
+    held_out, scores = random.integers(-1, 3, 200), random.normal(size=300)
+    classes = random.integers(-1, 3, 100)
+    watch = Watch().fit(scores[:200], held_out, FREQUENCIES).update(scores[200:], classes)
+    assert watch._ranks[CLASSES].n == (held_out >= 0).sum() + (classes >= 0).sum()
+    assert watch._ranks[SCORES].n == 300 and watch.images == 100
+    before = watch._martingales[CLASSES].wealth.log
+    watch.update([0.0] * 50, [-1] * 50)
+    assert watch._martingales[CLASSES].wealth.log == before and watch.images == 150
+    everyone = Watch().fit(scores[:200], held_out[held_out >= 0][np.arange(200) % 100], FREQUENCIES)
+    assert everyone.update(scores[200:], classes)._martingales[SCORES].peak == watch._martingales[SCORES].peak
 
 
 def test_two_watches_share_the_level() -> None:
@@ -307,7 +262,7 @@ def test_the_watched_score_is_fixed_by_images_that_are_not_ranked(name: str) -> 
     whole = needed(model)
     n, rows = 700, np.random.default_rng(0).permutation(len(whole))
     known, new = whole.statistics.rows(rows[:n]), whole.statistics.rows(rows[n:])
-    score = WatchedScore.fit(replace(whole, statistics=known))
+    score = WatchedScore.fit(replace(whole, statistics=known), model)
     seen = score.sightings(new)
     assert len({each.score for each in seen}) > 0.9 * len(seen)
     scores, classes, confidence = zip(*seen, strict=True)
@@ -318,24 +273,63 @@ def test_the_watched_score_is_fixed_by_images_that_are_not_ranked(name: str) -> 
     changed = {key: each.copy() for key, each in known.items()}
     for each in changed.values():
         each[order[n // FIXING :]] = each[order[n // FIXING]].copy()
-    assert WatchedScore.fit(replace(whole, statistics=Columns(changed))).sightings(new) == seen
+    assert WatchedScore.fit(replace(whole, statistics=Columns(changed)), model).sightings(new) == seen
 
 
-def test_photo_models_are_watched_by_energy_and_rest_adopted_ones_by_distance_and_energy(
+def test_photo_models_are_watched_by_all_own_scores_adopted_ones_by_distance_and_energy(
     photo_run: PhotoRun,
 ) -> None:
-    photo_model = candid.load(photo_run.model)
+    photo_model, adopted = candid.load(photo_run.model), candid.load("cifar10-resnet")
     whole = needed(photo_model)
-    score = WatchedScore.fit(whole)
+    score = WatchedScore.fit(whole, photo_model)
     novelty = whole.statistics["novelty"].astype(np.float64)
     assert novelty.shape[1] == 3 and score.measures == {}
     found = np.array([each.score for each in score.sightings(whole.statistics)]).astype(np.float64)
-    energy, rest = ((novelty[:, 1:] - score.standard.centre) / score.standard.scale).T
-    assert np.allclose(found, energy + rest)
-    adopted = Columns({**whole.statistics, "novelty": novelty[:, :2]})
-    both = WatchedScore.fit(replace(whole, statistics=adopted))
-    assert both.standard.centre.shape == (2,)
-    assert score.watch(photo_model.class_names).report()["held_out"] == len(whole) - len(whole) // FIXING
+    assert np.allclose(found, ((novelty - score.standard.centre) / score.standard.scale).sum(1))
+    two = WatchedScore.fit(whole, adopted)  # of an adopted model with two groups of features
+    assert (two.standard.centre == score.standard.centre[1:]).all()
+    watches = [each.watch(photo_model.class_names) for each in (score, replace(two, fitted=3))]
+    assert [each.score for each in watches] == ["all own parts", ""]
+    assert watches[0].report()["held_out"] == len(whole) - len(whole) // FIXING
+
+
+def test_a_state_of_another_score_is_refused(photo_run: PhotoRun, tmp_path: Path) -> None:
+    model = candid.load(photo_run.model)
+    score = WatchedScore.of(model)
+    start = score.watch(model.class_names)
+    before = Watch.from_json(start.to_json())
+    before.score = ""  # an earlier version left out the relative distance, and did not name the score
+    state = WatchState(tmp_path / "state", score.identity(model), before)
+    state.count(["a.png"])
+    state.close()
+    with pytest.raises(CandidError, match=r"another score of this model: .* to start a new watch"):
+        WatchState(tmp_path / "state", score.identity(model), start)
+    (tmp_path / "drift-model.json").write_text(before.to_json())
+    with pytest.raises(CandidError, match=r"another score of this model: .* to start a new watch"):
+        Drift(start.to_json(), "model", tmp_path)
+    start.save(tmp_path / "drift-model.json")
+    again = Drift(start.to_json(), "model", tmp_path)
+    assert again.watch is not None and again.watch.score == start.score
+    again.close()
+
+
+def test_the_class_watch_skips_photos_of_taught_classes(photo_run: PhotoRun, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path, ("checks",), 20)
+    model = candid.teach(photo_run.model, {"checks": photos / "checks"}).model
+    score = WatchedScore.of(model)
+    predicted = score.held_out.statistics["predicted"]
+    seen = score.sightings(score.held_out.statistics)
+    assert len(model.class_names) == 4 and (predicted == 3).sum() > 10
+    assert [each.predicted for each in seen] == np.where(predicted < 3, predicted, -1).tolist()
+    watch = score.watch(model.class_names)
+    assert watch._class_names == CLASS_NAMES
+    known = watch._ranks[CLASSES].n
+    assert 0 < known < watch._ranks[SCORES].n
+    taught, fitted = (next(e for e in seen if (e.predicted < 0) == skipped) for skipped in (True, False))
+    watch.update(taught.score, taught.predicted, taught.confidence)
+    assert watch._ranks[CLASSES].n == known and watch.images == 1
+    watch.update(fitted.score, fitted.predicted, fitted.confidence)
+    assert watch._ranks[CLASSES].n == known + 1 and watch.images == 2
 
 
 def test_other_held_out_images_are_another_watch() -> None:

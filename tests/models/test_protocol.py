@@ -71,7 +71,7 @@ def test_a_network_loads_its_own_kind_alone(name: str) -> None:
 
 
 def test_an_eye_from_a_bundled_resnet_does_not_depend_on_earlier_imports() -> None:
-    opened = "from candid.models.photo.eye import open_eye; assert open_eye('cifar10-resnet').name"
+    opened = "from candid.models.photo.opening import open_eye; assert open_eye('cifar10-resnet').name"
     assert "candid.models.resnet" in loaded_by(opened)
 
 

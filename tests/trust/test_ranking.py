@@ -29,10 +29,16 @@ def term(p: float) -> float:
 
 
 def plain_p_value(held_out: list[list[int]], new: list[int]) -> float:
-    """By the definition: all images, the new one included, are ranked in every score, then by the sum."""
-    bag = [*held_out, new]
-    n = len(bag)
-    sums = [sum(term(sum(other[j] >= row[j] for other in bag) / n) for j in range(len(new))) for row in bag]
+    """By the definition: all images, the new one included, are ranked in every score, then by the sum.
+
+    Where the new image has the score of another, it does not make that one less extreme: p can only grow.
+    """
+    n, parts = len(held_out) + 1, range(len(new))
+
+    def p(row: list[int], j: int) -> float:
+        return (sum(other[j] >= row[j] for other in held_out) + (row is new or new[j] > row[j])) / n
+
+    sums = [sum(term(p(row, j)) for j in parts) for row in [*held_out, new]]
     return sum(each >= sums[-1] - 1e-9 for each in sums) / n
 
 

@@ -15,6 +15,7 @@ from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, Ranking
 from candid.trust.rule import Rule
 from candid.trust.scores import SCORES, Columns, Score
+from candid.trust.sets import Truths
 from candid.trust.verdict import KINDS, Risk
 
 LEVELS = st.floats(0.05, 0.95) | st.sampled_from([0.05, 0.1, 0.25, 0.5])
@@ -28,21 +29,26 @@ REPEATS = 800
 HELD_OUT = st.lists(TWELFTHS | st.floats(0, 1), min_size=19, max_size=40)
 
 
-def rule_of(true_ratios: list[float] | Array, novelty: float = 0.01, error: float = 0.05) -> Rule:
+def rule_of(
+    true_ratios: list[float] | Array, novelty: float = 0.01, error: float = 0.05, confidence: float = 0.0
+) -> Rule:
     """The rule of held-out images with these ratios of true classes; any score ranks them."""
     ratios = np.asarray(true_ratios, np.float64)
     groups = np.full(len(ratios), ALL)
     ranking = Ranking(SCORES["energy"], {}, np.arange(float(len(ratios))), groups, groups)
-    return Rule.of([ranking], ratios, groups, Levels(novelty=novelty, error=error))
+    truths = Truths(ratios, groups, np.ones(len(ratios), bool))
+    return Rule.of([ranking], truths, Levels(novelty=novelty, error=error, confidence=confidence))
 
 
 def verdicts(rule: Rule, posterior: Array, p: Array) -> list[tuple[str, tuple[int, ...]]]:
     """Verdicts, and the numbers of the classes that fit."""
-    kinds, sizes = rule.verdicts(posterior, p)
+    named, cut = rule.named(posterior), rule.promises[ALL].novelty.cut
     order = np.argsort(-posterior, axis=1, kind="stable")
     return [
-        (kind, () if kind == "novel" else tuple(row[:size].tolist()))
-        for kind, size, row in zip(kinds, sizes, order, strict=True)
+        ("novel", ())
+        if share <= cut
+        else ("accept" if classes.sum() == 1 else "ambiguous", tuple(row[classes[row]].tolist()))
+        for share, classes, row in zip(p.tolist(), named, order, strict=True)
     ]
 
 
@@ -160,7 +166,7 @@ def columns(n: int, seed: int = 0) -> tuple[Columns, Array]:
 def test_groups_and_a_risk_can_be_promised_together() -> None:
     known, labels = columns(2000)
     groups = np.arange(2000) % 2
-    rule = Rule.fit(known, labels, groups, Levels(risk=0.1, novelty=0.05))
+    rule = Rule.fit(known, labels, groups, levels=Levels(risk=0.1, novelty=0.05))
     assert set(rule.promises) == {ALL, 0, 1}
     assert all(promise.risk == rule.promises[ALL].risk is not None for promise in rule.promises.values())
     new, truth = columns(1000, 1)
@@ -175,8 +181,8 @@ def test_groups_and_a_risk_can_be_promised_together() -> None:
 def test_a_restored_rule_gives_the_same_verdicts(n: int, promise: str) -> None:
     known, labels = columns(n)
     levels = Levels(score="combined", novelty=0.1, novelty_promise=promise)  # type: ignore[arg-type]
-    rule = Rule.fit(known, labels, np.arange(n) % 2, levels)
-    again = Rule.restored("combined", rule.state(), levels, None)
+    rule = Rule.fit(known, labels, np.arange(n) % 2, levels=levels)
+    again = Rule.restored("combined", rule.state(), levels, {})
     new, _ = columns(100, 1)
     groups = np.arange(100) % 3
     expected = rule.examine(new, range(100), ("a", "b", "c"), groups)
@@ -194,7 +200,7 @@ def test_a_score_of_ones_own_ranks_and_comes_back() -> None:
         new, _ = columns(50, 1)
         expected = TwoTailed().fit(known["max_logit"]).p_value(new["max_logit"])
         assert np.array_equal(rule.p_values(new), expected)
-        assert np.array_equal(Rule.restored("margin", rule.state(), levels, None).p_values(new), expected)
+        assert np.array_equal(Rule.restored("margin", rule.state(), levels, {}).p_values(new), expected)
     finally:
         del SCORES["margin"]
 
@@ -202,7 +208,7 @@ def test_a_score_of_ones_own_ranks_and_comes_back() -> None:
 def test_without_labels_nothing_is_promised_about_classes() -> None:
     known, _ = columns(300)
     unlabelled = Columns({"logits": known["logits"]})
-    rule = Rule.fit(unlabelled, levels=Levels(novelty=0.05), groups=np.arange(300) % 2)
+    rule = Rule.fit(unlabelled, levels=Levels(novelty=0.05, confidence=0), groups=np.arange(300) % 2)
     assert rule.promises[ALL].error.in_force == 1
     examined = rule.examine(unlabelled, range(300), ("a", "b", "c"), np.arange(300) % 2)
     assert {e.verdict for e in examined} == {"accept", "novel"}

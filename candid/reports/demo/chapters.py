@@ -24,8 +24,6 @@ BUNDLED = {
 }
 """Models that look at the sample photos in a folder of the same name."""
 SAMPLES = Path(__file__).parent / "samples"
-NOVELTY = 0.05
-"""The share of ordinary photos that may be called novel in the part about clothes; elsewhere it is 1 %."""
 NEW = "hat"
 TAUGHT = 10
 """Hats that the model is taught with; it is then shown the others."""
@@ -116,7 +114,7 @@ def bundled_models(samples: Path, program: str, progress: Progress, show: Show) 
         progress.log(f"\nThe bundled model '{name}' {knows}")
         found = examine(name, samples / name)
         show(found)
-        text = (f"The model {knows} At most 1 % of ordinary photos are called novel.",)
+        text = (f"The model {knows} At most 5 % of ordinary photos are called novel.",)
         command = f"{program} examine {name} {samples / name}"
         title = f"The bundled model '{name}'"
         chapters.append(Chapter(title, text, [Card.of(each) for each in found], commands=[command]))
@@ -132,10 +130,10 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
     progress.log(f"{100 * trained.results['test']['accuracy']:.0f} % of the test photos are right.")
 
     progress.log("\nNow it sees hats, which it has never seen.")
-    first = examine(run, hats, novelty=NOVELTY)
+    first = examine(run, hats)
     show(first[:SHOWN])
     progress.log(_counted(first))
-    grouped = group(run, hats, novelty=NOVELTY)
+    grouped = group(run, hats)
     sort_into(grouped.places(), sorted_into)
     kinds = listed([f"{each.name} ({len(each.members)} photos)" for each in grouped.groups])
     progress.log(f"What is novel is grouped: {kinds}, in {sorted_into}.")
@@ -146,7 +144,7 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
     lesson = teach(run, {NEW: teaching}, out=taught)
     price = lesson.sentences()[-1]
     progress.log(price)
-    second = examine(taught, others, novelty=NOVELTY)
+    second = examine(taught, others)
     show(second[:SHOWN])
     right = sum(each.label == NEW for each in second)
     progress.log(f"{right} of the {len(second)} other hats are recognised. {_counted(second)}")
@@ -162,13 +160,13 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
                 f"Then it sees hats, which it has never seen. {_counted(first)} It is "
                 f"{100 * surest.confidence:.1f} % certain that one of them is '{surest.label}': a posterior "
                 "compares known classes, and can't say that none of them fits. The p-value can. At most "
-                f"{100 * NOVELTY:.0f} % of ordinary photos are called novel here.",
+                "5 % of ordinary photos are called novel.",
                 f"What is novel is grouped: {kinds}.",
             ),
             [Card.of(each) for each in first[:SHOWN]],
             commands=[
                 f"{program} train {known} --out {again}",
-                f"{program} examine {again} {samples / 'hats'} --novelty {NOVELTY}",
+                f"{program} examine {again} {samples / 'hats'}",
                 f"{program} group {again} {samples / 'hats'} --sort-into {again}-sorted",
             ],
         ),

@@ -21,7 +21,6 @@ from torch import Tensor
 from candid import CandidError
 from candid._support.numbers import Array
 from candid.models.photo import efficientnet as graph
-from candid.models.photo import eyes as registry
 from candid.models.photo import torch_eyes, torch_models
 from candid.models.photo.efficientnet import (
     MOST_SESSIONS,
@@ -319,7 +318,7 @@ def the_error(info: EyeInfo) -> str:
 
 
 def test_missing_weights_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    monkeypatch.setattr(graph, "find_spec", lambda name: None)
     assert "'lite0' are not installed" in the_error(LITE0)
 
 
@@ -328,7 +327,7 @@ def test_weights_of_another_hash_are_refused() -> None:
 
 
 def test_a_package_without_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda name: Mock(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(graph, "find_spec", lambda name: Mock(origin=str(tmp_path / "__init__.py")))
     assert "can't be read" in the_error(LITE0)
 
 
@@ -336,7 +335,7 @@ def test_cut_weights_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     content = weights_file(LITE0).read_bytes()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / LITE0.file).write_bytes(content[: len(content) // 2])
-    monkeypatch.setattr(registry, "find_spec", lambda name: Mock(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(graph, "find_spec", lambda name: Mock(origin=str(tmp_path / "__init__.py")))
     assert "cut or changed" in the_error(LITE0)
 
 
