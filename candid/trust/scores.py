@@ -307,7 +307,7 @@ SCORES: dict[str, Score] = {
 }
 """All scores by name. The last one needs no model: what it detects, too, is not to a model's credit."""
 DEFAULTS = ("joint", "combined", "mahalanobis", "max-posterior")
-"""The first of these that a model has columns for is its default."""
+"""The first of these that a model has columns for is its default; with scores of its own it is ``combined``."""
 
 
 def register_score(score: Score) -> Score:
@@ -354,7 +354,8 @@ def chosen_score(columns: "Mapping[str, Array]", name: str | None = None, of: st
     """Return the score ``name``; by default ``joint`` for a pixel model, else ``combined``."""
     available = {score.name: score for score in available_scores(columns)}
     if name is None:
-        return next(available[best] for best in DEFAULTS if best in available)
+        defaults = ("combined", *DEFAULTS) if OWN_PARTS in columns else DEFAULTS
+        return next(available[best] for best in defaults if best in available)
     if name in available:
         return available[name]
     if of == "arrays" and name in SCORES and "features" in SCORES[name].columns:
