@@ -57,7 +57,7 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
     r'says "shoes" with (\d+) %': lambda: ("99",),  # what the picture shows
     r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),
     r"You need Python (\S+) or newer": lambda: (python_needed(),),
-    r"at a level of (\S+) %, (\d+) to (\d+) % of them are": lambda: (f"{100 * NOVELTY:g}", *near_accepted()),
+    r"measured at a level of (\S+) %, (\d+) to (\d+) % of them were": lambda: ("1", *near_accepted()),
     r"\*\*Photos\*\* of (\d+) pixels and more": lambda: (str(PHOTO_SIDE),),
     r"\((\d+) photos per class are a start, (\d+) are better\)": lambda: ("20", "50"),  # what was measured
     r"Mackowiak, Ardizzone, Köthe, Rother, (\d+)": lambda: ("2021",),

@@ -16,7 +16,7 @@ from candid.training.options import PhotoOptions, TrainOptions, check_call
 
 if TYPE_CHECKING:
     from candid._support.progress import Row
-from candid.training.run_folder import RunFolder
+    from candid.training.run_folder import RunFolder
 
 PHOTOS, NETWORKS = Panel("Photos"), Panel("Networks on pixels")
 

@@ -30,7 +30,7 @@ from candid.judging.detection import Detection
 from candid.judging.examine import examinations
 from candid.judging.held_out import LEVEL
 from candid.models.protocol import Model, require
-from candid.trust.ranking import ALL
+from candid.trust.ranking import ALL, OTHERS
 from candid.trust.rule import Rule
 from candid.trust.scores import SCORES
 from candid.trust.verdict import KINDS, Examination, Promises, Verdict
@@ -229,7 +229,7 @@ def selective(judged: Mapping[str, JudgedSet], kept: Array) -> dict[str, Any]:
     return selective_metrics(confidence[kept], right[kept], list(compress(kinds, kept)), dict(others))
 
 
-def group_metrics(groups: ImageGroups, judged: JudgedSet, whole: Promises) -> dict[str, Any]:
+def group_metrics(groups: ImageGroups, judged: JudgedSet, shared: Sequence[Promises]) -> dict[str, Any]:
     """Return, by group, its test images, its levels and its verdicts.
 
     ``own_levels`` says whether the levels hold within the group; in one that is too small they do not.
@@ -237,7 +237,7 @@ def group_metrics(groups: ImageGroups, judged: JudgedSet, whole: Promises) -> di
     Args:
         groups: the groups.
         judged: test images with verdicts, each in a group.
-        whole: what verdicts promise over the images of all groups.
+        shared: what verdicts promise over the images of several groups.
     """
     names, right = groups.of(judged.predictions), right_ones(judged.predictions)
     metrics: dict[str, dict[str, Any]] = {}
@@ -247,7 +247,7 @@ def group_metrics(groups: ImageGroups, judged: JudgedSet, whole: Promises) -> di
         levels = judged.promises[rows[0]]
         metrics[name] = {
             "images": len(rows),
-            "own_levels": levels is not whole,
+            "own_levels": all(levels is not others for others in shared),
             "n_reference": levels.n_reference,
             "novelty": levels.novelty.in_force,
             "error": levels.error.in_force,
@@ -295,7 +295,8 @@ def with_verdicts(
         "selective": selective(judged, kept),
     }
     if groups is not None:
-        metrics["groups"] = group_metrics(groups, judged[metrics["part"]], rule.promises[ALL])
+        shared = [rule.promises[group] for group in (ALL, OTHERS) if group in rule.promises]
+        metrics["groups"] = group_metrics(groups, judged[metrics["part"]], shared)
     return replace(result, metrics=metrics, scaled=scaled, detection=detection, judged=judged)
 
 

@@ -25,7 +25,7 @@ from candid.models.protocol import Model
 from candid.trust.gaussians import unit
 from candid.trust.learned import Mahalanobis
 from candid.trust.promises import ExamineOptions
-from candid.trust.verdict import Examination
+from candid.trust.verdict import NOVELTY, Examination
 
 COMPONENTS = 20
 """Principal components in which images are grouped."""
@@ -224,6 +224,8 @@ def group(
     name = model if isinstance(model, str | os.PathLike) else "this model"
     held_out = needed(loaded, name)
     whiten = Whitener(loaded, held_out, name)
+    if chosen.novelty is None and chosen.fdr is None:  # with few images, two of them may be as unusual
+        chosen = build(ExamineOptions, options | {"novelty": max(NOVELTY, 2 / (len(held_out) + 1))})
     examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
     known, unusable, novel = [], [], []
     given = list(sources(images))

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,11 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def rows(self, rows: Array) -> "Features":
+        """Return some of the photos."""
+        names = tuple(compress(self.names, rows))
+        return Features(names, self.labels[rows], self.values[rows], self.keys[rows], self.skipped)
 
 
 class FeatureCache:

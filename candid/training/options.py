@@ -57,6 +57,15 @@ class PhotoOptions:
     split_seed: Annotated[int, SPLIT_SEED] = 0
     only: Annotated[tuple[str, ...], ONLY] = ()
     tree: Annotated[str | None, TREE] = None
+    together: Annotated[
+        str | None,
+        Option(
+            "Photos of one object, scene or day: a column of a table with a 'path'. They count once and are "
+            "on one side of every division, as near-duplicates are.",
+            metavar="FILE.csv:COLUMN",
+            default="near-duplicates only",
+        ),
+    ] = None
     skip_bad: SkipBad = False
     thumbnails: Annotated[
         bool,

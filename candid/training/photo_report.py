@@ -220,6 +220,26 @@ def _labels(part: Predictions, class_names: tuple[str, ...]) -> list[Finding]:
     ]
 
 
+def standardised(values: Array, by: Array) -> Array:
+    """Return statistics as directions, (N, D), in units of those of the photos ``by``: for cosines."""
+    x = (values - by.mean(0)) / np.maximum(by.std(0, ddof=1), 1e-6)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return x
+
+
+def first_alike(values: Array, by: Array) -> Array:
+    """Return for each photo the number of the first one that it nearly equals, or its own, (N,)."""
+    x, first = standardised(values, by), np.arange(len(values))
+    for start in range(0, len(x), ROWS):
+        rows = first[start : start + ROWS]
+        near = x[rows] @ x[: start + ROWS].T >= SAME
+        near[np.arange(len(rows)), rows] = True
+        first[start : start + ROWS] = near.argmax(1)
+    while (first[first] != first).any():
+        first = first[first]
+    return first
+
+
 def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> list[Finding]:
     """Return each photo that nearly equals an earlier one.
 
@@ -230,8 +250,7 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
     labels = np.concatenate([part.labels for part in parts.values()])
     places = [place for place, part in parts.items() for _ in part.names]
     x = np.concatenate([part.values for part in parts.values()])
-    x = (x - train.mean(0)) / np.maximum(train.std(0, ddof=1), 1e-6)
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    x = standardised(x, train)
     findings: list[Finding] = []
     for start in range(0, len(x), ROWS):
         rows = x[start : start + ROWS]

@@ -15,6 +15,7 @@ from candid._support.progress import SILENT, Progress
 from candid._support.text import listed
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
+from candid.data.groups import GroupTable
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
 from candid.judging.calibrate import held_out_scores, tree_of
@@ -27,9 +28,11 @@ from candid.models.photo.opening import open_eye
 from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.photo_report import DataReport
+from candid.training.photo_report import DataReport, first_alike
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
+from candid.trust.scores import Columns
+from candid.trust.series import series_of
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -195,7 +198,8 @@ def _earlier(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | Non
 
 
 def _digest_of(options: PhotoOptions) -> str:
-    values = to_dict(options).items()
+    later = {"tree": None, "together": None}  # what earlier versions did
+    values = [(key, value) for key, value in to_dict(options).items() if value != later.get(key, "")]
     return state_digest({key: value for key, value in values if key not in ("data", "val_data")})
 
 
@@ -211,7 +215,17 @@ def _finish(
     """Fit the head, save the model with its held-out scores, and write what is worth a look."""
     progress.log("fitting the head")
     train, uniform = parts["train"], options.priors == "uniform"
-    head = fit_head(train.values, train.labels, len(class_names), eye.groups, uniform, seed=options.seed)
+    parts, series = _in_series(options, parts, progress)
+    train = parts["train"]
+    head = fit_head(
+        train.values,
+        train.labels,
+        len(class_names),
+        eye.groups,
+        uniform,
+        seed=options.seed,
+        series=series["train"],
+    )
     model = PhotoModel.of(head, eye, class_names)
     model.tree = tree_of(options.tree, class_names, options.data)
     config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
@@ -226,9 +240,15 @@ def _finish(
     if options.thumbnails:
         _keep_photos(model, val or train)
     held_out, remembered = _held_out(model, head, train, val)
+    alike = series["train" if val is None else "val"]
+    if len(np.unique(alike)) < len(alike):
+        held_out = replace(held_out, columns={**held_out.columns, "series": alike})
     model.held_out = {"training_keys": np.unique(train.keys)}
     if len(held_out) >= FEWEST_HELD_OUT:
-        replace(held_out_scores(held_out, tree=model.tree), out_of_fold=val is None).attach(model)
+        own_val = val is not None and _has_val(options.data, options.tree == "folders")
+        scores = held_out_scores(held_out, tree=model.tree)
+        occasions = options.together is None and not own_val
+        replace(scores, out_of_fold=val is None, occasions=occasions).attach(model)
         model.held_out |= remembered.columns()
     else:
         progress.log(
@@ -255,6 +275,36 @@ def _finish(
     results["report"] = report.counts()
     folder.write_results(results)
     return results
+
+
+def _in_series(
+    options: PhotoOptions, parts: dict[str, Features], progress: Progress
+) -> tuple[dict[str, Features], dict[str, Array]]:
+    """Return the photos, and the series of each by part.
+
+    Near-duplicates are in one series, and so are photos that ``--together`` gives one name. Held-out photos
+    of a series that is also trained on are left out: they would look better known than new photos.
+    """
+    names = [name for part in parts.values() for name in part.names]
+    alike = first_alike(np.concatenate([part.values for part in parts.values()]), parts["train"].values)
+    together = None
+    if options.together is not None:
+        table = GroupTable.read(options.together)
+        if table is None:
+            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{options.together}'.")
+        together = table.of(names)
+    numbers = series_of(Columns({"keys": alike}), together)
+    count = len(np.unique(numbers))
+    if together is not None:
+        progress.log(f"{len(numbers):,} photos in {count:,} series: each series counts once")
+    series = dict(
+        zip(parts, np.split(numbers, np.cumsum([len(p) for p in parts.values()])[:-1]), strict=True)
+    )
+    if "val" in parts and (seen := np.isin(series["val"], series["train"])).any():
+        progress.log(f"{int(seen.sum()):,} held-out photos are left out: their series is trained on")
+        parts = {**parts, "val": parts["val"].rows(~seen)}
+        series["val"] = series["val"][~seen]
+    return parts, series
 
 
 def _keep_photos(model: PhotoModel, photos: Features) -> None:

@@ -107,7 +107,8 @@ def updated_scores(
     if everyone.terms is not None:
         columns["log_density_terms"] = everyone.terms
     logits = everyone.logits.astype(np.float32)
-    return held_out_scores(Predictions(("",) * len(labels), labels, logits, model.log_priors, columns))
+    predictions = Predictions(("",) * len(labels), labels, logits, model.log_priors, columns)
+    return held_out_scores(predictions, tree=model.tree)
 
 
 def _double(taught: TaughtClasses) -> TaughtClasses:

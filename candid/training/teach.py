@@ -322,6 +322,9 @@ def _copy(model: PhotoModel, names: Sequence[str], taught: Mapping[str, Array]) 
     config = replace(model.config, classes=count + len(names), taught=len(names))
     made = PhotoModel(config, (*model.class_names[:count], *names), model._eye)
     made.thumbnails, made.folder = model.thumbnails, model.folder
+    if model.tree is not None:  # a taught class has no kind but the root
+        parents = (*model.tree.class_parents[:count], *(0 for _ in names))
+        made.tree = replace(model.tree, class_parents=parents)
     fitted = {name: values for name, values in model.state().items() if not name.startswith("taught_")}
     made.load_state({**fitted, **taught})
     return made

@@ -98,6 +98,7 @@ def train(
         folder = RunFolder(Path("runs/photos") if out is None else Path(out))
         results = train_photos(photos, folder, resume, devices, progress or SILENT)
         return TrainResult(folder.path, True, [], results)
+    require_extra("torch", "paper", "Training a network")  # before the data is read
     given = {key: value for key, value in given.items() if key not in OF_PHOTOS or value is not None}
     chosen = RunFolder(Path(out or "")).options().resumed(given) if resume else load_options(recipe, **given)
     folder = RunFolder(Path("runs") / chosen.preset if out is None else Path(out))

@@ -180,8 +180,9 @@ class Rule:
         if small:
             rankings = [replace(ranking, small=frozenset(small), detectors={}) for ranking in rankings]
             truths = replace(truths, small=frozenset(small))
-            within = _counts(rankings, truths, OTHERS)
-            promises[OTHERS] = _within(promises[ALL], within[0], *allowed(*within))
+            n, images = _counts(rankings, truths, OTHERS)
+            if n and images:
+                promises[OTHERS] = _within(promises[ALL], n, *allowed(n, images))
         return cls(rankings, truths, levels, promises, tree)
 
     def _with(self, **changes: Any) -> "Rule":

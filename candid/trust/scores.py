@@ -307,7 +307,7 @@ SCORES: dict[str, Score] = {
 }
 """All scores by name. The last one needs no model: what it detects, too, is not to a model's credit."""
 DEFAULTS = ("joint", "combined", "mahalanobis", "max-posterior")
-"""The first of these that a model has columns for is its default; with scores of its own it is ``combined``."""
+"""The first of these that a model has columns for is its default; with scores of its own, ``combined`` is."""
 
 
 def register_score(score: Score) -> Score:

@@ -98,7 +98,7 @@ def test_each_image_keeps_its_place(model: Model) -> None:
 
 def test_a_risk_is_promised_over_the_images_of_all_groups(model: Model) -> None:
     """A model that learned nothing is wrong nearly always: only a high risk can be promised."""
-    levels: dict[str, Any] = {"novelty": 0.1, "error": 0.9, "risk": 0.97, "delta": 0.2}
+    levels: dict[str, Any] = {"novelty": 0.1, "error": 0.9, "risk": 0.97, "delta": 0.2, "confidence": 0.0}
     found = evaluate(model, "digits", workers=0, by="class", **levels)
     assert found is not None
     promised = found.metrics["verdicts"]["promises"]["risk"]

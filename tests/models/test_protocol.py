@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("module", ["protocol", "checkpoint", "zoo", "zoo.cards", "info", "flow.config"])
+@pytest.mark.parametrize("module", ["protocol", "checkpoint", "zoo", "info", "flow.config"])
 def test_what_all_models_share_loads_no_network(module: str) -> None:
     assert not loaded_by(f"import candid.models.{module}")
 

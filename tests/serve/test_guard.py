@@ -107,7 +107,7 @@ def test_no_other_spelling_of_an_address_avoids_its_guard(guarded: Running, path
 )
 def test_an_address_that_is_not_public_needs_the_token(guarded: Running, spelling: str) -> None:
     with stranger(guarded) as client:
-        answer = client.get(httpx.URL(path=spelling, raw_path=spelling.encode()))
+        answer = client.get(client.base_url.copy_with(raw_path=spelling.encode()))
         assert answer.status_code == 401, answer.text
 
 

@@ -294,8 +294,8 @@ def rest_norm(z: Array, means: Array) -> Array:
     return (z**2).sum(1) - (inside * solved.T).sum(1)
 
 
-def stratified_folds(labels: Array, folds: int, seed: int = 0) -> Array:
-    """Return a fold for each image, (N,): each class is spread evenly over the folds.
+def stratified_folds(labels: Array, folds: int, seed: int = 0, series: Array | None = None) -> Array:
+    """Return a fold for each image, (N,): each class is spread evenly over the folds, each series in one.
 
     >>> np.sort(stratified_folds(np.array([0, 0, 1, 1]), 2))
     array([0, 0, 1, 1])
@@ -307,7 +307,10 @@ def stratified_folds(labels: Array, folds: int, seed: int = 0) -> Array:
         order = draws(seed, label).permutation(len(members))
         numbers[members[order]] = (np.arange(len(members)) + start) % folds
         start += len(members)
-    return numbers
+    if series is None:
+        return numbers
+    _, first, places = np.unique(series, return_index=True, return_inverse=True)
+    return numbers[first][places]
 
 
 def halved(values: Array) -> Array:

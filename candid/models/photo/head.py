@@ -97,6 +97,7 @@ def fit_head(
     uniform_priors: bool = False,
     logistic: bool = True,
     seed: int = 0,
+    series: Array | None = None,
 ) -> ClosedForm:
     """Fit the head of a photo model.
 
@@ -108,11 +109,12 @@ def fit_head(
         uniform_priors: whether all classes are equally probable; else by their frequency.
         logistic: whether a logistic regression may replace the posterior if it is clearly better.
         seed: divides the photos into folds.
+        series: the series of each photo, (N,): a series is in one fold.
 
     Raises:
         CandidError: if there are too few photos, if all look the same, or if K > D.
     """
-    folds = stratified_folds(labels, FOLDS, seed)
+    folds = stratified_folds(labels, FOLDS, seed, series)
     _check_counts(features.shape[1], labels, folds, classes)
     parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
     everything = total(parts)

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def cross_entropy(logits: Array, labels: Array) -> float:
     return float(-log_softmax(logits)[np.arange(len(labels)), labels].mean())
 
 
-def fitted(features: Array, labels: Array, **options: bool) -> ClosedForm:
+def fitted(features: Array, labels: Array, **options: Any) -> ClosedForm:
     return fit_head(features, labels, CLASSES, GROUPS, **options)
 
 
