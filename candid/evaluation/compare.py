@@ -125,7 +125,7 @@ def group_table(metrics: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         [
             name,
             f"{group['images']:,}",
-            f"{group['n_reference']:,}" + ("" if group["own_levels"] else " of all groups"),
+            f"{group['n_reference']:,}" + ("" if group["own_levels"] else " of small groups"),
             *(f"{100 * group[kind]:.1f}" for kind in KINDS),
             percent(group["accepted_accuracy"], sign=False),
         ]

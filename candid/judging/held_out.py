@@ -102,7 +102,7 @@ class HeldOut:
                 under(FIT, arrays),
                 pairs,
                 model.tree,
-                OUT_OF_FOLD in arrays or OCCASIONS in arrays,
+                bool(arrays.get(OCCASIONS, OUT_OF_FOLD in arrays)),
                 OUT_OF_FOLD in arrays,
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -190,7 +190,7 @@ class HeldOut:
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
             **({} if self.fitted_keys is None else {FITTED_KEYS: self.fitted_keys}),
             **({OUT_OF_FOLD: np.array(True)} if self.out_of_fold else {}),
-            **({OCCASIONS: np.array(True)} if self.occasions else {}),
+            OCCASIONS: np.array(self.occasions),
             **{STATISTIC + column: values for column, values in self.statistics.items()},
             **{
                 f"{COLUMN_SCORE}{score}.{part}": values

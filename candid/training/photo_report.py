@@ -8,11 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from candid._support.errors import CandidError
 from candid._support.numbers import Array
+from candid._support.progress import Progress
 from candid._support.text import as_csv, plural
+from candid.data.groups import GroupTable
 from candid.data.thumbnails import inline_thumbnail
 from candid.inference.predictions import Predictions
 from candid.training.features import Features
+from candid.training.options import PhotoOptions
+from candid.trust.scores import Columns
+from candid.trust.series import series_of
 
 SUSPECT = 0.05
 """A label is suspect if its out-of-fold posterior is below this and another class is likely."""
@@ -27,6 +33,8 @@ MOST = 60
 """Photos of each kind on the page; the CSV has all of them."""
 THUMBNAIL = 128
 ROWS = 1024
+FEWEST_SERIES = 6
+"""With fewer series than this, photos are not divided by them."""
 KINDS = ("label", "conflict", "duplicate", "leak", "odd")
 PAIRS = ("conflict", "duplicate", "leak")
 """Kinds of findings that are two photos."""
@@ -264,3 +272,35 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
             label, other = (class_names[int(labels[k])] for k in (row, j))
             findings.append(Finding(kind, names[row], label, names[j], float(near[i, j]), other))
     return findings
+
+
+def in_series(
+    options: PhotoOptions, parts: dict[str, Features], progress: Progress
+) -> tuple[dict[str, Features], dict[str, Array]]:
+    """Return the photos, and the series of each by part.
+
+    Near-duplicates are in one series, and so are photos that ``--together`` gives one name. Held-out photos
+    of a series that is also trained on are left out: they would look better known than new photos.
+    """
+    names = [name for part in parts.values() for name in part.names]
+    alike = first_alike(np.concatenate([part.values for part in parts.values()]), parts["train"].values)
+    together = None
+    if options.together is not None:
+        table = GroupTable.read(options.together)
+        if table is None:
+            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{options.together}'.")
+        together = table.of(names)
+    numbers = series_of(Columns({"keys": alike}), together)
+    count = len(np.unique(numbers))
+    if count < FEWEST_SERIES:  # all look the same, which is said elsewhere
+        numbers = np.arange(len(numbers))
+    if together is not None:
+        progress.log(f"{len(numbers):,} photos in {count:,} series: each series counts once")
+    series = dict(
+        zip(parts, np.split(numbers, np.cumsum([len(p) for p in parts.values()])[:-1]), strict=True)
+    )
+    if "val" in parts and (seen := np.isin(series["val"], series["train"])).any():
+        progress.log(f"{int(seen.sum()):,} held-out photos are left out: their series is trained on")
+        parts = {**parts, "val": parts["val"].rows(~seen)}
+        series["val"] = series["val"][~seen]
+    return parts, series

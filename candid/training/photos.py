@@ -15,7 +15,6 @@ from candid._support.progress import SILENT, Progress
 from candid._support.text import listed
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
-from candid.data.groups import GroupTable
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
 from candid.judging.calibrate import held_out_scores, tree_of
@@ -28,11 +27,9 @@ from candid.models.photo.opening import open_eye
 from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.photo_report import DataReport, first_alike
+from candid.training.photo_report import DataReport, in_series
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
-from candid.trust.scores import Columns
-from candid.trust.series import series_of
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -215,7 +212,7 @@ def _finish(
     """Fit the head, save the model with its held-out scores, and write what is worth a look."""
     progress.log("fitting the head")
     train, uniform = parts["train"], options.priors == "uniform"
-    parts, series = _in_series(options, parts, progress)
+    parts, series = in_series(options, parts, progress)
     train = parts["train"]
     head = fit_head(
         train.values,
@@ -275,36 +272,6 @@ def _finish(
     results["report"] = report.counts()
     folder.write_results(results)
     return results
-
-
-def _in_series(
-    options: PhotoOptions, parts: dict[str, Features], progress: Progress
-) -> tuple[dict[str, Features], dict[str, Array]]:
-    """Return the photos, and the series of each by part.
-
-    Near-duplicates are in one series, and so are photos that ``--together`` gives one name. Held-out photos
-    of a series that is also trained on are left out: they would look better known than new photos.
-    """
-    names = [name for part in parts.values() for name in part.names]
-    alike = first_alike(np.concatenate([part.values for part in parts.values()]), parts["train"].values)
-    together = None
-    if options.together is not None:
-        table = GroupTable.read(options.together)
-        if table is None:
-            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{options.together}'.")
-        together = table.of(names)
-    numbers = series_of(Columns({"keys": alike}), together)
-    count = len(np.unique(numbers))
-    if together is not None:
-        progress.log(f"{len(numbers):,} photos in {count:,} series: each series counts once")
-    series = dict(
-        zip(parts, np.split(numbers, np.cumsum([len(p) for p in parts.values()])[:-1]), strict=True)
-    )
-    if "val" in parts and (seen := np.isin(series["val"], series["train"])).any():
-        progress.log(f"{int(seen.sum()):,} held-out photos are left out: their series is trained on")
-        parts = {**parts, "val": parts["val"].rows(~seen)}
-        series["val"] = series["val"][~seen]
-    return parts, series
 
 
 def _keep_photos(model: PhotoModel, photos: Features) -> None:

@@ -19,7 +19,8 @@ from candid.serve.schemas import ImageRequest
 from candid.serve.server import Server
 from candid.serve.service import Service
 
-examine, handle_exit = Service.examine, Server.handle_exit
+examine, warm_up, handle_exit = Service.examine, Service.warm_up, Server.handle_exit
+warm: list[Service] = []
 
 
 def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[Any]:
@@ -28,9 +29,14 @@ def held_up(self: Service, requests: Sequence[Sequence[ImageRequest]]) -> list[A
     before = set(sys.modules)
     found = examine(self, requests)
     late = {name for name in set(sys.modules) - before if not name.startswith("PIL.")}  # kinds of images
-    if late:
+    if late and warm:
         print("imported for a request:", *sorted(late), file=sys.stderr, flush=True)
     return found
+
+
+def warmed_up(self: Service) -> None:
+    warm_up(self)
+    warm.append(self)
 
 
 def counted(self: Server, sig: int, frame: FrameType | None) -> None:
@@ -43,6 +49,7 @@ def counted(self: Server, sig: int, frame: FrameType | None) -> None:
 
 if "CANDID_HELD_UP" in os.environ:  # in the server's own process and in its workers, which import this, too
     Service.examine = held_up  # type: ignore[method-assign]
+    Service.warm_up = warmed_up  # type: ignore[method-assign]
     Server.handle_exit = counted  # type: ignore[method-assign]
     server.SILENT = 600.0
 if __name__ == "__main__":

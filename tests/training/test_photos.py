@@ -345,7 +345,8 @@ def test_few_held_out_photos_and_classes_without_any_cost_no_verdicts(tmp_path: 
 
 def test_levels_of_photos_out_of_fold_are_not_called_proven(photo_run: PhotoRun, tmp_path: Path) -> None:
     held_out = needed(candid.load(photo_run.model))
-    for sentence in held_out.rule().promises[ALL].sentences()[-2:]:
+    sentences = held_out.rule().promises[ALL].sentences()
+    for sentence in [each for each in sentences if each.startswith(("Novelty", "Error"))]:
         assert "no bound is proven, since the model has learned from held-out images" in sentence
     promises = held_out.rule(Levels(novelty=0.2, risk=0.4, novelty_promise="confident")).promises[ALL]
     assert promises.risk is not None
