@@ -163,6 +163,11 @@ class Examiner:
         evidence: whether examinations carry what explanations start from.
         watched: the score that a watch for drift needs: examinations then carry it.
         held_out: the held-out scores of the model, if they were read already.
+
+    Example:
+        >>> examiner = Examiner(checkpoint.load("cifar10-beta1"))
+        >>> [examined.verdict for examined in examiner.examine(np.full((32, 32, 3), 0.5))]
+        ['novel']
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def test_new_images_get_verdicts_at_their_levels(tmp_path: Path) -> None:
     new = candid.examine(model, write(tmp_path / "new", count=100, start=300), novelty=0.05)
     novel = sum(each.verdict == "novel" for each in new)
     assert novel <= 0.05 * 300 + 3.5 * (0.05 * 0.95 * 300 * 2) ** 0.5  # of two draws of 300
-    assert candid.examine(model, np.ones((3, SIDE, SIDE), np.float32))[0].verdict == "novel"
+    assert candid.examine(model, np.ones((SIDE, SIDE, 3), np.float32))[0].verdict == "novel"
 
 
 def test_without_labels_only_novelty_is_promised(tmp_path: Path) -> None:
