@@ -314,7 +314,8 @@ def test_a_pixel_model_needs_onnxscript_to_be_exported(tmp_path: Path, without: 
 
 CALLS = """
 import candid
-for call in (lambda: candid.load("cifar10-beta1"), lambda: candid.ResNet, lambda: candid.attack('cifar10-beta1', 'digits')):
+attack = lambda: candid.attack("cifar10-beta1", "digits")
+for call in (lambda: candid.load("cifar10-beta1"), lambda: candid.ResNet, attack):
     try:
         call()
     except candid.CandidError as error:
