@@ -236,7 +236,14 @@ def test_commands_about_photos_load_no_torch(
     installed: bool, tmp_path: Path, without: dict[str, str]
 ) -> None:
     """They run where torch is installed without loading it, and where no extra is installed."""
-    ran = Ran(photo_commands(tmp_path), None if installed else without)
+    ran = Ran(
+        [
+            line
+            for line in photo_commands(tmp_path)
+            if not (installed and line[0] == "audit")  # it attacks
+        ],
+        None if installed else without,
+    )
     assert not ran.failed, ran.failed
     assert not {"torch", "lightning_fabric"} & ran.modules
 
