@@ -56,7 +56,8 @@ def test_nested_folders_are_a_tree(tmp_path: Path) -> None:
     model = candid.load(trained.best)
     assert set(model.class_names) == set(CLASSES) and model.tree is not None
     assert model.tree.names[1:] == ("pattern",)
-    assert len(candid.evaluate(trained.best, str(nested), part="train").predictions) > 0
+    evaluated = candid.evaluate(trained.best, str(nested), part="train")
+    assert evaluated is not None and len(evaluated.predictions) > 0
     assert {e.verdict for e in candid.examine(model, nested)} <= {"accept", "ambiguous", "novel"}
     shutil.copy(flat / CLASSES[0] / "000.png", nested / "pattern" / "stray.png")
     with pytest.raises(CandidError, match="has images next to the folder"):
