@@ -84,6 +84,7 @@ def examine(
     as_json: Annotated[
         bool, Option("Print one JSON object for each image, and nothing else.", flag="--json")
     ] = False,
+    verbose: Annotated[bool, Option("Say what verdicts promise with all numbers and conditions.")] = False,
 ) -> int | None:
     """Judge images: class, posterior, p-value and verdict, one line for each image.
 
@@ -95,7 +96,7 @@ def examine(
     from candid.judging.examine import Examiner, UnusableImage, image_paths
     from candid.models import checkpoint
     from candid.trust.ranking import ALL
-    from candid.trust.verdict import heading
+    from candid.trust.verdict import KINDS, heading
 
     folder = _Pages(pages.figures)
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
@@ -105,7 +106,8 @@ def examine(
     if examiner.rule is None:
         _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
     else:
-        for sentence in examiner.rule.promises[ALL].sentences():
+        promises = examiner.rule.promises[ALL]
+        for sentence in promises.sentences() if verbose else [*promises.raised(), promises.plain()]:
             _log(sentence)
     counts: Counter[str] = Counter()
     examinations = examiner.examine(paths)
@@ -127,7 +129,8 @@ def examine(
         else:
             line = examined.line()
             print(line if line.isprintable() else printable(line, breaks=False), flush=True)
-    _log(", ".join(f"{count:,} {kind}" for kind, count in counts.items()))
+    for kind, images in counts.items():
+        _log(f"{images:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{images:,} {kind}")
     return 2 if counts["unusable"] else None
 
 

@@ -144,6 +144,8 @@ class PromisesResponse(BaseModel):
     fdr: float | None = Field(None, description="The rate of false discoveries, if it decides.")
     copies: int = Field(0, description="Held-out images that are copies of others: they count once.")
     occasions: bool = Field(False, description="Held-out images are of the occasions of the training images.")
+    plain: str = Field("", description="The promises in one line.")
+    sentences: list[str] = Field([], description="The promises in words, with all numbers and conditions.")
 
 
 class ExaminationResponse(BaseModel):
@@ -159,6 +161,7 @@ class ExaminationResponse(BaseModel):
     p_value: float | None = Field(description="Among held-out images; null without held-out scores.")
     class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
     verdict: Verdict | None
+    plain: str = Field(description="What the verdict means, in one line.")
     classes: list[str] | None = Field(description="The classes that the answer names; others are ruled out.")
     node: str | None = Field(description="A kind that covers them, such as 'terrier'; null for a list.")
     node_leaves: int | None = Field(description="The number of classes of that kind.")

@@ -43,9 +43,13 @@ class VerdictKind(NamedTuple):
 
 
 KINDS: dict[Verdict, VerdictKind] = {
-    "novel": VerdictKind("novel", "Unlike the images that the model knows.", "#b3400a", "#ff8f5c", "poor"),
-    "ambiguous": VerdictKind("ambiguous", "Several classes fit.", "#8a5a00", "#e8b04a", "fair"),
-    "accept": VerdictKind("accept", "A known kind, and one class fits.", "#00704f", "#4fc59a", "good"),
+    "novel": VerdictKind("novel", "Unlike the photos that the model knows.", "#b3400a", "#ff8f5c", "poor"),
+    "ambiguous": VerdictKind(
+        "ambiguous", "Looks like known photos, but several classes fit.", "#8a5a00", "#e8b04a", "fair"
+    ),
+    "accept": VerdictKind(
+        "accept", "Looks like known photos; one class fits clearly.", "#00704f", "#4fc59a", "good"
+    ),
 }
 """All verdicts in the order in which people look at them: what needs attention first."""
 
@@ -116,8 +120,25 @@ class Promises:
     """Whether all held-out images were taken on the occasions of the training images."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the promises as JSON."""
-        return asdict(self) | {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
+        """Return the promises as JSON, and in words."""
+        levels = {"novelty": self.novelty._asdict(), "error": self.error._asdict()}
+        return asdict(self) | levels | {"plain": self.plain(), "sentences": self.sentences()}
+
+    def plain(self) -> str:
+        """Return the promises in one line for everybody; :meth:`sentences` has all numbers and conditions."""
+        novelty, error, unproven = self.novelty, self.error, self.novelty.proven == 1
+        measured = unproven or novelty.proven > novelty.in_force
+        about = "about" if measured else "at most"
+        parts = [] if self.fdr is not None else [f"{about} {in_percent(novelty.in_force)} are called novel"]
+        if error.in_force < 1:
+            parts.append(f"{about} {in_percent(error.in_force)} get an answer without their true class")
+        how = "with 95 % confidence" if novelty.promise == "confident" and not unproven else "on average"
+        lines = [f"Of ordinary photos, {' and '.join(parts)}, {how}"] if parts else []
+        if self.fdr is not None:
+            lines.append(f"At most {in_percent(self.fdr)} of what is called novel is ordinary, on average")
+        if self.risk is not None:
+            lines.append(f"At most {in_percent(self.risk.asked)} of the accepted answers are wrong")
+        return f"{'. '.join(lines)}{'; no bound is proven' * unproven}."
 
     def raised(self) -> list[str]:
         """Return a sentence for each level that had to be raised above what was asked."""
@@ -332,6 +353,13 @@ class Examination:
         return self.posterior.largest if isinstance(self.posterior, Posterior) else self.posterior[self.label]
 
     @property
+    def plain(self) -> str:
+        """What the verdict means, in one line for everybody."""
+        if self.verdict is None:
+            return "The most probable class; without held-out images, nothing says whether to trust it."
+        return KINDS[self.verdict].sentence
+
+    @property
     def answer(self) -> str:
         """What it is, in words: a class, a short list of classes or a kind of classes.
 
@@ -356,6 +384,7 @@ class Examination:
             "p_value": self.p_value,
             "class_p_value": self.class_p_value,
             "verdict": self.verdict,
+            "plain": self.plain,
             "classes": None if self.classes is None else list(self.classes),
             "node": self.node,
             "node_leaves": self.node_leaves,
