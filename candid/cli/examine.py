@@ -129,8 +129,8 @@ def examine(
         else:
             line = examined.line()
             print(line if line.isprintable() else printable(line, breaks=False), flush=True)
-    for kind, images in counts.items():
-        _log(f"{images:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{images:,} {kind}")
+    for kind, number in counts.items():
+        _log(f"{number:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{number:,} {kind}")
     return 2 if counts["unusable"] else None
 
 
