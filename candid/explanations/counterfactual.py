@@ -178,6 +178,16 @@ def counterfactual(
     Rounding to 8 bits and clipping to [0, 255] move the posterior again. So places on the path, and beyond
     it, are tried as 8-bit images, closer and closer to where their posterior passes the target.
 
+    Args:
+        model: in evaluation mode.
+        image: the 8-bit image to start from.
+        y: number of the class to reach.
+        target: its posterior at the end of the path.
+        steps: number of images on the path, with both ends.
+
+    Returns:
+        The last image, the path to it, and what the model says along the path.
+
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("digits").eval()
     >>> changed = counterfactual(model, np.full((1, 8, 8), 99, np.uint8), y=3, target=0.12)

@@ -88,6 +88,14 @@ class DecisionSpace:
 def decision_spaces(model: Model, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
     """Return the decision space of each image, from one forward pass.
 
+    Args:
+        model: a model with class means.
+        outputs: what ``model.outputs(images)`` returned, of B images.
+        top: number of the most probable classes that a space shows.
+
+    Returns:
+        One space for each image.
+
     >>> import candid
     >>> model = candid.load("clothing")
     >>> features = model.centre[None].astype(np.float32)

@@ -116,6 +116,9 @@ def heatmaps(
         spatial: made once for many calls; it depends on the model alone.
         rule: how S is distributed over the positions.
 
+    Returns:
+        One set of maps for each image.
+
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
     >>> first, second = heatmaps(model, model.outputs(np.zeros((2, 3, 32, 32), np.float32)))

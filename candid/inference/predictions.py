@@ -36,7 +36,14 @@ FEATURES: Mapping[str, Measure] = {"features": half_features}
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of N images."""
+    """What a model says of N images.
+
+    Example:
+
+    >>> predictions = Predictions(("a.png",), np.array([1]), np.zeros((1, 2)), np.log([0.5, 0.5]))
+    >>> predictions.posterior
+    array([[0.5, 0.5]])
+    """
 
     paths: tuple[str, ...]
     """Where the images come from: a file, a sample of a shard, or a number in a data set."""

@@ -100,7 +100,9 @@ def test_without_labels_only_novelty_is_promised(tmp_path: Path) -> None:
     assert any("nothing is promised about classes" in sentence for sentence in promises.sentences())
     examined = candid.examine(model, folder)
     assert {each.verdict for each in examined} <= {"accept", "ambiguous", "novel"}
-    assert all(each.classes in ((each.label,), ()) for each in examined)
+    assert all(each.classes == (each.label,) for each in examined if each.verdict == "accept")
+    unsure = candid.examine(model, folder, confidence=0)
+    assert all(each.classes in ((each.label,), ()) for each in unsure)
     assert rule.to_dict()["smallest_ratio"] == 1
     for level in ({"error": 0.1}, {"risk": 0.1}):
         with pytest.raises(CandidError, match="have no labels"):

@@ -44,10 +44,20 @@ VALUES = 1 << 20
 
 
 def corrupted(images: Array, name: str, severity: int, random: np.random.Generator) -> Array:
-    """Return corrupted 8-bit images (B, C, H, W), C = 1 or 3; each image has random numbers of its own.
+    """Return corrupted images; each image has random numbers of its own.
 
-    The same generator gives the same bits, whatever the batch size. ``name`` is one of
-    :data:`CORRUPTIONS`, ``severity`` 1 to 5; results are truncated to whole levels, as published.
+    The same generator gives the same bits, whatever the batch size.
+
+    Args:
+        images: 8-bit images (B, C, H, W) with 1 or 3 channels.
+        name: one of the fifteen corruptions of ImageNet-C, such as ``"fog"``.
+        severity: 1 to 5.
+        random: where the random numbers come from.
+
+    Returns:
+        8-bit images of the same shape; results are truncated to whole levels, as published.
+
+    Example:
 
     >>> grey = np.full((2, 3, 32, 32), 100, np.uint8)
     >>> corrupted(grey, "brightness", 5, np.random.default_rng(0))[0, :, 0, 0]
