@@ -91,7 +91,7 @@ def even_steps(n: int, most: int) -> Array:
 
 def unit(features: Array) -> Array:
     """Return features (N, F) scaled to length 1; zeros stay zeros."""
-    return features / np.linalg.norm(features, axis=1, keepdims=True).clip(min=1e-12)
+    return features / np.sqrt(np.square(features).sum(1, keepdims=True)).clip(min=1e-12)
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,11 @@ class LearnedScore(ABC):
     def score(self, columns: Columns) -> Array:
         """Return how far out images are, (N,) in float64; the memory is bounded."""
         checked = checked_columns(self.columns, columns)
-        return np.concatenate(
-            [
-                self.of({name: _precise(name, part) for name, part in zip(checked, parts, strict=True)})
-                for parts in parts_of(*checked.values())
-            ]
-            or [np.empty(0)]
-        )
+        scores = [
+            self.of({name: _precise(name, part) for name, part in zip(checked, parts, strict=True)})
+            for parts in parts_of(*checked.values())
+        ]
+        return scores[0] if len(scores) == 1 else np.concatenate(scores or [np.empty(0)])
 
     def state(self) -> dict[str, Array]:
         """Return what was learned, to be saved."""
@@ -112,7 +110,7 @@ class Mahalanobis(LearnedScore):
         """Return the distances."""
         white = self.whitened(columns["features"])
         nearest = (white @ self.means.T - np.square(self.means).sum(1) / 2).argmax(1)
-        return np.linalg.norm((white - self.means[nearest]).astype(np.float64), axis=1)
+        return np.sqrt(np.square((white - self.means[nearest]).astype(np.float64)).sum(1))
 
     def state(self) -> dict[str, Array]:
         """Return what was learned, the whitening without its zeros."""

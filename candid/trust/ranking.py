@@ -80,7 +80,8 @@ class CombinedRanks:
 
     def __init__(self, held_out: Array) -> None:
         self._held_out = checked_held_out(held_out, 2)
-        n, columns = len(self._held_out), self._held_out.T
+        n, columns = len(self._held_out), np.ascontiguousarray(self._held_out.T)
+        self._columns = columns  # (J, n)
         self._ordered = np.sort(columns, axis=1)  # (J, n)
         # among the held-out images, itself included
         rank = np.stack([n - np.searchsorted(a, v) for a, v in zip(self._ordered, columns, strict=True)])
@@ -97,16 +98,16 @@ class CombinedRanks:
 
         It takes J n steps for each image, and a bounded memory.
         """
-        rows = checked(scores, 2)
+        rows = self._checked(scores)
         rows = rows - rounding(rows)
-        least = self.statistic(rows) - TOLERANCE
+        least = self._combined(rows) - TOLERANCE
         counts = np.empty(len(rows))
         size = max(1, CHUNK // len(self))
         for start in range(0, len(rows), size):
             part = rows[start : start + size]
-            sums = np.repeat(self._base[None], len(part), 0)
-            for column, held_out, added in zip(part.T, self._held_out.T, self._added, strict=True):
-                sums += (column[:, None] >= held_out) * added
+            sums = self._base
+            for column, held_out, added in zip(part.T, self._columns, self._added, strict=True):
+                sums = sums + (column[:, None] >= held_out) * added
             counts[start : start + size] = (sums >= least[start : start + size, None]).sum(1)
         return (1 + counts) / (len(self) + 1)
 
@@ -115,13 +116,19 @@ class CombinedRanks:
 
         It is finer than the p-value, for curves; images beyond all held-out ones by every score are equal.
         """
-        columns = checked(scores, 2).T
-        if len(columns) != len(self._ordered):
+        return self._combined(self._checked(scores))
+
+    def _checked(self, scores: Array) -> Array:
+        rows = checked(scores, 2)
+        if rows.shape[1] != len(self._ordered):
             raise CandidError(
-                f"The ranks are of {len(self._ordered)} scores per image, not of {len(columns)}."
+                f"The ranks are of {len(self._ordered)} scores per image, not of {rows.shape[1]}."
             )
-        rank = [1 + len(self) - np.searchsorted(a, v) for a, v in zip(self._ordered, columns, strict=True)]
-        return combination(np.stack(rank, 1) / (len(self) + 1))
+        return rows
+
+    def _combined(self, rows: Array) -> Array:
+        below = np.array([a.searchsorted(v) for a, v in zip(self._ordered, rows.T, strict=True)])
+        return combination((1 + len(self) - below.T) / (len(self) + 1))
 
     @property
     def held_out(self) -> Array:
@@ -311,7 +318,7 @@ def ranked_p_values(rankings: Sequence[Ranking], statistics: Sequence[Array], gr
 
 def by_group(groups: Array) -> Iterator[tuple[int, Any]]:
     """Yield each group, and the rows of its images."""
-    if len(groups) and (groups == groups[0]).all():
+    if len(groups) == 1 or (len(groups) and (groups == groups[0]).all()):
         yield int(groups[0]), slice(None)
         return
     for group in np.unique(groups).tolist():

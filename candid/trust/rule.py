@@ -222,6 +222,11 @@ class Rule:
         return {group: self.truths.smallest_ratio(group, p.error.cut) for group, p in self.promises.items()}
 
     @cached_property
+    def cuts(self) -> dict[int, float]:
+        """By group: an image is novel if its p-value is at most this."""
+        return {group: promises.novelty.cut for group, promises in self.promises.items()}
+
+    @cached_property
     def bounds(self) -> dict[int, float]:
         """The smallest ratios of classes that were taught, by number: these have one of their own."""
         return self.truths.bounds(self.promises[ALL].error.cut)
@@ -260,23 +265,19 @@ class Rule:
         smallest kind that covers them, and ``q_i`` is where that answer first has the true class.
         """
         groups = np.full(len(posterior), ALL) if groups is None else groups
-        ratio = np.empty(len(posterior))
-        for group, rows in by_group(self.ranked_in(groups)):
-            ratio[rows] = self.smallest_ratios[group]
+        ratio = _by_image(self.smallest_ratios, self.ranked_in(groups))
         named = answers(posterior, ratio, self.levels.confidence, self.bounds)
         if (risk := self.promises[ALL].risk) is not None:
             risky = np.flatnonzero((posterior.max(1) < risk.threshold) & (named.sum(1) == 1))
-            named[risky[:, None], np.argsort(-posterior[risky], axis=1, kind="stable")[:, :2]] = True
+            if risky.size:
+                named[risky[:, None], np.argsort(-posterior[risky], axis=1, kind="stable")[:, :2]] = True
         return named
 
     def _novel(self, p_value: Array, ranked_in: Array) -> Array:
         """Return which images are novel at the level of their group; none, if all images of a call decide."""
         if self.levels.fdr is not None:
             return np.zeros(len(p_value), bool)
-        cut = np.empty(len(p_value))
-        for group, rows in by_group(ranked_in):
-            cut[rows] = self.promises[group].novelty.cut
-        return p_value <= cut
+        return p_value <= _by_image(self.cuts, ranked_in)
 
     def _tested(self, tests: Columns, groups: Array, held_out: int) -> Risk:
         """Return the promise of the risk from held-out images that had no part in this rule."""
@@ -290,7 +291,7 @@ class Rule:
         confidence, ranked_in = tests["max_posterior"], self.ranked_in(groups)
         # not measured by earlier versions: no more than this
         second = tests["second_posterior"] if "second_posterior" in tests else 1 - confidence
-        ratio = np.array([self.smallest_ratios[group] for group in ranked_in.tolist()])
+        ratio = _by_image(self.smallest_ratios, ranked_in)
         single = (second / confidence < ratio) & (confidence >= self.levels.confidence)
         passed = single & ~self._novel(self.p_values(tests, groups), ranked_in)
         wrong = tests["true_posterior"] < confidence
@@ -490,6 +491,14 @@ def _counts(rankings: Sequence[Ranking], truths: Truths, group: int) -> tuple[in
     """Return how many held-out images of a group rank new ones, and how many have a true class."""
     distinct = [ranking if ranking.first is None else ranking.without_copies() for ranking in rankings]
     return sum(ranking.count(group) for ranking in distinct), truths.count(group)
+
+
+def _by_image(values: Mapping[int, float], groups: Array) -> Array:
+    """Return the value of the group of each image, (N,)."""
+    by_image = np.empty(len(groups))
+    for group, rows in by_group(groups):
+        by_image[rows] = values[group]
+    return by_image
 
 
 def _within(promises: Promises, n: int, novelty: Level, error: Level) -> Promises:

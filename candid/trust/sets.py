@@ -13,6 +13,8 @@ from candid.trust.tree import Tree
 
 MASS_ROUNDING = 1e-12
 """Posteriors that add up to a confidence but for this do so."""
+LIKELY = 64
+"""Classes of an image that nearly always add up to its confidence."""
 TAUGHT_BOUND = 0.05
 """The smallest ratio of a class that was taught with too few photos for one of its own."""
 OLD_CLASS = -1
@@ -48,10 +50,26 @@ def answers(
         named[:, y] = ratios[:, y] >= min(bound, 1.0)
     if (unsure := np.flatnonzero(largest < confidence)).size:
         rows = posterior[unsure]
-        ordered = -np.sort(-rows, axis=1)
-        last = (ordered.cumsum(1) < confidence - MASS_ROUNDING).sum(1).clip(max=rows.shape[1] - 1)
-        named[unsure] |= rows >= np.take_along_axis(ordered, last[:, None], 1)
+        named[unsure] |= rows >= _last_of(rows, confidence)[:, None]
     return named
+
+
+def _last_of(posterior: Array, confidence: float, likely: int = LIKELY) -> Array:
+    """Return the last of the largest posteriors of each image that add up to ``confidence``, (N,).
+
+    Args:
+        posterior: (N, M).
+        confidence: what they add up to.
+        likely: how many classes are sorted first; all of them where these do not suffice.
+    """
+    classes = posterior.shape[1]
+    rows = np.partition(posterior, -likely, axis=1)[:, -likely:] if classes > 2 * likely else posterior
+    falling = np.sort(rows, axis=1)[:, ::-1]
+    count = (falling.cumsum(1) < confidence - MASS_ROUNDING).sum(1).clip(max=classes - 1)
+    last = np.take_along_axis(falling, count.clip(max=falling.shape[1] - 1)[:, None], 1)[:, 0]
+    if (more := np.flatnonzero(count == falling.shape[1])).size:
+        last[more] = _last_of(posterior[more], confidence, classes)
+    return last
 
 
 @dataclass(frozen=True)

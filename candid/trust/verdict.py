@@ -229,11 +229,11 @@ class Posterior(Mapping[str, float]):
     ('dog', {'dog': 0.9, 'cat': 0.1})
     """
 
-    __slots__ = ("_names", "_order", "_values")
+    __slots__ = ("_names", "_shares", "_values")
 
     def __init__(self, names: tuple[str, ...], values: Array) -> None:
         self._names, self._values = names, values
-        self._order: list[int] | None = None
+        self._shares: dict[str, float] | None = None
 
     @classmethod
     def of(cls, shares: Mapping[str, float]) -> "Posterior":
@@ -251,47 +251,51 @@ class Posterior(Mapping[str, float]):
         return float(self._values.max())
 
     def top(self, count: int) -> dict[str, float]:
-        """Return the most probable classes."""
-        return {self._names[y]: float(self._values[y]) for y in self.order(count)}
-
-    def order(self, count: int) -> list[int]:
-        """Return the numbers of the most probable classes; of equal ones, the first comes first."""
-        if self._order is None and count < len(self._values) // 8:
-            least = np.partition(self._values, -count)[-count]
-            likely = np.flatnonzero(self._values >= least)
-            return likely[np.argsort(-self._values[likely], kind="stable")][:count].tolist()
-        if self._order is None:
-            self._order = np.argsort(-self._values, kind="stable").tolist()
-        return self._order[:count]
+        """Return the most probable classes; of equal ones, the first comes first."""
+        classes = np.arange(len(self._values))
+        if count < len(classes) // 8:
+            classes = np.flatnonzero(self._values >= np.partition(self._values, -count)[-count])
+        ordered = self._falling(classes)[:count]
+        return dict(zip((self._names[y] for y in ordered), self._values[ordered].tolist(), strict=True))
 
     def among(self, named: Array) -> tuple[str, ...]:
         """Return the names of some classes, (M,), the most probable first."""
-        classes = np.flatnonzero(named)
-        order = np.argsort(-self._values[classes], kind="stable")
-        return tuple(self._names[y] for y in classes[order].tolist())
+        return tuple(self._names[y] for y in self._falling(np.flatnonzero(named)))
+
+    def _falling(self, classes: Array) -> list[int]:
+        """Return the numbers of some classes, the most probable first."""
+        return classes[np.argsort(-self._values[classes], kind="stable")].tolist()
+
+    def _all(self) -> dict[str, float]:
+        """Return all classes, which are sorted once."""
+        if self._shares is None:
+            self._shares = self.top(len(self._names))
+        return self._shares
 
     def __getitem__(self, name: str) -> float:
+        if self._shares is not None:
+            return self._shares[name]
         try:
             return float(self._values[self._names.index(name)])
         except ValueError:
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        return (self._names[y] for y in self.order(len(self._names)))
+        return iter(self._all())
 
     def __len__(self) -> int:
         return len(self._names)
 
     def items(self) -> Any:
         """Return the classes and their posteriors, falling."""
-        return self.top(len(self._names)).items()
+        return self._all().items()
 
     def values(self) -> Any:
         """Return the posteriors, falling."""
-        return self.top(len(self._names)).values()
+        return self._all().values()
 
     def __repr__(self) -> str:
-        return repr(self.top(len(self._names)))
+        return repr(self._all())
 
 
 class Answer(NamedTuple):

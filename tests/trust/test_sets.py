@@ -9,7 +9,7 @@ from candid import CandidError, Monitor
 from candid._support.numbers import Array, softmax
 from candid.trust.ranking import ALL
 from candid.trust.scores import Columns
-from candid.trust.sets import TAUGHT_BOUND, Truths, answers
+from candid.trust.sets import LIKELY, TAUGHT_BOUND, Truths, answers
 from candid.trust.tree import Tree
 
 ABOVE = {
@@ -24,19 +24,19 @@ NAMES = (*(f"cat{i}" for i in range(4)), *(f"dog{i}" for i in range(4)), "car")
 TREE = Tree.of(ABOVE, NAMES)
 
 
-def posteriors(n: int, spread: float, seed: int) -> Array:
-    return softmax(spread * np.random.default_rng(seed).normal(size=(n, 9)))
+def posteriors(n: int, spread: float, seed: int, classes: int = 9) -> Array:
+    return softmax(spread * np.random.default_rng(seed).normal(size=(n, classes)))
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 99), st.floats(0.01, 1), st.floats(0, 0.99))
-def test_an_answer_is_the_larger_of_two_sets(seed: int, ratio: float, confidence: float) -> None:
-    posterior = posteriors(5, 2, seed)
+@given(st.integers(0, 99), st.floats(0.01, 1), st.floats(0, 0.99), st.sampled_from([9, 2 * LIKELY + 1]))
+def test_an_answer_is_the_larger_of_two_sets(seed: int, ratio: float, confidence: float, width: int) -> None:
+    posterior = posteriors(5, 2, seed, width)
     named = answers(posterior, np.full(5, ratio), confidence)
     for row, classes in zip(posterior, named, strict=True):
         order = np.argsort(-row, kind="stable")
         mass = 1 + int((row[order].cumsum() < confidence - 1e-12).sum()) if confidence > row.max() else 1
-        size = max(int((row / row.max() >= ratio).sum()), min(mass, 9))
+        size = max(int((row / row.max() >= ratio).sum()), min(mass, len(row)))
         assert sorted(order[:size].tolist()) == np.flatnonzero(classes).tolist()
 
 
