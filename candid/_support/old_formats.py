@@ -70,3 +70,9 @@ COLUMN_NAMES = {"terms": "log_density_terms", "distance": "mahalanobis"}
 """Columns that have another name in files of earlier versions."""
 MAHALANOBIS = "gaussian."
 """How the names of the parts of the score ``mahalanobis`` start in models of earlier versions."""
+
+
+def mahalanobis_state(state: "Mapping[str, Any]") -> dict[str, Any]:
+    """Return the numbers of a Mahalanobis score; earlier versions have no centre, which was 0."""
+    centre = {} if "centre" in state else {"centre": 0 * state["means"][0]}
+    return {**centre, **state}

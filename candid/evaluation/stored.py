@@ -89,11 +89,11 @@ def _read(options: EvaluateOptions) -> tuple[ArrayFile, ArrayFile, dict[str, Arr
     table = GroupTable.read(options.by)
     key = None if options.by == "class" or table is not None else options.by
 
-    def read(file: Path, own: bool) -> ArrayFile:
-        found = ArrayFile.read(file, own, key)
+    def read(file: Path, labelled: bool) -> ArrayFile:
+        arrays = ArrayFile.read(file, labelled, key)
         if table is None:
-            return found
-        return replace(found, groups=tuple(table.of(found.paths, needed=own)))
+            return arrays
+        return replace(arrays, groups=tuple(table.of(arrays.paths, needed=labelled)))
 
     held_out, test = (read(file, True) for file in (options.held_out, options.test))
     if np.array_equal(held_out.arrays.logits, test.arrays.logits):
@@ -106,11 +106,11 @@ def _read(options: EvaluateOptions) -> tuple[ArrayFile, ArrayFile, dict[str, Arr
 
 def _check_alike(file: ArrayFile, held_out: ArrayFile) -> None:
     """Raise an error if the file is of another classifier than the held-out images."""
-    (_, classes), (_, known) = file.arrays.logits.shape, held_out.arrays.logits.shape
-    if classes != known:
+    (_, classes), (_, held_out_classes) = file.arrays.logits.shape, held_out.arrays.logits.shape
+    if classes != held_out_classes:
         raise CandidError(
-            f"'{file.file}' has logits of {classes} classes and '{held_out.file}' of {known}: give those of "
-            "one classifier."
+            f"'{file.file}' has logits of {classes} classes and '{held_out.file}' of {held_out_classes}: "
+            "give those of one classifier."
         )
     if file.class_names is not None and file.class_names != held_out.class_names:
         raise CandidError(
@@ -119,9 +119,9 @@ def _check_alike(file: ArrayFile, held_out: ArrayFile) -> None:
         )
     width, known_width = (
         "no features"
-        if each.arrays.features is None
-        else f"{each.arrays.features.shape[1]} features an image"
-        for each in (file, held_out)
+        if given.arrays.features is None
+        else f"{given.arrays.features.shape[1]} features an image"
+        for given in (file, held_out)
     )
     if width != known_width:
         raise CandidError(

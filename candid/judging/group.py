@@ -71,30 +71,33 @@ class GroupResult:
 
     def places(self) -> dict[str, str]:
         """Return the folder that each image belongs to, by its path."""
-        found = {
-            each.path: f"{ACCEPTED}/{each.label}" if each.verdict == "accept" else AMBIGUOUS
-            for each in self.examinations
+        places = {
+            examined.path: f"{ACCEPTED}/{examined.label}" if examined.verdict == "accept" else AMBIGUOUS
+            for examined in self.examinations
         }
-        found |= {each.path: SINGLE for each in self.singles}
-        return found | {each.path: group.folder for group in self.groups for each in group.members}
+        places |= {single.path: SINGLE for single in self.singles}
+        return places | {member.path: group.folder for group in self.groups for member in group.members}
 
     def csv(self) -> str:
         """Return one line for each image."""
-        named = {each.path: (group.name, group.nearest) for group in self.groups for each in group.members}
+        named = {
+            member.path: (group.name, group.nearest) for group in self.groups for member in group.members
+        }
         rows = [("path", "verdict", "class", "posterior", "p_value", "group", "nearest_class")]
-        for each in self.examinations:
-            group, nearest = named.get(each.path, ("single" if each.verdict == "novel" else "", ""))
-            posterior, p = f"{each.confidence:.6f}", "" if each.p_value is None else f"{each.p_value:.6f}"
-            rows.append((each.path, str(each.verdict), each.label, posterior, p, group, nearest))
+        for examined in self.examinations:
+            group, nearest = named.get(examined.path, ("single" if examined.verdict == "novel" else "", ""))
+            p_value = "" if examined.p_value is None else f"{examined.p_value:.6f}"
+            judged = examined.path, str(examined.verdict), examined.label, f"{examined.confidence:.6f}"
+            rows.append((*judged, p_value, group, nearest))
         return as_csv(rows)
 
 
 def is_sorted_copy(path: Path, folder: Path) -> bool:
     """Return whether ``path`` is in a folder that :meth:`GroupResult.places` names in ``folder``."""
-    place, own = path.resolve(), folder.resolve()
-    if not place.is_relative_to(own):
+    place, root = path.resolve(), folder.resolve()
+    if not place.is_relative_to(root):
         return False
-    parts = place.relative_to(own).parts
+    parts = place.relative_to(root).parts
     return len(parts) > 1 and (parts[0] in (ACCEPTED, AMBIGUOUS) or parts[0].startswith(UNKNOWN))
 
 
@@ -125,12 +128,12 @@ def clusters(features: Array, groups: int | None = None) -> list[list[int]]:
         return []
     x = _reduced(features)
     labels = np.zeros(len(x), dtype=int) if groups == 1 else _labels(x, groups)
-    found = []
+    groups_of_rows = []
     for label in range(labels.max(initial=-1) + 1):
         rows = np.flatnonzero(labels == label)
         closeness = x[rows] @ x[rows].mean(0)
-        found.append(rows[np.argsort(-closeness, kind="stable")].tolist())
-    return sorted(found, key=lambda rows: (-len(rows), min(rows)))
+        groups_of_rows.append(rows[np.argsort(-closeness, kind="stable")].tolist())
+    return sorted(groups_of_rows, key=lambda rows: (-len(rows), min(rows)))
 
 
 def _reduced(features: Array) -> Array:
@@ -145,8 +148,8 @@ def _labels(x: Array, groups: int | None) -> Array:
     from sklearn.cluster import HDBSCAN, KMeans
 
     if groups is None:
-        found = HDBSCAN(min_cluster_size=SMALLEST, min_samples=NEIGHBOURS, copy=True).fit_predict(x)
-        return _joined(x, found)
+        scan = HDBSCAN(min_cluster_size=SMALLEST, min_samples=NEIGHBOURS, copy=True)
+        return _joined(x, scan.fit_predict(x))
     labels: Array = KMeans(groups, n_init=5, random_state=0).fit_predict(x)
     return labels
 
@@ -227,25 +230,25 @@ def group(
     if chosen.novelty is None and chosen.fdr is None:  # with few images, two of them may be as unusual
         chosen = build(ExamineOptions, options | {"novelty": max(NOVELTY, 2 / (len(held_out) + 1))})
     examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
-    known, unusable, novel = [], [], []
+    examinations, unusable, novel = [], [], []
     given = list(sources(images))
     judged = examiner.examine([source for _, source in given])
-    for each in progress.track(judged, "examining", len(given)):
-        if isinstance(each, UnusableImage):
+    for examined in progress.track(judged, "examining", len(given)):
+        if isinstance(examined, UnusableImage):
             if not chosen.skip_bad:
                 raise CandidError(
-                    f"'{each.path}' can't be used: {each.reason}. Leave it out, or set skip_bad=True."
+                    f"'{examined.path}' can't be used: {examined.reason}. Leave it out, or set skip_bad=True."
                 )
-            unusable.append(each)
+            unusable.append(examined)
             continue
-        assert each.evidence is not None
-        light = replace(each, evidence=None)
-        known.append(light)
-        if each.verdict == "novel":
-            outputs = each.evidence.outputs
+        assert examined.evidence is not None
+        light = replace(examined, evidence=None)
+        examinations.append(light)
+        if examined.verdict == "novel":
+            outputs = examined.evidence.outputs
             novel.append((light, outputs.features[0], outputs.logits[0].astype(np.float64)))
     made, singles = _grouped(novel, whiten, loaded.class_names, groups)
-    return GroupResult(tuple(known), made, singles, tuple(unusable))
+    return GroupResult(tuple(examinations), made, singles, tuple(unusable))
 
 
 def _grouped(
@@ -258,17 +261,17 @@ def _grouped(
         return (), ()
     z = whiten(np.stack([features for _, features, _ in novel]))
     logits = np.stack([row for _, _, row in novel])
-    found = clusters(z, groups)
+    clustered = clusters(z, groups)
     made = tuple(
         Group(
             f"unknown {number}",
             tuple(novel[row][0] for row in rows),
             class_names[int(log_softmax(logits[rows]).mean(0).argmax())],
         )
-        for number, rows in enumerate(found, 1)
+        for number, rows in enumerate(clustered, 1)
     )
-    taken = {row for rows in found for row in rows}
-    return made, tuple(each for row, (each, _, _) in enumerate(novel) if row not in taken)
+    taken = {row for rows in clustered for row in rows}
+    return made, tuple(examined for row, (examined, _, _) in enumerate(novel) if row not in taken)
 
 
 def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
@@ -292,9 +295,9 @@ def sort_into(places: Mapping[str, str], folder: Path) -> Counter[str]:
         for name in names.values():
             (folder / name).mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder / name)
-        known: dict[Path, list[bytes]] = {}
+        digests: dict[Path, list[bytes]] = {}
         for path, place in places.items():
-            _copy(Path(path), folder / names[place], known)
+            _copy(Path(path), folder / names[place], digests)
     except OSError as error:
         raise CandidError(
             f"Can't copy images into '{folder}' ({error}): free some space, or name another folder."
@@ -308,36 +311,36 @@ def _names_on_disk(places: Iterable[str]) -> dict[str, str]:
     >>> _names_on_disk(["accepted/a b", "accepted/a?b", "accepted/a:b"])
     {'accepted/a b': 'accepted/a b', 'accepted/a:b': 'accepted/a-b', 'accepted/a?b': 'accepted/a-b-2'}
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     taken = set()
     for place in sorted(set(places)):
         parts = [re.sub(r'[\x00-\x1f<>:"/\\|?*]+', "-", part).strip(" .") for part in place.split("/", 1)]
         name, number = "/".join(part or "unnamed" for part in parts), 1
-        own = name
-        while own.casefold() in taken:
+        unique = name
+        while unique.casefold() in taken:
             number += 1
-            own = f"{name}-{number}"
-        taken.add(own.casefold())
-        found[place] = own
-    return found
+            unique = f"{name}-{number}"
+        taken.add(unique.casefold())
+        names[place] = unique
+    return names
 
 
-def _copy(path: Path, folder: Path, known: dict[Path, list[bytes]]) -> None:
+def _copy(path: Path, folder: Path, digests: dict[Path, list[bytes]]) -> None:
     """Copy a file unless its content is there already under its name, or its name with a number.
 
     ``known`` has the digests of files that are there, in the order of their numbers, by the name without one.
     """
-    own, taken = _digest(path), known.setdefault(folder / path.name, [])
-    if own in taken:
+    digest, taken = _digest(path), digests.setdefault(folder / path.name, [])
+    if digest in taken:
         return
     while (target := _numbered(folder / path.name, len(taken) + 1)).exists():
         taken.append(_digest(target) if target.is_file() else b"")
-        if taken[-1] == own:
+        if taken[-1] == digest:
             return
     with replacing(target) as temporary:
         shutil.copyfile(path, temporary)
     shutil.copystat(path, target)
-    taken.append(own)
+    taken.append(digest)
 
 
 def _numbered(path: Path, number: int) -> Path:

@@ -195,24 +195,24 @@ class WatchState:
             )
         if "state" not in kept:
             return
-        found = Watch.from_json(kept["state"], self.path)
-        if found.level != self.watch.level:
+        watch = Watch.from_json(kept["state"], self.path)
+        if watch.level != self.watch.level:
             raise CandidError(
-                f"'{self.path}' was started with --alarm {found.level:g}, and a level can't be changed: "
+                f"'{self.path}' was started with --alarm {watch.level:g}, and a level can't be changed: "
                 "use the same, or name another file with --state to start again."
             )
-        if found.among != self.watch.among:
+        if watch.among != self.watch.among:
             raise CandidError(
-                f"'{self.path}' was started with --among {found.among}: use the same, or name another file "
+                f"'{self.path}' was started with --among {watch.among}: use the same, or name another file "
                 "with --state to start again."
             )
-        if found.score != self.watch.score:
+        if watch.score != self.watch.score:
             raise CandidError(
                 f"'{self.path}' was started by an earlier version, which watched another score of this "
                 "model: name another file with --state to start a new watch."
             )
-        found.proven = self.watch.proven  # states of earlier versions don't say it
-        self.watch = found
+        watch.proven = self.watch.proven  # states of earlier versions don't say it
+        self.watch = watch
 
     def count(self, names: Sequence[str]) -> None:
         """Store the watch together with the images that it has just seen."""

@@ -283,11 +283,11 @@ def _checked(model: Any, content: bytes, form: Format, batch: int | None) -> dic
     """Return the largest differences between what the file computes and what the model does."""
     run = _onnx_runner(content) if form == "onnx" else _archive_runner(content)
     images = check_images(model.image_shape, CHECKED if batch is None else batch)
-    found = _joined(run, np.split(images, [1]) if batch is None else [images])
+    actual = _joined(run, np.split(images, [1]) if batch is None else [images])
     expected = _joined(_expected(model), np.split(images, range(8, len(images), 8)))
     differences = {
-        name: max(map(difference, own.T, theirs.T)) if name == "novelty" else difference(own, theirs)
-        for name, own, theirs in zip(_outputs(model), expected, found, strict=True)
+        name: max(map(difference, ours.T, theirs.T)) if name == "novelty" else difference(ours, theirs)
+        for name, ours, theirs in zip(_outputs(model), expected, actual, strict=True)
     }
     for name, value in differences.items():
         if not value <= TOLERANCE:
@@ -302,7 +302,7 @@ def _joined(run: Run, parts: Sequence[Array]) -> list[Array]:
     return [np.concatenate(outputs) for outputs in zip(*map(run, parts), strict=True)]
 
 
-def difference(expected: Array, found: Array) -> float:
+def difference(expected: Array, actual: Array) -> float:
     """Return the largest value over images of max |difference| / max(1, max |expected|), in float64.
 
     So it is relative for log densities, and for logits and latents to the largest of the image.
@@ -310,8 +310,8 @@ def difference(expected: Array, found: Array) -> float:
     >>> difference(np.array([-2000.0]), np.array([-2001.0]))
     0.0005
     """
-    expected, found = (values.astype(np.float64).reshape(len(values), -1) for values in (expected, found))
-    return float((abs(expected - found).max(1) / abs(expected).max(1).clip(min=1)).max())
+    expected, actual = (values.astype(np.float64).reshape(len(values), -1) for values in (expected, actual))
+    return float((abs(expected - actual).max(1) / abs(expected).max(1).clip(min=1)).max())
 
 
 def check_images(shape: tuple[int, int, int], count: int) -> Array:

@@ -175,25 +175,25 @@ class ArrayFile:
             labelled: whether it must have labels, and the key of groups.
             by: the key that names the group of each image.
         """
-        found = _read(file, (*KEYS, *([] if by is None else [by])))
+        stored = _read(file, (*KEYS, *([] if by is None else [by])))
         for key in ("logits", *(("labels", by) if labelled else ())):
-            if key is not None and key not in found:
+            if key is not None and key not in stored:
                 raise CandidError(f"'{file}' has no key '{key}': {HOW}.")
         with about(file):
-            arrays = Arrays.of(found["logits"], found.get("features"))
+            arrays = Arrays.of(stored["logits"], stored.get("features"))
             n, classes = arrays.logits.shape
             if n == 0:
                 raise CandidError("There are no images: give the logits of at least one.")
             labels = np.full(n, -1)
-            if "labels" in found and labelled:
-                labels = checked_classes(found["labels"], arrays)
-            names = _texts(found, "class_names")
-            known = None if names is None else checked_names(names, classes)
-            paths = _texts(found, "paths") or [str(i) for i in range(n)]
+            if "labels" in stored and labelled:
+                labels = checked_classes(stored["labels"], arrays)
+            names = _texts(stored, "class_names")
+            class_names = None if names is None else checked_names(names, classes)
+            paths = _texts(stored, "paths") or [str(i) for i in range(n)]
             if len(paths) != n:
                 raise CandidError(f"There are {len(paths)} paths and logits of {n} images: give both of all.")
-            groups = None if by not in found else tuple(checked_groups(found[by], n))
-        return cls(file, arrays, labels, tuple(paths), known, groups)
+            groups = None if by not in stored else tuple(checked_groups(stored[by], n))
+        return cls(file, arrays, labels, tuple(paths), class_names, groups)
 
     def keys(self) -> Array:
         """Return a number for each image, (N,), equal for equal rows."""
@@ -227,10 +227,10 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, Array]:
                 raise ValueError("a single array")
             if opened.zip is None or opened.zip.testzip() is not None:  # numpy may stop before a checksum
                 raise zipfile.BadZipFile
-            found = {}
+            arrays = {}
             for key in keys:
                 if key in opened:
-                    found[key] = opened[key]
+                    arrays[key] = opened[key]
     except UNREADABLE as error:
         if "allow_pickle" in str(error) and key:
             raise CandidError(
@@ -240,12 +240,12 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, Array]:
         raise CandidError(f"'{file}' is no npz file that can be read: {HOW}.") from error
     except zipfile.BadZipFile as error:
         raise CandidError(f"'{file}' is cut or damaged: {HOW}.") from error
-    return found
+    return arrays
 
 
-def _texts(found: dict[str, Array], key: str) -> list[str] | None:
-    if key not in found:
+def _texts(arrays: dict[str, Array], key: str) -> list[str] | None:
+    if key not in arrays:
         return None
-    if found[key].ndim != 1:
-        raise CandidError(f"'{key}' must be a list of names, not an array of shape {found[key].shape}.")
-    return [str(each) for each in found[key].tolist()]
+    if arrays[key].ndim != 1:
+        raise CandidError(f"'{key}' must be a list of names, not an array of shape {arrays[key].shape}.")
+    return [str(text) for text in arrays[key].tolist()]

@@ -313,8 +313,8 @@ class Martingale:
             self.low, self.low_at, self.carriers = level, image, []
             return True
         if gain > 0:
-            found = [*self.carriers, Carrier(image, name, math.exp(gain))]
-            self.carriers = sorted(found, key=lambda each: -each.gain)[:CARRIERS]
+            carriers = [*self.carriers, Carrier(image, name, math.exp(gain))]
+            self.carriers = sorted(carriers, key=lambda carrier: -carrier.gain)[:CARRIERS]
         return False
 
 
@@ -357,26 +357,26 @@ def restored(state: dict[str, Any], bets: Bets, bins: int) -> tuple[Ranks, Marti
     ranks.counts[np.array(state["bins"], dtype=np.int64)] = state["counts"]
     ranks.n = int(ranks.counts.sum())
     wealth.shares[:], wealth.log = state["shares"], np.array(state["log"])
-    carriers = [Carrier(*each) for each in state["carriers"]]
+    carriers = [Carrier(*carrier) for carrier in state["carriers"]]
     return ranks, Martingale(wealth, state["peak"], state["low"], state["low_at"], carriers)
 
 
 def numbers(what: str, values: Any) -> Array:
     """Return one number or (N,) as an array (N,)."""
     try:
-        found = np.atleast_1d(np.asarray(values, dtype=np.float64))
+        array = np.atleast_1d(np.asarray(values, dtype=np.float64))
     except (TypeError, ValueError) as error:
         raise CandidError(f"The {what} must be numbers, not {type(values).__name__}.") from error
-    if found.ndim != 1:
-        raise CandidError(f"The {what} must be one number an image, (N,), not of the shape {found.shape}.")
-    if np.isnan(found).any():
-        raise CandidError(f"{int(np.isnan(found).sum())} of {len(found)} {what} are NaN: find out why.")
-    return found
+    if array.ndim != 1:
+        raise CandidError(f"The {what} must be one number an image, (N,), not of the shape {array.shape}.")
+    if np.isnan(array).any():
+        raise CandidError(f"{int(np.isnan(array).sum())} of {len(array)} {what} are NaN: find out why.")
+    return array
 
 
 def same_number(what: str, values: Any, n: int) -> Array:
     """Return them like :func:`numbers`, or raise an error unless there are ``n``."""
-    found = numbers(what, values)
-    if len(found) != n:
-        raise CandidError(f"There are {len(found)} {what} and scores of {n} images.")
-    return found
+    array = numbers(what, values)
+    if len(array) != n:
+        raise CandidError(f"There are {len(array)} {what} and scores of {n} images.")
+    return array

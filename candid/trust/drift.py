@@ -161,8 +161,8 @@ class Watch:
                 raise CandidError("The frequencies of at least two classes must be above 0.")
             names = frequencies if isinstance(frequencies, Mapping) else map(str, range(len(q)))
             self._class_names, self._predicted = tuple(names), np.zeros(len(q), dtype=np.int64)
-            known = self._classes(classes, len(values))
-            self._start(CLASSES, FrequencyBets(q), len(q), known[known != SKIPPED])
+            predicted = self._classes(classes, len(values))
+            self._start(CLASSES, FrequencyBets(q), len(q), predicted[predicted != SKIPPED])
         if confidence is not None:
             for value in same_number("confidence", confidence, len(values)).tolist():
                 self._confidence[0].add(value)
@@ -202,8 +202,8 @@ class Watch:
         if len(called) != len(values):
             raise CandidError(f"There are {len(called)} names and scores of {len(values)} images.")
         for i, name in enumerate(called):
-            own = {key: int(each[i]) for key, each in bins.items() if each[i] != SKIPPED}
-            self._add(own, None if sure is None else sure[i], name)
+            bin_of = {key: int(column[i]) for key, column in bins.items() if column[i] != SKIPPED}
+            self._add(bin_of, None if sure is None else sure[i], name)
         return self
 
     def _add(self, bins: dict[int, int], confidence: float | None, name: str | None) -> None:
@@ -256,7 +256,7 @@ class Watch:
         if self._rang is not None:
             return tuple(self._rang["carriers"])
         self._needed()
-        leading = max(self._martingales.values(), key=lambda each: each.peak)
+        leading = max(self._martingales.values(), key=lambda martingale: martingale.peak)
         return tuple(leading.carriers)
 
     @property
@@ -277,7 +277,7 @@ class Watch:
             "held_out": self._ranks[SCORES].n - self.images,
             "since": self.since,
             "directions": list(self.directions),
-            "carriers": [each._asdict() for each in self.carriers],
+            "carriers": [carrier._asdict() for carrier in self.carriers],
         }
 
     def sentence(self) -> str:
@@ -296,31 +296,31 @@ class Watch:
 
     @property
     def _log_evidence(self) -> float:
-        peaks = [each.peak for each in self._martingales.values()]
+        peaks = [martingale.peak for martingale in self._martingales.values()]
         return max(peaks) - math.log(len(peaks))
 
     def _directions(self, first: int) -> list[str]:
         """Return what changed: by the watch that rang, then by others with strong evidence."""
-        found = []
-        for key in sorted(self._martingales, key=lambda each: each != first):
-            each = self._martingales[key]
-            if key != first and each.peak < STRONG:
+        directions = []
+        for key in sorted(self._martingales, key=lambda key: key != first):
+            martingale = self._martingales[key]
+            if key != first and martingale.peak < STRONG:
                 continue
             if key == SCORES:
-                bets, on_bets = self._bets[SCORES], each.wealth.shares[1:]
+                bets, on_bets = self._bets[SCORES], martingale.wealth.shares[1:]
                 assert isinstance(bets, ScoreBets | PowerBets)
                 small = on_bets[: bets.small].sum() > on_bets[bets.small :].sum()
-                found.append("more novel" if small else "less novel")
+                directions.append("more novel" if small else "less novel")
             elif self._predicted.any():  # none if this very image brought its lowest wealth
                 expected = self._predicted.sum() * np.array(_frequencies(self._bets[CLASSES]))
                 surprise = (self._predicted - expected) / np.sqrt(expected)
                 y = int(abs(surprise).argmax())
                 often = "more" if surprise[y] > 0 else "less"
-                found.append(f"other class frequencies: '{self._class_names[y]}' {often} often")
+                directions.append(f"other class frequencies: '{self._class_names[y]}' {often} often")
         errors = self._confidence[1].errors_above(self._confidence[0])
         if abs(errors) >= CLEAR:
-            found.append("less confident" if errors < 0 else "more confident")
-        return found
+            directions.append("less confident" if errors < 0 else "more confident")
+        return directions
 
     def _classes(self, classes: Any, n: int) -> Array:
         values = same_number("classes", classes, n)
@@ -373,7 +373,7 @@ class Watch:
             else dict(zip(self._class_names, _frequencies(self._bets[CLASSES]), strict=True)),
             "predicted": self._predicted.tolist(),
             "watches": [saved(self._ranks[key], self._martingales[key]) for key in sorted(self._ranks)],
-            "confidence": [asdict(each) for each in self._confidence],
+            "confidence": [asdict(moments) for moments in self._confidence],
             "rang": self._rang,
         }
         return json.dumps(record | {"digest": digest(record).hexdigest()})
@@ -413,5 +413,5 @@ class Watch:
 
 def _frequencies(bets: Bets) -> list[float]:
     assert isinstance(bets, FrequencyBets)
-    found: list[float] = bets.frequencies.tolist()
-    return found
+    frequencies: list[float] = bets.frequencies.tolist()
+    return frequencies

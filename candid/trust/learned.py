@@ -13,6 +13,7 @@ import numpy as np
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array, logsumexp
+from candid._support.old_formats import mahalanobis_state
 from candid.trust.gaussians import (
     SMALLEST,
     Columns,
@@ -118,12 +119,11 @@ class Mahalanobis(LearnedScore):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Array]) -> Self:
-        """Return the score; earlier versions have a whole whitening and no centre."""
-        size = state["means"].shape[1]
+        """Return the score, whose whitening is packed or whole."""
         whitening = state["whitening"]
         if whitening.ndim == 1:
-            whitening = unpacked(whitening, size)
-        return super().from_state({"centre": np.zeros(size, np.float32), **state, "whitening": whitening})
+            whitening = unpacked(whitening, state["means"].shape[1])
+        return super().from_state({**mahalanobis_state(state), "whitening": whitening})
 
 
 def _precise(name: str, part: Array) -> Array:

@@ -285,13 +285,13 @@ def no_promise(
         f"A risk of {in_percent(risk)} can't be promised with {held_out} held-out images "
         f"({int(wrong[surest].sum())} errors among the {m} most confident of the {images} that test it)"
     )
-    each = delta / len(LISTED)
+    fourth = delta / len(LISTED)
     for tried in LISTED:
-        found = walk(confidence, wrong, tried, each, images) if tried > risk else None
-        if found is not None:
+        promised = walk(confidence, wrong, tried, fourth, images) if tried > risk else None
+        if promised is not None:
             said += (
-                f"; {in_percent(tried)} can, for about {percent(found.coverage)} of images, by risk "
-                f"{tried:g} and delta {each:g} (four risks were tried, each at a fourth of delta)"
+                f"; {in_percent(tried)} can, for about {percent(promised.coverage)} of images, by risk "
+                f"{tried:g} and delta {fourth:g} (four risks were tried, each at a fourth of delta)"
             )
             break
     else:

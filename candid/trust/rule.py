@@ -105,23 +105,23 @@ class Rule:
             detectors: those that were fitted to these images before; that of ``ALL`` is not fitted again.
         """
         levels = levels or Levels()
-        known = (
+        held_out = (
             Columns(columns, labels) if labels is not None or not isinstance(columns, Columns) else columns
         )
-        groups = np.full(known.images, ALL) if groups is None else groups
-        series = series_of(known, together)
+        groups = np.full(held_out.images, ALL) if groups is None else groups
+        series = series_of(held_out, together)
         fit = partial(cls._of, levels=levels, tree=tree, together=together is not None, proven=proven)
-        copies = known.images - int(firsts(series).sum())
+        copies = held_out.images - int(firsts(series).sum())
         if levels.risk is None:
-            rule = fit(known, groups, series, order, detectors)
+            rule = fit(held_out, groups, series, order, detectors)
             return rule._with(copies=copies, occasions=occasions)
-        if "true_posterior" not in known:
+        if "true_posterior" not in held_out:
             raise CandidError(NO_LABELS)
-        shuffled = shuffled_rows(known, groups) if order is None else order(known.images)
+        shuffled = shuffled_rows(held_out, groups) if order is None else order(held_out.images)
         shuffled = in_series(shuffled[firsts(series)[shuffled]], series)
         shaping, testing = shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :]
-        rule = fit(known.rows(shaping), groups[shaping], series[shaping], np.arange)
-        risk = rule._tested(known.rows(testing), groups[testing], known.images)
+        rule = fit(held_out.rows(shaping), groups[shaping], series[shaping], np.arange)
+        risk = rule._tested(held_out.rows(testing), groups[testing], held_out.images)
         return rule._with(risk=risk, copies=copies, occasions=occasions)
 
     @classmethod
@@ -201,8 +201,8 @@ class Rule:
         (ranking,) = self.rankings
         classes, counts = np.unique(predicted, return_counts=True)
         groups = np.where(np.isin(predicted, classes[counts >= PER_CLASS]), predicted, ALL)
-        known = {**(detectors or {}), ALL: ranking.detector(ALL)}
-        return replace(self, by_class=replace(ranking, groups=groups, detectors=known))
+        fitted = {**(detectors or {}), ALL: ranking.detector(ALL)}
+        return replace(self, by_class=replace(ranking, groups=groups, detectors=fitted))
 
     @property
     def score(self) -> Score:
@@ -326,8 +326,8 @@ class Rule:
         p_value = self._ranked(statistics, ranked_in)
         within: list[float | None] = [None] * len(names)
         if self.by_class is not None:
-            known = np.isin(columns["predicted"], self.by_class.groups)
-            classes = np.where(known, columns["predicted"], ALL)
+            is_ranked = np.isin(columns["predicted"], self.by_class.groups)
+            classes = np.where(is_ranked, columns["predicted"], ALL)
             within = self.by_class.p_values(statistics[0], classes).tolist()
         elif groups_are_classes:
             within = [None if g < 0 else p for g, p in zip(ranked_in.tolist(), p_value.tolist(), strict=True)]
@@ -381,9 +381,9 @@ class Rule:
             detector = rankings[0].new_detector()
             share = detector.among_others(values[rows])
             ranking = rows[detector.ranking_rows(len(rows))]
-            own = ranked_in[ranking] == group
-            novel[ranking[own]] = (share <= promises.novelty.cut + 1e-9)[own]
-            counted[ranking[own]] = True
+            in_group = ranked_in[ranking] == group
+            novel[ranking[in_group]] = (share <= promises.novelty.cut + 1e-9)[in_group]
+            counted[ranking[in_group]] = True
         return {
             name: (int(novel[classes == y].sum()), int(counted[classes == y].sum()))
             for y, name in enumerate(class_names)

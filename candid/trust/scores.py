@@ -188,8 +188,8 @@ class Score:
         """Return the statistic of each image, (N,) or (N, d), for the detector."""
         if self.learns is not None:
             return -columns[self.name]
-        known = columns if isinstance(columns, Columns) else Columns(columns)
-        return known[self.columns[0]] if self.statistic is None else self.statistic(known)
+        complete = columns if isinstance(columns, Columns) else Columns(columns)
+        return complete[self.columns[0]] if self.statistic is None else self.statistic(complete)
 
     def new_learner(self) -> "LearnedScore":
         """Return what learns this score, and has still to be fitted."""
@@ -232,8 +232,8 @@ class CombinedScore(Score):
 
         if OWN_PARTS in columns:
             return columns[OWN_PARTS]
-        known = columns if isinstance(columns, Columns) else Columns(columns)
-        return np.stack([-SCORES[name].of(known) for name in self.parts(known)], 1)
+        complete = columns if isinstance(columns, Columns) else Columns(columns)
+        return np.stack([-SCORES[name].of(complete) for name in self.parts(complete)], 1)
 
 
 def waic(log_densities: "Array") -> "Array":

@@ -142,43 +142,43 @@ class Promises:
 
     def raised(self) -> list[str]:
         """Return a sentence for each level that had to be raised above what was asked."""
-        found = []
+        sentences = []
         for name, level, default in (("novelty", self.novelty, NOVELTY), ("error", self.error, ERROR)):
             asked = default if level.asked is None else level.asked
             if asked < level.in_force < 1:
-                found.append(
+                sentences.append(
                     f"The level of {name} is {in_percent(level.in_force)} instead of {in_percent(asked)}: "
                     "there are too few held-out images for a smaller one."
                 )
-        return found
+        return sentences
 
     def sentences(self) -> list[str]:
         """Return the promises in words; first the levels that differ from what was asked, if any do."""
-        found = [
+        sentences = [
             *self.raised(),
             self._novelty(),
             _rate("Error", self.error, "of ordinary images has an answer without its true class"),
         ]
         if self.confidence:
-            found.append(
+            sentences.append(
                 f"Confidence: an accepted answer has a posterior of at least {in_percent(self.confidence)}."
             )
         if self.risk is not None:
             how = f"with {in_percent(1 - self.risk.delta)} confidence for this model"
             if self.novelty.proven == 1:
                 how = f"as tested; {UNPROVEN}"
-            found.append(
+            sentences.append(
                 f"Risk {in_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
                 f"accepted are {percent(self.risk.coverage)} of {self.risk.images} held-out images."
             )
         if self.copies:
-            found.append(
+            sentences.append(
                 f"{self.copies} of the held-out images are copies of others or of one series with them: each "
                 "counts once."
             )
         if self.occasions:
-            found.append("All of this is for images taken on the same occasions as the training images.")
-        return found
+            sentences.append("All of this is for images taken on the same occasions as the training images.")
+        return sentences
 
     def _novelty(self) -> str:
         if self.fdr is None:

@@ -169,8 +169,8 @@ def graph_of(model: PhotoModel | AdoptedModel, batch: int | str) -> Any:
     )
     if None in seen:
         return None
-    found: Any = model.outputs_of(*(Symbol(build, name) for name in seen))  # type: ignore[arg-type]
-    outputs = {"logits": found.logits.name, "novelty": found.novelty.name}
+    traced: Any = model.outputs_of(*(Symbol(build, name) for name in seen))  # type: ignore[arg-type]
+    outputs = {"logits": traced.logits.name, "novelty": traced.novelty.name}
     needed_only(build, [*outputs.values()])
     novelty = 3 if isinstance(model, PhotoModel) else 1 + len(model.config.features)
     return build.model(
@@ -219,12 +219,12 @@ def _file(build: Builder, eye: OnnxEye, images: str) -> list[tuple[str, bool]]:
     from onnx import compose, helper, version_converter
 
     model = onnx.load_from_string(eye.content)
-    version = next(each.version for each in model.opset_import if not each.domain)
+    version = next(part.version for part in model.opset_import if not part.domain)
     if version < OPSET:
         model = version_converter.convert_version(model, OPSET)
     model = compose.add_prefix(model, f"eye{len(build.nodes)}_")
-    initial = {each.name for each in model.graph.initializer}
-    (start,) = (each.name for each in model.graph.input if each.name not in initial)
+    initial = {part.name for part in model.graph.initializer}
+    (start,) = (part.name for part in model.graph.input if part.name not in initial)
     build.nodes += [helper.make_node("Identity", [images], [start]), *model.graph.node]
     build.weights += model.graph.initializer
     build.functions += model.functions

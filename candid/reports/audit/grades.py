@@ -153,13 +153,14 @@ def false_alarms(metrics: dict[str, Any]) -> Grade:
         few = f"Not known: {ranks:,} held-out images allow no p-value of {LEVEL:g}; calibrate with more."
         return Grade("False alarms", "unknown", "–", few)
     most = most_false_alarms(images, ranks)
-    found = f"False alarms {percent(rate)} at a level of {100 * LEVEL:g} %"
+    measured = f"False alarms {percent(rate)} at a level of {100 * LEVEL:g} %"
     source = f"on {images:,} images, ranked among {ranks:,} held-out ones; chance explains up to"
     if rate <= most:
-        text = f"{found}: as promised ({source} {percent(most)})."
+        text = f"{measured}: as promised ({source} {percent(most)})."
         return Grade("False alarms", "good", percent(rate), text)
     text = (
-        f"{found}: more than promised ({source} {percent(most)}). These images differ from the held-out ones."
+        f"{measured}: more than promised ({source} {percent(most)}). These images differ from the held-out "
+        "ones."
     )
     return Grade("False alarms", "poor", percent(rate), text)
 
@@ -212,45 +213,45 @@ def out_of_distribution(metrics: dict[str, Any]) -> Grade:
 
 
 def corruptions(
-    found: CorruptedModel | None, reason: str, guesses: bool = False, score: str | None = None
+    corrupted: CorruptedModel | None, reason: str, guesses: bool = False, score: str | None = None
 ) -> Grade:
     """Grade how many more images are wrong; ``reason`` says why there is no such study.
 
     A model that ``guesses`` has nothing to lose. ``score`` is the one behind the verdicts.
     """
-    if found is None:
+    if corrupted is None:
         return Grade("Corruptions", "unknown", "–", reason)
-    means = found.mean_errors
-    grade: Mark = "good" if found.loss <= STEADY else "fair" if found.loss <= SHAKEN else "poor"
+    means = corrupted.mean_errors
+    grade: Mark = "good" if corrupted.loss <= STEADY else "fair" if corrupted.loss <= SHAKEN else "poor"
     worst = max(means, key=lambda name: means[name])
     text = (
-        f"Of {found.images:,} images, corruptions make {percent(found.mean_error)} wrong instead of "
-        f"{percent(found.clean_error)}; worst: {worst.replace('_', ' ')}, {percent(means[worst])}. "
+        f"Of {corrupted.images:,} images, corruptions make {percent(corrupted.mean_error)} wrong instead of "
+        f"{percent(corrupted.clean_error)}; worst: {worst.replace('_', ' ')}, {percent(means[worst])}. "
     )
     if guesses:
         grade, text = "unknown", "It guesses, so corruptions can't make it worse. "
-    areas = found.auc.get(score or "", {})
+    areas = corrupted.auc.get(score or "", {})
     if areas:
         area = sum(areas.values()) / len(areas)
         says = "well" if area >= GOOD else "in part" if area > SOME else "hardly"
         text += f"The score '{score}' detects corruptions {says} (AUC {percent(area)})."
     else:
         text += "Whether corruptions are detected is not known: there are no held-out scores."
-    return Grade("Corruptions", grade, f"{100 * found.loss:+.1f} points", text)
+    return Grade("Corruptions", grade, f"{100 * corrupted.loss:+.1f} points", text)
 
 
 def attacks(metrics: Sequence[AttackMetrics], reason: str) -> Grade:
     """Grade the attacks; never good, because only attacks that were tried can fail."""
-    tried = [each for each in metrics if each.success is not None]
+    tried = [measured for measured in metrics if measured.success is not None]
     if not tried:
         return Grade("Attacks", "unknown", "–", reason or "No image could be attacked.")
-    most = max(each.as_file.success or 0 for each in tried)
+    most = max(measured.as_file.success or 0 for measured in tried)
     gentlest = min(
-        (each for each in tried if each.as_file.per_pixel is not None),
-        key=lambda each: (-(each.as_file.success or 0), each.as_file.per_pixel or 0),
+        (measured for measured in tried if measured.as_file.per_pixel is not None),
+        key=lambda measured: (-(measured.as_file.success or 0), measured.as_file.per_pixel or 0),
         default=None,
     )
-    images = max(each.images - each.already_misclassified for each in tried)
+    images = max(measured.images - measured.already_misclassified for measured in tried)
     text = f"{percent(most)} of {images:,} images were moved to a wrong class"
     if gentlest is not None and (size := gentlest.as_file.per_pixel) is not None:
         seen = "too little to be seen" if size < VISIBLE else "enough to be seen"
@@ -260,9 +261,9 @@ def attacks(metrics: Sequence[AttackMetrics], reason: str) -> Grade:
         )
     text += "."
     adaptive = [
-        (each.adaptive_two_tailed, each.adaptive_success)
-        for each in (metric.as_file for metric in tried)
-        if each.adaptive_two_tailed is not None and (each.adaptive_success or 0) > FOOLED
+        (measured.adaptive_two_tailed, measured.adaptive_success)
+        for measured in (metric.as_file for metric in tried)
+        if measured.adaptive_two_tailed is not None and (measured.adaptive_success or 0) > FOOLED
     ]
     if adaptive:
         area, success = min(adaptive)
@@ -271,7 +272,7 @@ def attacks(metrics: Sequence[AttackMetrics], reason: str) -> Grade:
             f"{percent(area)} (50 % is chance) and fools {percent(success or 0)} of the images."
         )
     else:
-        likelihood = any(each.bits_before is not None for each in tried)
+        likelihood = any(measured.bits_before is not None for measured in tried)
         text += (
             " Whether its likelihood detects attacks is not known."
             if likelihood

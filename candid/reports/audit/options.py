@@ -82,11 +82,11 @@ class AuditOptions:
         attacks = ATTACKS
         if self.quick:
             attacks = EYE_ATTACKS if through_eye else QUICK_ATTACKS
-        found = replace(self, attack_images=attacks if self.attack_images is None else self.attack_images)
+        sampled = replace(self, attack_images=attacks if self.attack_images is None else self.attack_images)
         if not (self.quick and through_eye):
-            return found
+            return sampled
         return replace(
-            found,
+            sampled,
             corruption_images=EYE_IMAGES if self.corruption_images is None else self.corruption_images,
             kappa=EYE_KAPPAS if self.kappa == KAPPAS else self.kappa,
             d=EYE_WEIGHTS if self.d == WEIGHTS else self.d,

@@ -52,9 +52,9 @@ class Picture:
 class Pictures:
     """Draws what was found into a folder, and gives it back for the page."""
 
-    def __init__(self, found: AuditResult) -> None:
-        self.found = found
-        self.folder = found.options.out / "figures"
+    def __init__(self, result: AuditResult) -> None:
+        self.result = result
+        self.folder = result.options.out / "figures"
         self.room = ROOM
 
     def _picture(self, name: str, figure: Any, alt: str, caption: str, scale: float = 1) -> Picture:
@@ -70,11 +70,11 @@ class Pictures:
 
     def trade_off(self) -> Picture | str:
         """Or why there is none."""
-        models = self.found.models
+        models = self.result.models
         if len(models) < 2:
             return "One model alone trades nothing."
         try:
-            rows = read_rows([self.found.options.out / "evaluation" / each.folder for each in models])
+            rows = read_rows([self.result.options.out / "evaluation" / audited.folder for audited in models])
         except CandidError as error:
             return str(error)
         alt = "; ".join(
@@ -93,11 +93,11 @@ class Pictures:
     def calibration(self) -> Picture:
         """One panel per model."""
         both, errors = {}, []
-        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
-            found = evaluation.predictions
+        for model, evaluation in zip(self.result.models, self.result.evaluations, strict=True):
+            predictions = evaluation.predictions
             both[model.name] = (
-                all_bins(found.posterior, found.labels),
-                top_bins(found.posterior, found.labels),
+                all_bins(predictions.posterior, predictions.labels),
+                top_bins(predictions.posterior, predictions.labels),
             )
             errors.append(f"{model.name} {percent(evaluation.metrics['top1_ece'])}")
         return self._picture(
@@ -112,7 +112,7 @@ class Pictures:
         """One panel per set, one line per model, and one for the control."""
         curves: dict[str, dict[str, Any]] = {}
         areas: dict[str, dict[str, float]] = {}
-        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
+        for model, evaluation in zip(self.result.models, self.result.evaluations, strict=True):
             detection, metrics = evaluation.detection, evaluation.metrics
             if detection is None or not detection.outside:
                 continue
@@ -144,7 +144,7 @@ class Pictures:
 
     def zones(self) -> Iterator[Picture]:
         """Where log-likelihoods of all sets lie, of each generative model."""
-        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
+        for model, evaluation in zip(self.result.models, self.result.evaluations, strict=True):
             detection, own = evaluation.detection, evaluation.model
             if detection is None or not detection.outside or "log_density" not in detection.inside:
                 continue
@@ -174,13 +174,13 @@ class Pictures:
 
     def accepted(self) -> Iterator[Picture]:
         """Risk-coverage curves, one for each model."""
-        for model, evaluation in zip(self.found.models, self.found.evaluations, strict=True):
-            found = evaluation.metrics["selective"]
+        for model, evaluation in zip(self.result.models, self.result.evaluations, strict=True):
+            selective = evaluation.metrics["selective"]
             yield self._picture(
                 f"risk-coverage-{model.folder}",
-                evaluation_plots.risk_coverage(found),
+                evaluation_plots.risk_coverage(selective),
                 f"Wrong share of accepted images against the accepted share by {model.name}. Area (AUGRC): "
-                f"{percent(found['augrc'])}.",
+                f"{percent(selective['augrc'])}.",
                 f"{model.name}: the fewer images are accepted, the fewer of them should be wrong.",
                 scale=0.8,
             )
@@ -193,7 +193,7 @@ class Pictures:
         rows = {
             name: np.concatenate([corrupted(image[None], name, s, draws(0, i).numpy) for s in SEVERITIES])
             for i, name in enumerate(CORRUPTIONS)
-            if self.found.corruptions and name in self.found.corruptions.models[0].errors
+            if self.result.corruptions and name in self.result.corruptions.models[0].errors
         }
         return self._picture(
             "corrupted",
@@ -204,19 +204,19 @@ class Pictures:
         )
 
     def _image(self) -> Array | None:
-        opinions = [opinion for each in self.found.examples for opinion in each.opinions]
+        opinions = [opinion for each in self.result.examples for opinion in each.opinions]
         shown = [each.examined.evidence.image for each in opinions if each.examined.evidence is not None]
-        if self.found.attacks is not None:
-            shown.append(self.found.attacks.models[0].inputs.images[0])
+        if self.result.attacks is not None:
+            shown.append(self.result.attacks.models[0].inputs.images[0])
         return shown[0] if shown else None
 
     def attacks(self) -> Iterator[Picture]:
         """The paper's bars, and one image under attack."""
-        found = self.found.attacks
-        assert found is not None
+        attacks = self.result.attacks
+        assert attacks is not None
         yield self._picture(
             "attacks",
-            attacks_plots.attack_bars(found.models),
+            attacks_plots.attack_bars(attacks.models),
             "Bars of the size of perturbations, the detection and the uncertainty, for each model, kappa "
             "and d; the numbers are in the tables below.",
             "Size of the perturbations, whether log q(x) separates attacked images from their originals, "
@@ -224,64 +224,64 @@ class Pictures:
         )
         yield self._picture(
             "attacked",
-            attacks_plots.attack_examples(found.models),
+            attacks_plots.attack_examples(attacks.models),
             "One image under all attacks with the class it is taken for, and the amplified differences.",
             "One image under all attacks, and below each what was changed, amplified.",
         )
 
     def explanations(self, name: str) -> Iterator[Picture]:
         """Of one generative model."""
-        found = self.found.overviews[name]
-        folder = next(each.folder for each in self.found.models if each.name == name)
-        closest = found.pairs[0]
-        pair = f"{found.class_names[closest.first]} and {found.class_names[closest.second]}"
+        overview = self.result.overviews[name]
+        folder = next(audited.folder for audited in self.result.models if audited.name == name)
+        closest = overview.pairs[0]
+        pair = f"{overview.class_names[closest.first]} and {overview.class_names[closest.second]}"
         yield self._picture(
             f"similarity-{folder}",
-            explanation_plots.similarity(found.similarity),
+            explanation_plots.similarity(overview.similarity),
             f"Matrix of the distances of class means of {name}; the closest are {pair}.",
             f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
         )
-        shown = [found.class_names[y] for y in found.sampled]
-        if found.samples is not None:
+        shown = [overview.class_names[y] for y in overview.sampled]
+        if overview.samples is not None:
             yield self._picture(
                 f"samples-{folder}",
-                latent_plots.samples(found.samples, shown, TEMPERATURES),
+                latent_plots.samples(overview.samples, shown, TEMPERATURES),
                 f"Images drawn by {name} of the classes {listed(shown)}, at three temperatures.",
                 f"{name}: images drawn from the model show what it knows about a class, and what not.",
             )
-        if found.known:
+        if overview.known:
             yield self._picture(
                 f"known-{folder}",
-                latent_plots.known_photos(found.known, found.class_names),
+                latent_plots.known_photos(overview.known, overview.class_names),
                 f"Photos of the classes {listed(shown)} that are kept with {name}.",
                 f"{name}: known photos of each class, those nearest to its mean first.",
             )
-        if found.interpolations:
+        if overview.interpolations:
             yield self._picture(
                 f"interpolation-{folder}",
-                latent_plots.interpolation(found.interpolations, found.class_names),
+                latent_plots.interpolation(overview.interpolations, overview.class_names),
                 f"Images on the straight line in the latent space of {name} between pairs of images.",
                 f"{name}: from one image to another, in a straight line through latent space.",
             )
 
     def receptive_fields(self) -> Picture | None:
         """Of all models."""
-        if not self.found.fields:
+        if not self.result.fields:
             return None
         widths = []
-        for name, field in self.found.fields.items():
+        for name, field in self.result.fields.items():
             width = field.width_at_half_maximum
             widths.append(f"{name} {'more than the image' if width is None else f'{width:.1f} pixels'}")
         return self._picture(
             "receptive_fields",
-            explanation_plots.receptive_fields(self.found.fields),
+            explanation_plots.receptive_fields(self.result.fields),
             f"Sensitivity of features to pixels by distance. Full widths at half maximum: {listed(widths)}.",
             "Which pixels the features of a position depend on.",
         )
 
     def examinations(self) -> Iterator[tuple[str, list[Picture]]]:
         """For each example image, why it was chosen, and a page of each generative model."""
-        for number, example in enumerate(self.found.examples, 1):
+        for number, example in enumerate(self.result.examples, 1):
             true = "" if example.true_class is None else f" Its true class is '{example.true_class}'."
             pages = []
             for opinion in example.opinions:

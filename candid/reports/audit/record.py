@@ -116,13 +116,13 @@ class AuditResult:
     """The commands that repeat each study."""
 
 
-def grades_of(found: AuditResult) -> dict[str, list[Grade]]:
+def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
     """Return the grades of each model, by name."""
     by_name: dict[str, list[Grade]] = {}
-    corrupted = [None] * len(found.models) if found.corruptions is None else found.corruptions.models
-    attacked = [()] * len(found.models) if found.attacks is None else [e.metrics for e in found.attacks]
+    corrupted = [None] * len(result.models) if result.corruptions is None else result.corruptions.models
+    attacked = [()] * len(result.models) if result.attacks is None else [e.metrics for e in result.attacks]
     for model, evaluation, corruptions, attacks in zip(
-        found.models, found.evaluations, corrupted, attacked, strict=True
+        result.models, result.evaluations, corrupted, attacked, strict=True
     ):
         metrics, posterior = evaluation.metrics, evaluation.predictions.posterior
         confidence = float(posterior.max(1).mean())
@@ -133,16 +133,16 @@ def grades_of(found: AuditResult) -> dict[str, list[Grade]]:
             grades.calibration(metrics, confidence, grades.error_by_chance(posterior)),
             grades.false_alarms(metrics),
             grades.out_of_distribution(metrics),
-            grades.corruptions(corruptions, found.absent.get("corruptions", ""), guesses, score),
-            grades.attacks(attacks, found.absent.get("attacks", "")),
+            grades.corruptions(corruptions, result.absent.get("corruptions", ""), guesses, score),
+            grades.attacks(attacks, result.absent.get("attacks", "")),
         ]
     return by_name
 
 
-def missing(found: AuditResult) -> dict[str, list[str]]:
+def missing(result: AuditResult) -> dict[str, list[str]]:
     """Return what is not known about each model, why, and what would change that."""
     by_name: dict[str, list[str]] = {}
-    for model in found.models:
+    for model in result.models:
         texts = []
         if model.loaded is None:
             texts.append(
@@ -169,23 +169,26 @@ def missing(found: AuditResult) -> dict[str, list[str]]:
                 "It has no held-out scores, so there are no p-values, verdicts and outlier scores. To add "
                 f"them: candid calibrate {model.path} DATA, where DATA is the data it was trained on."
             )
-        elif not found.options.ood:
+        elif not result.options.ood:
             texts.append("No other images were given (--ood NAME=PATH), so nothing is known about detection.")
         by_name[model.name] = texts
     return by_name
 
 
-def side_by_side(found: AuditResult) -> list[str]:
+def side_by_side(result: AuditResult) -> list[str]:
     """Return which model is best at what, and where intervals say that this may be chance."""
-    metrics = {model.name: each.metrics for model, each in zip(found.models, found.evaluations, strict=True)}
+    metrics = {
+        model.name: evaluation.metrics
+        for model, evaluation in zip(result.models, result.evaluations, strict=True)
+    }
     texts = [
         _best(metrics, "accuracy", "By accuracy, best first", 1),
         _best(metrics, "top1_ece", "By calibration error, best first", -1),
     ]
     losses = {
-        own.name: own.loss
-        for each, own in zip(found.evaluations, found.corruptions or (), strict=False)
-        if not grades.guesses(each.metrics, grades.chance_of(each.predictions.labels))
+        corrupted.name: corrupted.loss
+        for evaluation, corrupted in zip(result.evaluations, result.corruptions or (), strict=False)
+        if not grades.guesses(evaluation.metrics, grades.chance_of(evaluation.predictions.labels))
     }
     if losses:
         ranked = sorted(losses, key=lambda name: losses[name])
@@ -202,52 +205,52 @@ def _best(metrics: dict[str, dict[str, Any]], key: str, words: str, sign: int) -
     return f"{words}: {shown}." + ("" if clear else " The intervals of the first two overlap.")
 
 
-def record(found: AuditResult, graded: dict[str, list[Grade]]) -> dict[str, Any]:
+def record(result: AuditResult, graded: dict[str, list[Grade]]) -> dict[str, Any]:
     """Return everything but pictures; rates are shares, not percentages."""
-    options, first, corruptions = found.options, found.evaluations[0].metrics, found.corruptions
+    options, first, corruptions = result.options, result.evaluations[0].metrics, result.corruptions
     return rounded(
         {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "library_version": __version__,
-            "data": found.data,
+            "data": result.data,
             "part": first["part"],
             "images": first["images"],
             "quick": options.quick,
             "ood": options.others,
             "corruptions": list(corruptions.models[0].errors) if corruptions else [],
             "severities": list(options.severities) if corruptions else [],
-            "attack": _attack(found),
-            "classes": list(found.evaluations[0].class_names),
+            "attack": _attack(result),
+            "classes": list(result.evaluations[0].class_names),
             "criteria": CRITERIA,
-            "absent": found.absent,
-            "side_by_side": side_by_side(found) if len(found.models) > 1 else [],
-            "models": [_model(found, i, graded) for i in range(len(found.models))],
-            "examples": [_example(found, each) for each in found.examples],
+            "absent": result.absent,
+            "side_by_side": side_by_side(result) if len(result.models) > 1 else [],
+            "models": [_model(result, i, graded) for i in range(len(result.models))],
+            "examples": [_example(result, example) for example in result.examples],
         }
     )
 
 
-def _attack(found: AuditResult) -> dict[str, Any] | None:
-    if found.attacks is None:
+def _attack(result: AuditResult) -> dict[str, Any] | None:
+    if result.attacks is None:
         return None
-    images = len(found.attacks.models[0].inputs.labels)
-    return {"images": images, **found.attacks.options.described(found.data)}
+    images = len(result.attacks.models[0].inputs.labels)
+    return {"images": images, **result.attacks.options.described(result.data)}
 
 
-def _model(found: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
-    model, corruptions, attacks = found.models[i], found.corruptions, found.attacks
-    overview, field = found.overviews.get(model.name), found.fields.get(model.name)
+def _model(result: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
+    model, corruptions, attacks = result.models[i], result.corruptions, result.attacks
+    overview, field = result.overviews.get(model.name), result.fields.get(model.name)
     return {
         "name": model.name,
         "model": model.path,
-        "kind": found.evaluations[i].metrics["kind"],
+        "kind": result.evaluations[i].metrics["kind"],
         "beta": None if model.beta is None else str(model.beta),
         "parameters": model.parameters,
         "held_out_images": model.held_out,
         "grades": [asdict(each) for each in graded[model.name]],
-        "missing": missing(found)[model.name],
-        "evaluation": found.evaluations[i].metrics,
+        "missing": missing(result)[model.name],
+        "evaluation": result.evaluations[i].metrics,
         "corruptions": None if corruptions is None else corruptions.to_dict()[i],
         "attacks": None if attacks is None else [each.to_dict() for each in attacks.models[i].metrics],
         "explanation": None if overview is None else overview.to_dict(),
@@ -255,9 +258,9 @@ def _model(found: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[s
     }
 
 
-def _example(found: AuditResult, example: Example) -> dict[str, Any]:
+def _example(result: AuditResult, example: Example) -> dict[str, Any]:
     """Return the image and the examinations of all models, with paths relative to the audit's folder."""
-    out, path = found.options.out, example.path
+    out, path = result.options.out, example.path
     image = path.relative_to(out).as_posix() if path.is_relative_to(out) else str(path)
     return {
         "image": image,
@@ -266,12 +269,12 @@ def _example(found: AuditResult, example: Example) -> dict[str, Any]:
         "true_class": example.true_class,
         "opinions": [
             {
-                "model": each.model.name,
-                **each.examined.to_dict(),
+                "model": opinion.model.name,
+                **opinion.examined.to_dict(),
                 "path": image,
-                "summary": each.explanation.sentence,
+                "summary": opinion.explanation.sentence,
             }
-            for each in example.opinions
+            for opinion in example.opinions
         ],
     }
 
@@ -283,9 +286,9 @@ def rounded(value: Any) -> Any:
     {'a': [0.3, 'inf']}
     """
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [rounded(part) for part in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
     return value
@@ -294,16 +297,18 @@ def rounded(value: Any) -> Any:
 def audited_models(models: Any, data: str, options: AuditOptions) -> tuple[list[AuditedModel], bool]:
     """Return the loaded models, and whether the images of ``data`` can be looked up one by one."""
     named = list(models) if isinstance(models, list | tuple) else [models]
-    sources = list({str(each) if isinstance(each, str | Path) else id(each): each for each in named}.values())
+    sources = list(
+        {str(model) if isinstance(model, str | Path) else id(model): model for model in named}.values()
+    )
     audited = []
     for source, (name, model) in zip(sources, named_models(sources).items(), strict=True):
         path = str(source) if isinstance(source, str | Path) else name
         held_out = HeldOut.of(model)
         audited.append(AuditedModel(name, path, model, 0 if held_out is None else len(held_out)))
-    folders = [each.folder for each in audited]
-    for each in audited:
-        if folders.count(each.folder) > 1:
-            raise CandidError(f"The name of '{each.name}' is too similar to another model's: rename it.")
+    folders = [opened.folder for opened in audited]
+    for opened in audited:
+        if folders.count(opened.folder) > 1:
+            raise CandidError(f"The name of '{opened.name}' is too similar to another model's: rename it.")
     return audited, _check_data(audited, data, options)
 
 

@@ -68,45 +68,45 @@ def audit(
     if not named or data is None:
         raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
     loaded, can_index = audited_models(named, data, chosen)
-    sizes = chosen.sampled(any(each.model.density_of == "features" for each in loaded))
+    sizes = chosen.sampled(any(audited.model.density_of == "features" for audited in loaded))
     study = _Study(AuditResult(data, sizes, loaded), progress, can_index)
     study.evaluate()
     study.corrupt()
     study.attack()
     study.explain()
     study.choose_examples()
-    return study.found
+    return study.result
 
 
 def _of_arrays(options: AuditOptions, progress: Progress) -> AuditResult:
     """Return the audit of stored arrays: everything that needs no network."""
     progress.log("evaluating stored arrays")
     asked = EvaluateOptions(
-        **{each: getattr(options, each) for each in ("held_out", "test", "by", "ood", "risk", "delta")},
-        **{each: getattr(options, each) for each in ("images", "part", "skip_bad", "name")},
+        **{option: getattr(options, option) for option in ("held_out", "test", "by", "ood", "risk", "delta")},
+        **{option: getattr(options, option) for option in ("images", "part", "skip_bad", "name")},
         temperature=True,
     )
-    found = evaluate(progress=progress, **vars(asked))
-    assert found is not None
-    name = found.metrics["model"]
-    model = AuditedModel(name, str(options.test), None, found.metrics["held_out_images"])
+    evaluation = evaluate(progress=progress, **vars(asked))
+    assert evaluation is not None
+    name = evaluation.metrics["model"]
+    model = AuditedModel(name, str(options.test), None, evaluation.metrics["held_out_images"])
     folder = options.out / "evaluation" / model.folder
-    remove_older(folder, write_evaluation(found, folder))
+    remove_older(folder, write_evaluation(evaluation, folder))
     absent = {
         study: f"Stored arrays have no network, which {study} need: audit a model."
         for study in ("corruptions", "attacks", "explanations")
     }
     commands = {"evaluate": [as_command("candid evaluate", [], asked)]}
-    commands |= {each: [] for each in ("compare", "corrupt", "attack", "explain", "examine")}
-    return AuditResult(str(options.test), options, [model], [found], absent=absent, commands=commands)
+    commands |= {option: [] for option in ("compare", "corrupt", "attack", "explain", "examine")}
+    return AuditResult(str(options.test), options, [model], [evaluation], absent=absent, commands=commands)
 
 
 class _Study:
     """One audit while it runs."""
 
-    def __init__(self, found: AuditResult, progress: Progress, can_index: bool) -> None:
-        self.found, self.progress, self.can_index = found, progress, can_index
-        self.data, self.options, self.models = found.data, found.options, found.models
+    def __init__(self, result: AuditResult, progress: Progress, can_index: bool) -> None:
+        self.result, self.progress, self.can_index = result, progress, can_index
+        self.data, self.options, self.models = result.data, result.options, result.models
         self.common: dict[str, Any] = {"part": self.options.part, "skip_bad": self.options.skip_bad}
 
     def _arguments(self, options: Any) -> dict[str, Any]:
@@ -116,38 +116,38 @@ class _Study:
     def evaluate(self) -> None:
         """Evaluate each model; one without held-out scores has no outlier scores."""
         lines = []
-        for each in self.models:
-            self.progress.log(f"evaluating {each.name}")
+        for audited in self.models:
+            self.progress.log(f"evaluating {audited.name}")
             options = EvaluateOptions(
-                ood=self.options.ood if each.held_out else (),
+                ood=self.options.ood if audited.held_out else (),
                 ten_crop=self.options.ten_crop,
-                temperature=bool(each.held_out),
-                by=self.options.by if each.held_out else None,
-                risk=self.options.risk if each.held_out else None,
+                temperature=bool(audited.held_out),
+                by=self.options.by if audited.held_out else None,
+                risk=self.options.risk if audited.held_out else None,
                 delta=self.options.delta,
                 images=self.options.images,
                 **self.common,
             )
-            found = evaluate(each.model, self.data, self.progress, **self._arguments(options))
-            assert found is not None
-            found.metrics["model"] = each.path
-            folder = self.options.out / "evaluation" / each.folder
-            remove_older(folder, write_evaluation(found, folder))
-            self.found.evaluations.append(found)
-            if each.folder != short_name(Path(each.path)):  # two models would have the same folder
-                options = replace(options, out=Path("evaluation") / each.folder)
-            lines.append(as_command("candid evaluate", [each.path, self.data], options))
-        folders = [Path("evaluation") / each.folder for each in self.models]
-        self.found.commands["evaluate"] = lines
-        self.found.commands["compare"] = [as_command("candid compare", folders, CompareOptions())]
+            evaluation = evaluate(audited.model, self.data, self.progress, **self._arguments(options))
+            assert evaluation is not None
+            evaluation.metrics["model"] = audited.path
+            folder = self.options.out / "evaluation" / audited.folder
+            remove_older(folder, write_evaluation(evaluation, folder))
+            self.result.evaluations.append(evaluation)
+            if audited.folder != short_name(Path(audited.path)):  # two models would have the same folder
+                options = replace(options, out=Path("evaluation") / audited.folder)
+            lines.append(as_command("candid evaluate", [audited.path, self.data], options))
+        folders = [Path("evaluation") / audited.folder for audited in self.models]
+        self.result.commands["evaluate"] = lines
+        self.result.commands["compare"] = [as_command("candid compare", folders, CompareOptions())]
 
     def corrupt(self) -> None:
         """Corrupt images; errors are relative to those of the first ResNet, if there is one."""
         if self.options.corruption_images == 0:
-            self.found.absent["corruptions"] = "No corruptions were asked for (--corruption-images 0)."
+            self.result.absent["corruptions"] = "No corruptions were asked for (--corruption-images 0)."
             return
         self.progress.log("corrupting images")
-        resnets = [each for each in self.models if not each.is_generative]
+        resnets = [audited for audited in self.models if not audited.is_generative]
         images = self.options.corruption_images
         options = CorruptOptions(
             corruptions=self.options.corruptions,
@@ -156,51 +156,53 @@ class _Study:
             images=self.options.images if images is None else images,
             **self.common,
         )
-        named = {each.name: each.model for each in self.models}
+        named = {audited.name: audited.model for audited in self.models}
         baseline = {"baseline": resnets[0].name if resnets else None}
-        found = corrupt(named, self.data, self.progress, **self._arguments(options) | baseline)
-        assert found is not None
-        write_tables(found, self.options.out / "corruptions")
-        self._log_notes(found, NO_MCE)
-        self.found.corruptions = found
-        positionals = [*(each.path for each in self.models), self.data]
-        self.found.commands["corrupt"] = [as_command("candid corrupt", positionals, options)]
+        corruptions = corrupt(named, self.data, self.progress, **self._arguments(options) | baseline)
+        assert corruptions is not None
+        write_tables(corruptions, self.options.out / "corruptions")
+        self._log_notes(corruptions, NO_MCE)
+        self.result.corruptions = corruptions
+        positionals = [*(audited.path for audited in self.models), self.data]
+        self.result.commands["corrupt"] = [as_command("candid corrupt", positionals, options)]
 
     def attack(self) -> None:
         """Attack the models; those without held-out scores have no detector, so they form a second group."""
         if self.options.attack_images == 0:
-            self.found.absent["attacks"] = "No attacks were asked for (--attack-images 0)."
+            self.result.absent["attacks"] = "No attacks were asked for (--attack-images 0)."
             return
         if not self.can_index:
-            self.found.absent["attacks"] = "Tar shards are read in order: attacks need a folder of images."
+            self.result.absent["attacks"] = "Tar shards are read in order: attacks need a folder of images."
             return
         if (missing := lacking("paper", "An attack")) is not None:
-            self.found.absent["attacks"] = str(missing)
+            self.result.absent["attacks"] = str(missing)
             return
         self.progress.log("attacking")
-        if any(each.model.density_of == "features" for each in self.models):
+        if any(audited.model.density_of == "features" for audited in self.models):
             self.progress.log(self._long())
-        bare = [each for each in self.models if each.is_generative and not each.held_out]
-        groups = [group for group in ([each for each in self.models if each not in bare], bare) if group]
+        bare = [audited for audited in self.models if audited.is_generative and not audited.held_out]
+        others = [audited for audited in self.models if audited not in bare]
+        groups = [group for group in (others, bare) if group]
         results, lines = [], []
         for group in groups:
             options = self._attack_options(group, detected=group is not bare)
-            named = {each.name: each.model for each in group}
-            found = attack(named, self.data, self.progress, **self._arguments(options))
-            assert found is not None
-            self._log_notes(found, NO_DETECTION)
-            results.append(found)
-            positionals = [*(each.path for each in group), self.data]
+            named = {audited.name: audited.model for audited in group}
+            attacks = attack(named, self.data, self.progress, **self._arguments(options))
+            assert attacks is not None
+            self._log_notes(attacks, NO_DETECTION)
+            results.append(attacks)
+            positionals = [*(audited.path for audited in group), self.data]
             lines.append(as_command("candid attack", positionals, options))
-        by_name = {each.name: each for found in results for each in found}
-        self.found.attacks = replace(results[0], models=tuple(by_name[each.name] for each in self.models))
-        write_attack_tables(self.found.attacks, self.options.out / "attack-tables")
-        self.found.commands["attack"] = lines
+        by_name = {attacked.name: attacked for attacks in results for attacked in attacks}
+        attacked_models = tuple(by_name[audited.name] for audited in self.models)
+        self.result.attacks = replace(results[0], models=attacked_models)
+        write_attack_tables(self.result.attacks, self.options.out / "attack-tables")
+        self.result.commands["attack"] = lines
 
     def _long(self) -> str:
         """Return how long attacks through an eye take."""
         chosen = self._attack_options(self.models, detected=True)
-        seen = sum(each.model.density_of == "features" for each in self.models)
+        seen = sum(audited.model.density_of == "features" for audited in self.models)
         steps = STEPS[chosen.method] if chosen.steps is None else chosen.steps
         minutes = STEP_SECONDS * steps * len(chosen.settings) * chosen.images * seen / 60
         less = "--attack-images" if self.options.quick else "--quick or --attack-images"
@@ -211,7 +213,7 @@ class _Study:
         )
 
     def _attack_options(self, group: Sequence[AuditedModel], detected: bool) -> AttackOptions:
-        fooled = detected and any(each.is_generative for each in group)
+        fooled = detected and any(audited.is_generative for audited in group)
         return AttackOptions(
             images=self.options.attack_images or 1,
             kappa=self.options.kappa,
@@ -220,40 +222,42 @@ class _Study:
             **self.common,
         )
 
-    def _log_notes(self, found: CorruptionResult | AttackResult, advice: str) -> None:
+    def _log_notes(self, result: CorruptionResult | AttackResult, advice: str) -> None:
         """Show the notes of a study, except advice about an option that an audit does not have."""
-        for note in found.notes:
+        for note in result.notes:
             if note.topic != advice:
                 self.progress.log(note.text)
 
     def explain(self) -> None:
         """Explain each generative model; the first is compared with ResNets by receptive fields."""
-        generative = [each for each in self.models if each.is_generative]
+        generative = [audited for audited in self.models if audited.is_generative]
         if not generative:
-            self.found.absent["explanations"] = "A ResNet has no latent space: add a generative model."
+            self.result.absent["explanations"] = "A ResNet has no latent space: add a generative model."
         fields: dict[str, Any] = {}
         lines = []
-        for each in generative:
-            self.progress.log(f"explaining {each.name}")
-            others = [other for other in self.models if self._is_comparable(each, other)]
-            others = others if each is generative[0] and self.can_index else []
+        for audited in generative:
+            self.progress.log(f"explaining {audited.name}")
+            others = [other for other in self.models if self._is_comparable(audited, other)]
+            others = others if audited is generative[0] and self.can_index else []
             options = ExplainOptions(data=self.data if self.can_index else None, **self.common)
             arguments = vars(options) | {"workers": self.options.workers}
             compared = [other.model for other in others]
             try:
-                overview = explain(each.model, compare_with=compared, progress=self.progress, **arguments)
+                overview = explain(audited.model, compare_with=compared, progress=self.progress, **arguments)
             except NonFiniteError as error:  # some networks can't be inverted far from real images
-                topic = f"explanations of {each.name}"
-                self.found.absent[topic] = f"{each.name} can't be explained: {error}"
+                topic = f"explanations of {audited.name}"
+                self.result.absent[topic] = f"{audited.name} can't be explained: {error}"
                 continue
-            names = [each.name, *(other.name for other in others)]
+            names = [audited.name, *(other.name for other in others)]
             by_name = dict(zip(names, overview.fields.values(), strict=False))
             fields |= by_name
-            self.found.overviews[each.name] = replace(overview, fields=by_name)
-            line = as_command("candid explain", [each.path], options)
+            self.result.overviews[audited.name] = replace(overview, fields=by_name)
+            line = as_command("candid explain", [audited.path], options)
             lines.append(" ".join([line, *(f"--compare-with {quote(other.path)}" for other in others)]))
-        self.found.fields = {each.name: fields[each.name] for each in self.models if each.name in fields}
-        self.found.commands["explain"] = lines
+        self.result.fields = {
+            audited.name: fields[audited.name] for audited in self.models if audited.name in fields
+        }
+        self.result.commands["explain"] = lines
 
     @staticmethod
     def _is_comparable(model: AuditedModel, other: AuditedModel) -> bool:
@@ -262,16 +266,16 @@ class _Study:
 
     def choose_examples(self) -> None:
         """Examine a few images, with a page for each generative model."""
-        self.found.commands["examine"] = []
-        generative = [each for each in self.models if each.is_generative]
+        self.result.commands["examine"] = []
+        generative = [audited for audited in self.models if audited.is_generative]
         if generative and not self.can_index:
             reason = "Images of tar shards can't be looked up: examples need a folder of images."
-            self.found.absent["examples"] = reason
+            self.result.absent["examples"] = reason
             return
-        self.found.examples = examples(
-            self.data, self.options, self.models, self.found.evaluations, self.progress
+        self.result.examples = examples(
+            self.data, self.options, self.models, self.result.evaluations, self.progress
         )
-        paths = [str(example.path) for example in self.found.examples]
-        for each in generative if paths else []:
-            line = as_command("candid examine", [each.path, *paths], ExamineOptions())
-            self.found.commands["examine"].append(f"{line} --figures pages/{each.folder}")
+        paths = [str(example.path) for example in self.result.examples]
+        for audited in generative if paths else []:
+            line = as_command("candid examine", [audited.path, *paths], ExamineOptions())
+            self.result.commands["examine"].append(f"{line} --figures pages/{audited.folder}")

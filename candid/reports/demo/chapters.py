@@ -112,21 +112,23 @@ def bundled_models(samples: Path, program: str, progress: Progress, show: Show) 
     chapters = []
     for name, knows in BUNDLED.items():
         progress.log(f"\nThe bundled model '{name}' {knows}")
-        found = examine(name, samples / name)
-        show(found)
+        examinations = examine(name, samples / name)
+        show(examinations)
         text = (f"The model {knows} At most 5 % of ordinary photos are called novel.",)
         command = f"{program} examine {name} {samples / name}"
         title = f"The bundled model '{name}'"
-        chapters.append(Chapter(title, text, [Card.of(each) for each in found], commands=[command]))
+        chapters.append(
+            Chapter(title, text, [Card.of(examined) for examined in examinations], commands=[command])
+        )
     return chapters
 
 
 def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Show) -> list[Chapter]:
     """Train a classifier of clothes, show it hats, group them, teach them; return what happened."""
-    known, hats = samples / "clothes", sorted((samples / "hats").glob("*.jpg"))
+    photos, hats = samples / "clothes", sorted((samples / "hats").glob("*.jpg"))
     run, taught, sorted_into = out / "model", out / "with-hats", out / "sorted"
     progress.log("\nA classifier of your own: four kinds of clothes, 280 photos.")
-    trained = train(str(known), out=run, progress=progress)
+    trained = train(str(photos), out=run, progress=progress)
     progress.log(f"{100 * trained.results['test']['accuracy']:.0f} % of the test photos are right.")
 
     progress.log("\nNow it sees hats, which it has never seen.")
@@ -135,22 +137,22 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
     progress.log(_counted(first))
     grouped = group(run, hats)
     sort_into(grouped.places(), sorted_into)
-    kinds = listed([f"{each.name} ({len(each.members)} photos)" for each in grouped.groups])
+    kinds = listed([f"{kind.name} ({len(kind.members)} photos)" for kind in grouped.groups])
     progress.log(f"What is novel is grouped: {kinds}, in {sorted_into}.")
 
     progress.log(f"\nIt is taught the class '{NEW}' with {TAUGHT} of these photos.")
-    teaching = [Path(each.path) for each in first if each.verdict == "novel"][:TAUGHT]
+    teaching = [Path(examined.path) for examined in first if examined.verdict == "novel"][:TAUGHT]
     others = [hat for hat in hats if hat not in teaching]
     lesson = teach(run, {NEW: teaching}, out=taught)
     price = lesson.sentences()[-1]
     progress.log(price)
     second = examine(taught, others)
     show(second[:SHOWN])
-    right = sum(each.label == NEW for each in second)
+    right = sum(examined.label == NEW for examined in second)
     progress.log(f"{right} of the {len(second)} other hats are recognised. {_counted(second)}")
 
     names, again = listed(lesson.model.class_names[:-1]), out / "again"
-    surest = max(first, key=lambda each: (each.verdict == "novel", each.confidence))
+    surest = max(first, key=lambda examined: (examined.verdict == "novel", examined.confidence))
     return [
         Chapter(
             "A classifier of your own",
@@ -163,9 +165,9 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
                 "5 % of ordinary photos are called novel.",
                 f"What is novel is grouped: {kinds}.",
             ),
-            [Card.of(each) for each in first[:SHOWN]],
+            [Card.of(examined) for examined in first[:SHOWN]],
             commands=[
-                f"{program} train {known} --out {again}",
+                f"{program} train {photos} --out {again}",
                 f"{program} examine {again} {samples / 'hats'}",
                 f"{program} group {again} {samples / 'hats'} --sort-into {again}-sorted",
             ],
@@ -177,13 +179,17 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
                 f"hats are recognised. {_counted(second)}",
                 f"{price[0].upper()}{price[1:]}.",
             ),
-            [Card.of(each) for each in second[:SHOWN]],
+            [Card.of(examined) for examined in second[:SHOWN]],
             commands=[f"{program} teach {again} {NEW}={again}-sorted/unknown-1 --out {again}-with-hats"],
         ),
     ]
 
 
-def _counted(found: Sequence[Examination]) -> str:
+def _counted(examinations: Sequence[Examination]) -> str:
     """Return how many photos have each verdict, as a sentence."""
-    counts = Counter("accepted" if each.verdict == "accept" else str(each.verdict) for each in found)
-    return f"Of {len(found)} photos, {listed([f'{n} are {kind}' for kind, n in counts.most_common()])}."
+    counts = Counter(
+        "accepted" if examined.verdict == "accept" else str(examined.verdict) for examined in examinations
+    )
+    return (
+        f"Of {len(examinations)} photos, {listed([f'{n} are {kind}' for kind, n in counts.most_common()])}."
+    )

@@ -41,30 +41,30 @@ LEAST_SHOWN = 1e-4
 
 
 @rc_context(STYLE)
-def attack_bars(found: Sequence[AttackedModel]) -> Figure:
+def attack_bars(models: Sequence[AttackedModel]) -> Figure:
     """The paper's bars: a row for each kappa; perturbation, detection and uncertainty over the models.
 
     Bars are of the 8-bit images, if they were attacked, with 95 % intervals; a line marks the perturbation of
     the real-valued ones. A model has a bar for each d. Above the bars of the detection is the attack's
     success rate; there is no detection without attacks that fool it.
     """
-    everything = [metrics for model in found for metrics in model.metrics]
-    kappas = list(dict.fromkeys(each.kappa for each in everything))
-    ds = list(dict.fromkeys(each.d for each in everything))
-    detection = any(each.detection for each in everything)
+    everything = [metrics for model in models for metrics in model.metrics]
+    kappas = list(dict.fromkeys(metrics.kappa for metrics in everything))
+    ds = list(dict.fromkeys(metrics.d for metrics in everything))
+    detection = any(metrics.detection for metrics in everything)
     columns = 2 + detection
-    size = (1.6 + 3.4 * columns + 0.25 * len(found) * columns, 0.9 + 2.3 * len(kappas))
+    size = (1.6 + 3.4 * columns + 0.25 * len(models) * columns, 0.9 + 2.3 * len(kappas))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(kappas), columns, squeeze=False)
     for row, kappa in zip(grid, kappas, strict=True):
         perturbation, *middle, uncertainty = row
-        own = [each for each in everything if each.kappa == kappa]
-        visible = _draw_perturbations(perturbation, found, own, ds)
+        at_kappa = [metrics for metrics in everything if metrics.kappa == kappa]
+        visible = _draw_perturbations(perturbation, models, at_kappa, ds)
         perturbation.set_ylabel(f"κ = {number(kappa)}\nL2 (median)")
         for axes in middle:
-            _draw_detection(axes, found, own, ds)
-        _draw_uncertainty(uncertainty, found, own, ds)
-    rounded = any(each.eight_bit for each in everything)
+            _draw_detection(axes, models, at_kappa, ds)
+        _draw_uncertainty(uncertainty, models, at_kappa, ds)
+    rounded = any(metrics.eight_bit for metrics in everything)
     titles = [
         "perturbation" + " of 8-bit images" * rounded,
         *["detection\n(above: success rate, %)"] * detection,
@@ -83,26 +83,27 @@ def attack_bars(found: Sequence[AttackedModel]) -> Figure:
 
 
 def _draw_perturbations(
-    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+    axes: Axes, models: Sequence[AttackedModel], at_kappa: Sequence[AttackMetrics], ds: Sequence[float]
 ) -> Line2D:
     """Draw the median L2, and return the line from which it can be seen."""
-    _bars(axes, found, own, ds, lambda each: each.as_file.l2_median, "l2_median")
-    for each, place, width, _ in _places(found, own, ds):
-        if each.eight_bit is not None and each.l2_median is not None:
-            axes.plot([place - 0.46 * width, place + 0.46 * width], [each.l2_median] * 2, color=BLACK, lw=2)
-    size = math.sqrt(found[0].inputs.images[0].size)
+    _bars(axes, models, at_kappa, ds, lambda metrics: metrics.as_file.l2_median, "l2_median")
+    for metrics, place, width, _ in _places(models, at_kappa, ds):
+        if metrics.eight_bit is not None and metrics.l2_median is not None:
+            ends = [place - 0.46 * width, place + 0.46 * width]
+            axes.plot(ends, [metrics.l2_median] * 2, color=BLACK, lw=2)
+    size = math.sqrt(models[0].inputs.images[0].size)
     return axes.axhline(VISIBLE * size, color=BLACK, linestyle=":", label="visible from about here")
 
 
 def _draw_detection(
-    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+    axes: Axes, models: Sequence[AttackedModel], at_kappa: Sequence[AttackMetrics], ds: Sequence[float]
 ) -> None:
-    _bars(axes, found, own, ds, _area, "two_tailed", 100)
-    for i, model in enumerate(found):
-        if not any(each.detection for each in own if each.model == model.name):
+    _bars(axes, models, at_kappa, ds, _area, "two_tailed", 100)
+    for i, model in enumerate(models):
+        if not any(metrics.detection for metrics in at_kappa if metrics.model == model.name):
             axes.text(i, 3, "no test", ha="center", fontsize=SMALL)
-    for each, place, _, _ in _places(found, own, ds):
-        seen = each.as_file
+    for metrics, place, _, _ in _places(models, at_kappa, ds):
+        seen = metrics.as_file
         if seen.detection is not None and seen.success is not None:
             height = 100 * seen.intervals["two_tailed"][1] + 2
             axes.text(place, height, f"{100 * seen.success:.0f}", ha="center", va="bottom", fontsize=SMALL)
@@ -111,92 +112,92 @@ def _draw_detection(
 
 
 def _draw_uncertainty(
-    axes: Axes, found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]
+    axes: Axes, models: Sequence[AttackedModel], at_kappa: Sequence[AttackMetrics], ds: Sequence[float]
 ) -> None:
     """Draw 1 - confidence on a logarithmic axis; what lies below it is written."""
 
-    def uncertainty(each: AttackMetrics) -> float | None:
-        confidence = each.as_file.confidence
+    def uncertainty(metrics: AttackMetrics) -> float | None:
+        confidence = metrics.as_file.confidence
         return None if confidence is None else max(1 - confidence, LEAST_SHOWN)
 
     axes.set_yscale("log")
-    _bars(axes, found, own, ds, uncertainty, scale=100)
-    for each, place, _, _ in _places(found, own, ds):
-        if uncertainty(each) == LEAST_SHOWN:
+    _bars(axes, models, at_kappa, ds, uncertainty, scale=100)
+    for metrics, place, _, _ in _places(models, at_kappa, ds):
+        if uncertainty(metrics) == LEAST_SHOWN:
             text = f"< {100 * LEAST_SHOWN:g} %"
             axes.text(place, 120 * LEAST_SHOWN, text, rotation=90, ha="center", va="bottom", fontsize=SMALL)
     axes.set(ylim=(100 * LEAST_SHOWN, 100), ylabel="1 − confidence (%)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _area(each: AttackMetrics) -> float | None:
-    detection = each.as_file.detection
+def _area(metrics: AttackMetrics) -> float | None:
+    detection = metrics.as_file.detection
     return None if detection is None else detection.two_tailed
 
 
-def _places(found: Sequence[AttackedModel], own: Sequence[AttackMetrics], ds: Sequence[float]) -> Any:
+def _places(models: Sequence[AttackedModel], at_kappa: Sequence[AttackMetrics], ds: Sequence[float]) -> Any:
     """Yield each attack, where its bar stands, and the colour of its d."""
     width = 0.8 / len(ds)
-    for i, model in enumerate(found):
-        mine = [each for each in own if each.model == model.name]
-        for k, each in enumerate(mine):
+    for i, model in enumerate(models):
+        mine = [metrics for metrics in at_kappa if metrics.model == model.name]
+        for k, metrics in enumerate(mine):
             place = i + (k - (len(mine) - 1) / 2) * width
-            yield each, place, width, COLOURS[ds.index(each.d) % len(COLOURS)]
+            yield metrics, place, width, COLOURS[ds.index(metrics.d) % len(COLOURS)]
 
 
 def _bars(
     axes: Axes,
-    found: Sequence[AttackedModel],
-    own: Sequence[AttackMetrics],
+    models: Sequence[AttackedModel],
+    at_kappa: Sequence[AttackMetrics],
     ds: Sequence[float],
     height: Callable[[AttackMetrics], float | None],
     interval: str | None = None,
     scale: float = 1,
 ) -> None:
     """Draw a bar for each attack, with the ``interval`` of this name."""
-    for each, place, width, colour in _places(found, own, ds):
-        value = height(each)
+    for metrics, place, width, colour in _places(models, at_kappa, ds):
+        value = height(metrics)
         if value is None or math.isinf(value):
             continue
         axes.bar(place, scale * value, 0.92 * width, color=colour)
-        ends = each.as_file.intervals.get(interval or "")
+        ends = metrics.as_file.intervals.get(interval or "")
         if ends is not None and math.isfinite(ends[1]):
             whiskers = [[scale * (value - ends[0])], [scale * (ends[1] - value)]]
             axes.errorbar(place, scale * value, whiskers, color=GREY, elinewidth=1.2, capsize=2)
-    axes.set_xticks(range(len(found)), [fill(name, 10) for name in _names(found)], fontsize=SMALL)
-    axes.set_xlim(-0.6, len(found) - 0.4)
+    axes.set_xticks(range(len(models)), [fill(name, 10) for name in _names(models)], fontsize=SMALL)
+    axes.set_xlim(-0.6, len(models) - 0.4)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
 
 
-def _names(found: Sequence[AttackedModel]) -> list[str]:
+def _names(models: Sequence[AttackedModel]) -> list[str]:
     """Return the names of models: their beta, or their name where that is not unique."""
-    betas = [model.beta for model in found]
+    betas = [model.beta for model in models]
     return [
         label(short_path(model.name, 26), 26)
         if model.beta is None or betas.count(model.beta) > 1
         else f"β = {number(model.beta)}"
-        for model in found
+        for model in models
     ]
 
 
 @rc_context(STYLE)
-def attack_examples(found: Sequence[AttackedModel]) -> Figure:
+def attack_examples(models: Sequence[AttackedModel]) -> Figure:
     """Draw one image under all attacks, and below each the amplified difference from the original.
 
     It is the first that all models classify rightly.
     """
-    inputs = found[0].inputs
-    right = np.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in found]).all(0)
+    inputs = models[0].inputs
+    right = np.stack([model.clean.logits.argmax(1) == model.inputs.labels for model in models]).all(0)
     chosen = int(right.argmax())
-    settings = sorted({setting for model in found for setting in model.attacks})
-    across, down = 1 + len(settings), 2 * len(found)
+    settings = sorted({setting for model in models for setting in model.attacks})
+    across, down = 1 + len(settings), 2 * len(models)
     figure = Figure(figsize=(0.6 + 1.25 * across, 0.8 + 1.42 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
     names = inputs.class_names
-    for model, shown, rows in zip(found, _names(found), grid.reshape(len(found), 2, across), strict=True):
+    for model, shown, rows in zip(models, _names(models), grid.reshape(len(models), 2, across), strict=True):
         original = model.inputs.images[chosen]
         picture_of(rows[0, 0], original, f"{shown}\n{label(names[int(inputs.labels[chosen])], 12)}")
         for (kappa, d), column in zip(settings, rows.T[1:], strict=True):

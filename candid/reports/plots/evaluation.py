@@ -201,8 +201,8 @@ def roc_curves(
     Tests of a kind share a line style. The legend has each test's area under the curve, averaged over sets.
     """
     kinds = kinds or {}
-    found = dict.fromkeys(test for by_test in curves.values() for test in by_test)
-    tests = _line_styles(_by_kind(found, kinds), kinds)
+    every_test = dict.fromkeys(test for by_test in curves.values() for test in by_test)
+    tests = _line_styles(_by_kind(every_test, kinds), kinds)
     rows = math.ceil(len(curves) / 4)
     columns = math.ceil(len(curves) / rows)
     beside = columns < 3
@@ -302,8 +302,8 @@ def _zone_edges(held_out: Values, others: Iterable[Values], ends: Iterable[float
     largest = max(abs(low), abs(high))
     width = high - low if high - low > 1e-6 * largest else 0.1 * largest or 1.0
     lowest, highest = low - 2 * width, high + 2 * width
-    finite = [each[np.isfinite(each)] for each in others]
-    bulks = [np.quantile(each, (0.05, 0.95)) for each in finite if len(each)]
+    finite = [values[np.isfinite(values)] for values in others]
+    bulks = [np.quantile(values, (0.05, 0.95)) for values in finite if len(values)]
     wanted = np.concatenate((list(ends), *bulks))
     near = wanted[(lowest <= wanted) & (wanted <= highest)]
     nearly_all = np.quantile(held_out, (0.002, 0.998)).clip(lowest, highest)
@@ -346,8 +346,8 @@ def _zone_shares(axes: Axes, values: Values, low: float, high: float, ends: tupl
 def _beyond(values: Values, edges: Values) -> str:
     """How many lie beyond the axis."""
     shares = {"left": np.mean(values < edges[0]), "right": np.mean(values > edges[-1])} if len(values) else {}
-    found = [f"{100 * share:.0f} % further {side}" for side, share in shares.items() if share >= 0.005]
-    return f" ({', '.join(found)})" if found else ""
+    sides = [f"{100 * share:.0f} % further {side}" for side, share in shares.items() if share >= 0.005]
+    return f" ({', '.join(sides)})" if sides else ""
 
 
 def _by_kind(tests: Iterable[str], kinds: Mapping[str, str]) -> list[str]:
@@ -375,5 +375,5 @@ def _thinned(curve: Roc) -> tuple[Values, Values]:
 
 
 def _mean_auc(aucs: Mapping[str, Mapping[str, float]], test: str) -> str:
-    found = [by_test[test] for by_test in aucs.values() if test in by_test]
-    return f"{100 * sum(found) / len(found):.1f} %" if found else "–"
+    areas = [by_test[test] for by_test in aucs.values() if test in by_test]
+    return f"{100 * sum(areas) / len(areas):.1f} %" if areas else "–"
