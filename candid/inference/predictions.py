@@ -39,7 +39,6 @@ class Predictions:
     """What a model says of N images.
 
     Example:
-
     >>> predictions = Predictions(("a.png",), np.array([1]), np.zeros((1, 2)), np.log([0.5, 0.5]))
     >>> predictions.posterior
     array([[0.5, 0.5]])

@@ -54,7 +54,7 @@ class FileWatch:
         first = [] if not self.once else self._files()
         if self.once and not first:
             raise CandidError(f"'{source}' names no images: there is nothing to watch.")
-        score = WatchedScore.of(model, name)
+        score = WatchedScore.of(model, name, options.score)
         self.examiner = Examiner(model, name, watched=score)
         path = options.state
         if path is None and not self.once:
@@ -208,8 +208,8 @@ class WatchState:
             )
         if watch.score != self.watch.score:
             raise CandidError(
-                f"'{self.path}' was started by an earlier version, which watched another score of this "
-                "model: name another file with --state to start a new watch."
+                f"'{self.path}' watches another score of this model: use the same --score, or name another "
+                "file with --state to start a new watch."
             )
         watch.proven = self.watch.proven  # states of earlier versions don't say it
         self.watch = watch

@@ -9,10 +9,10 @@ from candid._support.randomness import draws
 from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
 from candid.models.protocol import Model, can
-from candid.trust.conformal import KernelDensity
+from candid.trust.conformal import Detector, KernelDensity
 from candid.trust.drift import SKIPPED, Among, Watch
-from candid.trust.ranking import Standard
-from candid.trust.scores import OWN_PARTS, SCORES, Columns
+from candid.trust.ranking import Standard, new_detector
+from candid.trust.scores import OWN_PARTS, SCORES, Columns, chosen_score
 from candid.trust.verdict import Sighting
 
 FIXING = 4
@@ -33,7 +33,7 @@ class WatchedScore:
 
     Novelty is, for a photo model, the relative distance plus the squared distance outside the span of its
     class means; for a pixel model, minus the log density of the terms of its log density and of code lengths;
-    else a distance of features. Lack of confidence is the energy.
+    else a distance of features. Lack of confidence is the energy. A score that is asked for is watched alone.
     """
 
     held_out: HeldOut
@@ -47,27 +47,37 @@ class WatchedScore:
     fitted: int
     """The number of classes, the first ones, that were fitted: images of taught ones say nothing of how
     frequent the others are."""
+    detector: Detector | None = None
+    """That of the score that was asked for; None if none was."""
 
     @classmethod
-    def of(cls, model: Model, name: object = "this model") -> "WatchedScore":
+    def of(cls, model: Model, name: object = "this model", score: str | None = None) -> "WatchedScore":
         """Return the score of a model that carries held-out scores; ``name`` is for messages."""
-        return cls.fit(needed(model, name), model)
+        return cls.fit(needed(model, name), model, score)
 
     @classmethod
-    def fit(cls, held_out: HeldOut, model: Model) -> "WatchedScore":
-        """Return the score of a model that a quarter of the held-out images fixes."""
+    def fit(cls, held_out: HeldOut, model: Model, score: str | None = None) -> "WatchedScore":
+        """Return the score of a model that a quarter of the held-out images fixes.
+
+        Args:
+            held_out: what the model knows of held-out images.
+            model: the model.
+            score: the name of a score that is watched alone.
+        """
         fixing, teachable = _rows(held_out, 0), can(model, "teach")
         own = slice(None) if teachable else OWN_TWO
-        density = None
-        if OWN_PARTS in fixing:
-            chosen: str | None = "combined"
-        elif SCORES["joint"].is_available(fixing):
+        chosen: str | None = "combined"
+        density = detector = None
+        if score is not None:
+            asked = chosen_score(fixing, score)
+            chosen, detector = asked.name, new_detector(asked).fit(asked.of(fixing))
+        elif OWN_PARTS not in fixing and SCORES["joint"].is_available(fixing):
             chosen, density = "joint", KernelDensity(SCORES["joint"].of(fixing))
-        else:
+        elif OWN_PARTS not in fixing:
             chosen = next((name for name in DISTANCES if name in fixing), None)
-        standard = Standard.of(_parts(fixing, chosen, density, own))
+        standard = Standard.of(_parts(fixing, chosen, density, own, detector))
         fitted = model.config.fitted if teachable else len(model.class_names)
-        return cls(held_out, chosen, density, own, standard, fitted)
+        return cls(held_out, chosen, density, own, standard, fitted, detector)
 
     def identity(self, model: Model) -> str:
         """Return a SHA-256 digest that changes when the watch can: of the model and its held-out scores."""
@@ -81,7 +91,7 @@ class WatchedScore:
 
     def sightings(self, columns: Columns) -> list[Sighting]:
         """Return what a watch needs to know of N images; those predicted as a taught class have none."""
-        scores = self.standard.sum(_parts(columns, self.name, self.density, self.own))
+        scores = self.standard.sum(_parts(columns, self.name, self.density, self.own, self.detector))
         classes = np.where(columns["predicted"] < self.fitted, columns["predicted"], SKIPPED)
         seen = scores, classes, columns["max_posterior"].astype(np.float64)
         return [Sighting(*row) for row in zip(*(column.tolist() for column in seen), strict=True)]
@@ -96,6 +106,8 @@ class WatchedScore:
             scores, classes, dict(zip(fitted, (counts / counts.sum()).tolist(), strict=True)), confidence
         )
         watch.score = ALL_PARTS if self.name == "combined" and self.own != OWN_TWO else ""
+        if self.detector is not None:
+            watch.score = str(self.name)
         return watch
 
 
@@ -105,8 +117,12 @@ def _rows(held_out: HeldOut, part: int) -> Columns:
     return held_out.statistics.rows((order[:n], order[n:])[part])
 
 
-def _parts(columns: Columns, name: str | None, density: KernelDensity | None, own: slice) -> Array:
+def _parts(
+    columns: Columns, name: str | None, density: KernelDensity | None, own: slice, detector: Detector | None
+) -> Array:
     """Return what is added up, once it is standardised, (N, J)."""
+    if detector is not None and name is not None:
+        return detector.score(SCORES[name].of(columns))[:, None]
     if name == "combined":
         return columns[OWN_PARTS][:, own].astype(np.float64)
     energy = -columns["log_evidence"]

@@ -158,6 +158,12 @@ class WatchOptions:
             "level of 'stream' holds for every model, but it can't see a change before the first image."
         ),
     ] = "held-out"
+    score: Annotated[
+        str | None,
+        Option(
+            f"Watch this score alone: {', '.join(SCORES)}.", metavar="SCORE", default="novelty and confidence"
+        ),
+    ] = None
     once: Annotated[bool, Option("Watch the images that are there, and stop.")] = False
     state: Annotated[
         Path | None,

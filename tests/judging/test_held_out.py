@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from candid.judging.calibrate import calibrate
 from candid.judging.detection import Detection, unseen
 from candid.judging.examine import Examiner
 from candid.judging.held_out import HeldOut, measures_of, needed
+from candid.judging.watched import WatchedScore
 from candid.models.checkpoint import load
 from candid.models.protocol import Outputs
 from candid.trust.conformal import Detector, TwoTailed
@@ -66,6 +68,39 @@ def test_a_score_is_one_entry(registered: None, model: GenerativeClassifier) -> 
         assert first.p_value == float(detection.p_values(detection.inside)[name][0])
     expected = TwoTailed().fit(held_out.statistics["brightness"]).p_value(brightness(images, None))  # type: ignore[arg-type]
     assert np.array_equal(detection.p_values(detection.inside)["brightness"], expected)
+
+
+def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
+    registered: None, model: GenerativeClassifier, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    logits = random.normal(size=(300, 3)) + 4 * np.eye(3)[labels]
+    files = {name: tmp_path / f"{name}.npz" for name in ("val", "test", "far")}
+    for file, rows in zip(files.values(), (slice(200), slice(200, 300), slice(200, 250)), strict=True):
+        np.savez(file, logits=logits[rows] * (0.1 if file.stem == "far" else 1), labels=labels[rows])
+    stored: dict[str, Any] = {
+        "held_out": files["val"],
+        "test": files["test"],
+        "ood": (f"far={files['far']}",),
+    }
+
+    examined = candid.Monitor(score="margin").fit(logits[:200], labels[:200]).examine(logits[200:])
+    ranks = 1 + (logits[:200].max(1) <= logits[200:].max(1)[:, None]).sum(1)
+    assert [e.p_value for e in examined] == pytest.approx(ranks / 201)
+    evaluation = candid.evaluate(**stored, score="margin", out=tmp_path / "evaluation")
+    assert evaluation is not None and evaluation.metrics["verdicts"]["score"] == "margin"
+    audited = candid.audit(**stored, out=tmp_path / "audit").evaluations[0]
+    assert audited.metrics["ood"]["far"]["margin"] == evaluation.metrics["ood"]["far"]["margin"]
+
+    calibrate(model, "digits", images=150, workers=0)
+    statistics = needed(model).statistics
+    watched = WatchedScore.of(model, score="margin")
+    scores = np.array([sighting.score for sighting in watched.sightings(statistics)])
+    assert np.array_equal(np.argsort(scores), np.argsort(-statistics["max_logit"]))
+    assert watched.watch(model.class_names).score == "margin"
+    with pytest.raises(CandidError, match="no score 'marginal' for this model"):
+        WatchedScore.of(model, score="marginal")
 
 
 def test_a_name_is_registered_once() -> None:

@@ -58,7 +58,6 @@ def corrupted(images: Array, name: str, severity: int, random: np.random.Generat
         8-bit images of the same shape; results are truncated to whole levels, as published.
 
     Example:
-
     >>> grey = np.full((2, 3, 32, 32), 100, np.uint8)
     >>> corrupted(grey, "brightness", 5, np.random.default_rng(0))[0, :, 0, 0]
     array([176, 176, 176], dtype=uint8)
