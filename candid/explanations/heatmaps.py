@@ -16,6 +16,10 @@ The rule ``"paper"`` is the wording of the paper, for M classes::
 with ``log p(w_kl) = -Q_Saliency(k, l)``. The paper's priors are equal and left out: this rule has
 M p(y) in place of p(y) in Q_Class and S. The maps add up, too, but S_kl varies from position to
 position by far more than classes differ.
+
+Of a refitted model, z and mu_y are those before the refit. Refitting leaves every posterior alone, but its
+last layer spreads what happens at one position over all others: only before it, a part of the image changes
+the maps around that part.
 """
 
 import math
@@ -29,7 +33,7 @@ from candid._support.numbers import Array
 from candid.explanations.class_maps import ClassMaps
 from candid.explanations.options import CONTRAST, HeatmapRule, check_contrast, check_rule
 from candid.models.flow.classifier import GenerativeClassifier
-from candid.models.flow.network import full_precision
+from candid.models.flow.means import before_refit
 from candid.models.flow.pooling import DCTPooling
 from candid.models.protocol import Outputs, require
 
@@ -39,30 +43,41 @@ class SpatialMixture:
 
     The orthonormal cosine transform keeps distances, so with w the inverse transform of z and m_y that of
     mu_y, ``|z - mu_y|^2 = sum_kl |w_kl - m_y,kl|^2``. As in the mixture, the means stay products of
-    prototypes: all classes at all positions cost 2 % of what the imagenet network does.
+    prototypes: all classes at all positions cost 2 % of what the imagenet network does. A refit is undone
+    first. Everything is in float64.
 
     >>> from candid import GenerativeClassifier
     >>> model = GenerativeClassifier.from_preset("cifar").eval()
     >>> outputs = model.tensor_outputs(torch.rand(2, 3, 32, 32))
     >>> spatial = SpatialMixture(model)
-    >>> terms = spatial.terms(spatial.maps(outputs.latent))
+    >>> terms = spatial.terms(spatial.maps(spatial.before_refit(outputs.latent)))
     >>> terms.shape, terms.sum(1).allclose((outputs.logits - model.mixture.log_priors).double(), atol=1e-4)
     (torch.Size([2, 16, 10]), True)
     """
 
     @torch.no_grad()
     def __init__(self, model: GenerativeClassifier) -> None:
-        mixture = require(model, "invert", "Heatmaps").mixture
+        self.after = require(model, "invert", "Heatmaps").mixture.double_copy()
+        mixture, self.refit = before_refit(model)
         self.shape = model.grid
         self.positions = math.prod(self.shape)
-        self.device = mixture.prototypes.device
-        self.dct = DCTPooling(model.feature_size, *self.shape).to(self.device).double()
-        self.log_priors, self.weights, self.dtype = mixture.log_priors, mixture.weights, mixture.mean.dtype
+        self.dct = DCTPooling(model.feature_size, *self.shape).cpu().double()
+        self.log_priors, self.weights = mixture.log_priors, mixture.weights
         free = mixture.mean / math.sqrt(self.positions)  # at every position the same
         self.mean = free if mixture.constant else None  # (M, C)
         self.prototypes = self.maps(torch.nn.functional.pad(mixture.prototypes, (mixture.constant, 0)))
-        self.prototypes = self.prototypes.to(self.dtype).transpose(0, 1).contiguous()  # (h w, K, C)
-        self.squared_norms = torch.stack([self._squared_norms(p.double()) for p in self.prototypes])
+        self.prototypes = self.prototypes.transpose(0, 1).contiguous()  # (h w, K, C)
+        self.squared_norms = torch.stack([self._squared_norms(p) for p in self.prototypes])
+
+    @torch.no_grad()
+    def before_refit(self, z: Tensor) -> Tensor:
+        """Return latents as they were before the last layer of a refitted model, in float64, (B, D)."""
+        return z.double() if self.refit is None else self.refit.inverse(z.double())[0]
+
+    @torch.no_grad()
+    def log_posterior(self, z: Tensor) -> Tensor:
+        """Return log p(y | z) of latents of the model as it is, in float64, (B, M)."""
+        return self.after.logits(z.double()).log_softmax(1)
 
     def maps(self, z: Tensor) -> Tensor:
         """Return w, the inverse cosine transform of latents, in float64, (B, h w, C)."""
@@ -71,22 +86,20 @@ class SpatialMixture:
 
     def terms(self, maps: Tensor) -> Tensor:
         """Return ``log q(w_kl | y) + |w_kl|^2 / 2``, float64, (B, h w, M); sums are logits without priors."""
-        w = maps.to(self.dtype).transpose(0, 1).contiguous()  # (h w, B, C)
-        with full_precision(w):
-            products = (w @ self.prototypes.mT).flatten(0, 1)
-            if self.weights is not None:
-                products = products @ self.weights.T
-            if self.mean is not None:
-                products = products + w.flatten(0, 1) @ self.mean.T
-        terms = products.double().unflatten(0, w.shape[:2]) - 0.5 * self.squared_norms[:, None]
+        w = maps.transpose(0, 1).contiguous()  # (h w, B, C)
+        products = (w @ self.prototypes.mT).flatten(0, 1)
+        if self.weights is not None:
+            products = products @ self.weights.T
+        if self.mean is not None:
+            products = products + w.flatten(0, 1) @ self.mean.T
+        terms = products.unflatten(0, w.shape[:2]) - 0.5 * self.squared_norms[:, None]
         return terms.transpose(0, 1)
 
     def _squared_norms(self, prototypes: Tensor) -> Tensor:
         """Return ``|m_y,kl|^2`` at the position of these ``prototypes`` (K, C), (M,)."""
-        mean = None if self.mean is None else self.mean.double()
-        if self.weights is None:
+        mean, weights = self.mean, self.weights
+        if weights is None:
             return (prototypes if mean is None else prototypes + mean).square().sum(1)
-        weights = self.weights.double()
         norms = ((weights @ (prototypes @ prototypes.T)) * weights).sum(1)
         if mean is not None:
             norms = norms + (mean @ prototypes.T * weights).sum(1) * 2 + mean.square().sum(1)
@@ -131,12 +144,12 @@ def heatmaps(
     check_contrast(contrast)
     check_rule(rule)
     assert outputs.latent is not None
-    logits, latent = (torch.from_numpy(part).to(spatial.device) for part in (outputs.logits, outputs.latent))
-    log_posterior = logits.double().log_softmax(1)
-    chosen = _best(log_posterior, top) if classes is None else torch.from_numpy(classes).to(spatial.device)
-    maps = spatial.maps(latent)
+    latent = torch.from_numpy(outputs.latent)
+    log_posterior = spatial.log_posterior(latent)
+    chosen = _best(log_posterior, top) if classes is None else torch.from_numpy(classes)
+    maps = spatial.maps(spatial.before_refit(latent))
     half_squares = 0.5 * maps.square().sum(2)  # (B, h w)
-    terms, log_priors = spatial.terms(maps), spatial.log_priors.double()
+    terms, log_priors = spatial.terms(maps), spatial.log_priors
     saliency = half_squares - (terms + log_priors).logsumexp(2)
     if rule == "paper":
         log_priors = log_priors + math.log(len(log_priors))
@@ -155,7 +168,7 @@ def heatmaps(
     )
     return [
         ClassMaps(tuple(y.tolist()), values, scores, np.zeros_like(scores), seen, None, rule, float(error))
-        for y, values, scores, seen, error in zip(*(part.cpu().numpy() for part in parts), strict=True)
+        for y, values, scores, seen, error in zip(*(part.numpy() for part in parts), strict=True)
     ]
 
 

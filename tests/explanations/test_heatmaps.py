@@ -1,7 +1,7 @@
 """Heatmaps add up: to the log posterior of every class, for any means, priors and sizes."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from candid._support.errors import CandidError
 from candid.explanations.class_maps import ClassMaps
 from candid.explanations.heatmaps import SpatialMixture, heatmaps
 from candid.explanations.options import HeatmapRule
+from candid.models.flow.backbone import SpanScaling
+from candid.models.flow.means import rescale
 from tests.explanations.mixtures import latents, mixture_model, outputs_for
 from tests.helpers import LargestTensor, small_classifier
 
@@ -170,7 +172,7 @@ def test_a_contrast_of_zero_leaves_mostly_what_differs_between_classes() -> None
     assert shared[0.0] < 0.6 * shared[0.03] and shared[0.03] < 0.3 * shared[math.inf]
 
 
-def test_at_224_pixels_in_float32_all_sums_are_right_and_the_means_stay_small() -> None:
+def test_at_224_pixels_all_sums_are_right_and_the_means_stay_small() -> None:
     flow = FlowConfig(3, 224, 224, blocks=(1, 1, 1, 1), widths=(1, 1, 1, 1), entry_width=1, pointwise_width=1)
     priors = torch.rand(200).add(0.1)
     config = ClassifierConfig(
@@ -187,9 +189,37 @@ def test_at_224_pixels_in_float32_all_sums_are_right_and_the_means_stay_small() 
     assert len(maps) == 2
     for image in maps:
         assert image.values.shape == (3, 7, 7)
-        assert image.largest_error < 1e-3
-        assert np.abs(image.values.sum((1, 2)) - image.scores).max() < 1e-3
+        assert image.largest_error < 1e-8
+        assert np.abs(image.values.sum((1, 2)) - image.scores).max() < 1e-8
     assert largest.numel <= 33 * model.dimensions
+
+
+@pytest.mark.parametrize("options", [{"rank": 3}, {"rank": None, "priors": (0.1, 0.2, 0.3, 0.4)}])
+def test_maps_of_a_refitted_model_are_those_before_and_local(options: dict[str, Any]) -> None:
+    """Refitting changes no map, and a change at one position changes what classes differ in only there."""
+    model = mixture_model(**options)
+    z = latents(model)
+    spatial = SpatialMixture(model)
+    bump = torch.zeros(1, spatial.positions, 4, dtype=torch.float64)
+    bump[0, 0] = 1.0
+    moved = z + spatial.dct(bump.mT.unflatten(2, spatial.shape))[0]
+    every = np.tile(np.arange(4), (len(z), 1))
+    before = heatmaps(model, outputs_for(model, z), every, contrast=0.5)
+    rescale(model, 2.5)
+    span = cast(SpanScaling, model.flow._modules["span"])
+    after, changed = (span(each)[0] for each in (z, moved))
+    maps = heatmaps(model, outputs_for(model, after), every, contrast=0.5)
+    for own, trained in zip(maps, before, strict=True):
+        np.testing.assert_allclose(own.values, trained.values, rtol=0, atol=1e-9)
+        assert np.abs(own.values.sum((1, 2)) - own.scores).max() < 1e-9
+    for i, other in enumerate(heatmaps(model, outputs_for(model, changed), every, contrast=0.5)):
+        change = np.diff(other.values - maps[i].values, axis=0).reshape(3, -1)
+        assert np.abs(change[:, 0]).max() > 1e-3
+        assert np.abs(change[:, 1:]).max() < 1e-9
+    means = positions(model, model.mixture.means(torch.arange(4)))
+    spread = [positions(model, each)[:, None] - means for each in (after, changed)]
+    naive = (spread[1].square() - spread[0].square()).sum(4).flatten(2)  # after the refit: not local
+    assert (naive - naive[:, :1]).abs()[:, :, 1:].max() > 1e-2
 
 
 def test_a_real_image_with_chosen_classes_and_the_frozen_network() -> None:

@@ -115,6 +115,23 @@ def restore(model: GenerativeClassifier) -> None:
     _set_span(model, None)
 
 
+@torch.no_grad()
+def before_refit(model: GenerativeClassifier) -> tuple[LatentMixture, SpanScaling | None]:
+    """Return the mixture as it was trained, in float64, and the layer that refitting added; None without one.
+
+    The layer is computed again from the means, so that posteriors agree to the last digits of float64.
+    """
+    mixture = model.mixture.double_copy()
+    if model.config.flow.span is None:
+        return mixture, None
+    scale = math.exp(float(model.state_dict()["flow.span.log_scale"]))
+    _spread(mixture, 1 / scale)
+    layer, _, shift = span_of(mixture)
+    layer.log_scale = torch.tensor(math.log(scale), dtype=torch.float64)
+    layer.shift = (scale - 1 / scale) * shift
+    return mixture, layer
+
+
 def _spread(mixture: LatentMixture, scale: float) -> None:
     """Move the means away from their average by the factor ``scale``."""
     for part in (mixture.mean, mixture.prototypes if mixture.alpha is None else mixture.alpha):
