@@ -100,7 +100,7 @@ def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[P
 def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
     console = Console()
     table = Table(title="Closest classes", title_justify="left")
-    for column in ("", "", "distance of means (σ)", "expected uncertainty", "measured"):
+    for column in ("", "", "distance (σ)", "expected uncertainty", "measured"):
         table.add_column(column, justify="right" if column else "left")
     for pair in found["closest_pairs"]:
         expected, measured = pair["expected_uncertainty"], pair["measured_uncertainty"]
@@ -115,6 +115,13 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
         console.print(
             f"Measured on {safe(found['measured_on'])}; * differs from the expected one by more than a "
             "factor of 1.5.",
+            soft_wrap=True,
+            highlight=False,
+        )
+    if found["distances_of_means"] and found["mean_spread"] is not None:
+        console.print(
+            "Distances are those of the class means, of which much decides little: run 'candid calibrate' to "
+            "measure them on held-out images, or name images with --data.",
             soft_wrap=True,
             highlight=False,
         )

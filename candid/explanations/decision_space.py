@@ -9,8 +9,8 @@ import numpy as np
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, softmax
-from candid._support.text import percent
-from candid.explanations.similarity import differ, expected_uncertainty
+from candid._support.text import listed, percent
+from candid.explanations.similarity import Pair, expected_uncertainty
 from candid.models.protocol import Model, Outputs, require
 from candid.trust.verdict import Verdict
 
@@ -22,8 +22,8 @@ CONFIDENT = 0.95
 """The posterior from which on a decision is called confident."""
 TYPICAL = 0.1
 """p-value from which on an image is called typical."""
-OTHERS = 0.2
-"""From this posterior on, the classes after the first two are mentioned."""
+OTHERS, MANY = 0.2, 1 / 3
+"""From these posteriors on, the classes after the first two are mentioned, and the sentence is about all."""
 FLAT = 1e-3
 """Height of a region in a span of one dimension, where nothing lies away from the line: it can be drawn."""
 
@@ -191,26 +191,28 @@ class Summary(NamedTuple):
     sentence: str
 
 
-def summarise(space: DecisionSpace, class_names: tuple[str, ...], measured: float | None = None) -> Summary:
+def summarise(space: DecisionSpace, class_names: tuple[str, ...], pair: Pair | None = None) -> Summary:
     """The four cases of the paper's Figure 4.
 
     Novel and confident are the verdict's, or without one, a posterior of at least ``CONFIDENT``. An uncertain
-    decision is between similar classes if the mean of each lies in the region of the other; else between
-    interpretations of the image. ``measured`` is the uncertainty between the two classes on held-out images,
-    which is named if it differs from the expected one by more than a factor of 1.5.
+    decision is between similar classes if a region would hold both of their centres; else between
+    interpretations of the image. If the classes after the first two have a third of the posterior or more,
+    the sentence is about all of them. ``pair`` is the similarity of the first two, by default that of the
+    drawn means; its measured uncertainty is named if it differs from the expected one by more than a factor
+    of 1.5.
 
     >>> space = DecisionSpace(
     ...     (3, 5), (0.6, 0.3), -0.2, 1.0, (-0.8, 0.8), (0.0, 0.0), 2.314, 3.405, 0.0, 55.0, 55.4
     ... )
-    >>> print(summarise(space, tuple("abcdef"), measured=0.1).sentence)
-    Ambiguous: 'd' (60 %) or 'f' (30 %). To the model the two are similar: with means 1.6 standard \
-deviations apart, the expected uncertainty between them is 21 % (measured on held-out images: 10 %). The \
-image lies in the 90 % regions of both.
+    >>> print(summarise(space, tuple("abcdef")).sentence)
+    Ambiguous: 'd' (60 %) or 'f' (30 %). To the model the two are similar: at a distance of 1.6 standard \
+deviations, the expected uncertainty between them is 21 %. The image lies in the 90 % regions of both.
     """
-    first, second = (
+    shares = [
         f"'{class_names[y]}' ({_percent(share)})"
-        for y, share in zip(space.classes[:2], space.posterior[:2], strict=True)
-    )
+        for y, share in zip(space.classes, space.posterior, strict=True)
+    ]
+    first, second = shares[:2]
     if space.verdict == "novel":
         return Summary("novel", _novel(space, first))
     confident = space.posterior[0] >= CONFIDENT if space.verdict is None else space.verdict == "accept"
@@ -220,18 +222,27 @@ image lies in the 90 % regions of both.
         if space.posterior[0] < CONFIDENT:
             start = f"Accepted: at the chosen level only {first} fits"
         return Summary("confident", f"{start}; next is {second}. {place}")
-    expected = float(expected_uncertainty(space.distance))
-    uncertainty = (
-        f"with means {space.distance:.1f} standard deviations apart, the expected uncertainty between them "
-        f"is {_percent(expected)}"
-    )
-    if measured is not None and differ(expected, measured):
-        uncertainty += f" (measured on held-out images: {_percent(measured)})"
     others = 1 - sum(space.posterior[:2])
+    if others >= MANY:
+        likely = listed(shares)
+        return Summary(
+            "several interpretations",
+            f"Several interpretations: {likely}; no two classes together have more than two thirds of the "
+            f"posterior.{_typical(space)}",
+        )
+    if pair is None:
+        expected = float(expected_uncertainty(space.distance))
+        pair = Pair(*sorted(space.classes[:2]), space.distance, expected)
+    uncertainty = (
+        f"at a distance of {pair.distance:.1f} standard deviations, the expected uncertainty between them is "
+        f"{_percent(pair.uncertainty)}"
+    )
+    if pair.measured is not None and pair.differs:
+        uncertainty += f" (measured on held-out images: {_percent(pair.measured)})"
     either = f"{first} or {second}"
     if others >= OTHERS:
         either = f"{first}, {second} or another class ({_percent(others)})"
-    if space.similar:
+    if pair.distance < space.half_width:
         return Summary(
             "ambiguous",
             f"Ambiguous: {either}. To the model the two are similar: {uncertainty}. {place}",
@@ -263,10 +274,14 @@ def _place(space: DecisionSpace, class_names: tuple[str, ...]) -> str:
     }[space.inside]
     if not any(space.inside) and space.along < space.means_along[0]:
         place = f"outside of {region} of {first}, on the side away from {second}"
+    return f"The image lies {place}.{_typical(space)}"
+
+
+def _typical(space: DecisionSpace) -> str:
     if space.p_value is None:
-        return f"The image lies {place}."
+        return ""
     typical = "typical" if space.p_value >= TYPICAL else "unusual, but not novel at the chosen level"
-    return f"The image lies {place}. It is {typical} (p = {space.p_value:.2g})."
+    return f" It is {typical} (p = {space.p_value:.2g})."
 
 
 def _percent(share: float) -> str:

@@ -18,7 +18,7 @@ from candid.explanations.options import (
     check_rule,
     check_target,
 )
-from candid.explanations.similarity import entry, held_out_uncertainty
+from candid.explanations.similarity import similarity
 from candid.models.protocol import Outputs, can, require
 from candid.trust.verdict import Examination
 
@@ -119,7 +119,7 @@ class Explainer:
         self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
         self.towards, self.target, self.rule, self.against = towards, target, rule, against
         self.frozen = model.frozen()
-        self.measured = held_out_uncertainty(model)
+        self.similarity = similarity(model, order="given") if self.has_means else None
         if self.inverts:
             from candid.explanations.heatmaps import SpatialMixture
 
@@ -141,7 +141,8 @@ class Explainer:
             assert outputs.latent is not None
             asked = self.towards if self.against is None else self.against
             nearest = nearest_photos(self.model, outputs.latent, second if asked in (None, first) else asked)
-        summary = summarise(space, self.model.class_names, entry(self.measured, first, second))
+        pair = None if self.similarity is None else self.similarity.pair(first, second)
+        summary = summarise(space, self.model.class_names, pair)
         return Explanation(maps, space, summary, self._changed(image), nearest)
 
     def _maps(self, image: Array, outputs: Outputs) -> ClassMaps | str:

@@ -23,8 +23,15 @@ from candid.data.images import to_float
 from candid.data.splits import Split
 from candid.explanations.explainer import NO_INVERSE, NO_THUMBNAILS
 from candid.explanations.options import ExplainOptions
-from candid.explanations.similarity import Pair, Similarity, held_out_uncertainty, mean_spread, similarity
-from candid.inference.metrics import measured_uncertainty
+from candid.explanations.similarity import (
+    Pair,
+    Similarity,
+    held_out_distances,
+    held_out_uncertainty,
+    mean_spread,
+    similarity,
+)
+from candid.inference.metrics import measured_distances, measured_uncertainty
 from candid.inference.runner import Runner
 from candid.models import checkpoint
 from candid.models.decision_plane import DecisionPlane, decision_plane
@@ -87,6 +94,7 @@ class Overview:
                 for pair in self.pairs
             ],
             "measured_on": self.measured_on,
+            "distances_of_means": self.similarity.of_means,
             "mean_spread": None if self.spread is None else self.spread.tolist(),
             "missing": self.missing,
             "receptive_fields": {
@@ -140,12 +148,17 @@ def explain(
     if not inverts and compare_with:
         raise CandidError("Receptive fields are those of pixel models and ResNets: leave --compare-with out.")
     images = None if chosen.data is None else _Images(loaded, chosen, progress)
-    measured = held_out_uncertainty(loaded) if images is None else images.measured()
-    similar = similarity(loaded, chosen.classes, chosen.order, measured)
+    measured, distances = held_out_uncertainty(loaded), held_out_distances(loaded)
+    if images is not None:
+        measured, distances = images.measured(distances)
+    similar = similarity(loaded, chosen.classes, chosen.order, measured, distances)
     overview = Overview(
         loaded.class_names,
         similar,
-        {name: similarity(loaded, spec, chosen.order, measured) for name, spec in chosen.groups.items()},
+        {
+            name: similarity(loaded, spec, chosen.order, measured, distances)
+            for name, spec in chosen.groups.items()
+        },
         similar.closest_pairs(chosen.pairs),
         None if measured is None else "held-out images" if images is None else images.name,
         mean_spread(loaded) if inverts else None,
@@ -238,12 +251,17 @@ class _Images:
         )
         self.name = f"{len(self.split):,} images ({self.part})"
 
-    def measured(self) -> Array:
+    def measured(self, distances: Array | None) -> tuple[Array, Array | None]:
+        """Return the uncertainties of pairs of classes, and their distances unless they are given."""
         process = launch(1, network=can(self.model, "invert"))
         passes = Runner(self.model, process, workers=self.options.workers, progress=self.progress)
         predictions = passes.predictions(self.split, self.model.preprocessing, self.part)
         assert predictions is not None
-        return measured_uncertainty(predictions.posterior, predictions.labels)
+        if distances is None and can(self.model, "invert"):
+            labelled = predictions[np.flatnonzero(predictions.labels >= 0)]
+            means = self.model.geometry.distances()
+            distances = measured_distances(labelled.logits, labelled.labels, means)
+        return measured_uncertainty(predictions.posterior, predictions.labels), distances
 
     def projected(self, plane: DecisionPlane) -> tuple[Array, Array]:
         return project(self.model, self.split, plane, self.options.workers, self.progress)

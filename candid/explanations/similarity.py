@@ -1,4 +1,10 @@
-"""Class similarity: the distances of the class means, and what follows from them."""
+"""Class similarity: the distances of the classes, and what follows from them.
+
+Distances are measured on held-out images along the lines that decide between two classes
+(:func:`candid.inference.metrics.measured_distances`), since much of the class means of a pixel model decides
+little. Means are in their place where nothing was measured, and in photo models, whose means are averages of
+photos.
+"""
 
 import math
 import operator
@@ -26,7 +32,7 @@ class Pair(NamedTuple):
     first: int
     second: int
     distance: float
-    """Distance of their means, in standard deviations of a class."""
+    """Their distance, in standard deviations of a class."""
     uncertainty: float
     """Expected uncertainty of a decision between the two, 0 to 1/2."""
     measured: float | None = None
@@ -46,11 +52,13 @@ class Similarity:
     """Class numbers."""
     names: tuple[str, ...]
     distances: Array
-    """|mu_i - mu_j| in standard deviations of a class, (n, n), float64."""
+    """In standard deviations of a class, (n, n), float64."""
     uncertainty: Array
     """`expected_uncertainty` of the distances, (n, n), float64."""
     measured: Array | None = None
     """The same, measured on images, (n, n), NaN for pairs without images; None if nothing was measured."""
+    of_means: bool = False
+    """Whether the distances are those of the class means, |mu_i - mu_j|, and not measured."""
 
     def closest_pairs(self, count: int = 10) -> list[Pair]:
         """Return the ``count`` most similar pairs of classes, or all if fewer, by rising distance."""
@@ -72,12 +80,14 @@ def similarity(
     classes: str | Sequence[str | int] | None = None,
     order: Literal["clustering", "given"] = "clustering",
     measured: Array | None = None,
+    distances: Array | None = None,
 ) -> Similarity:
-    """Return the distances of all class means, or of those that `chosen_classes` finds for ``classes``.
+    """Return the distances of all classes, or of those that `chosen_classes` finds for ``classes``.
 
     By ``"clustering"`` similar classes become neighbours: the leaves of a tree of average linkage;
     ``"given"`` keeps the order of ``classes``. ``measured`` are the uncertainties between all M classes on
-    images, (M, M); by default those that were measured on held-out images and are stored with the model.
+    images, (M, M), and ``distances`` those between them; by default what was measured on held-out images and
+    is stored with the model. Without stored distances those of the means are taken.
 
     >>> import candid
     >>> similar = similarity(candid.load("waste"), "trash,glass,paper", order="given")
@@ -93,9 +103,12 @@ def similarity(
     chosen = list(range(len(names))) if classes is None else chosen_classes(names, classes)
     if len(chosen) < 2:
         raise CandidError("Similarity is between classes: choose at least two.")
-    distances = model.geometry.distances()
-    if not np.isfinite(distances).all():
+    means = model.geometry.distances()
+    if not np.isfinite(means).all():
         raise CandidError("The model's class means are infinite or NaN: give one whose training went well.")
+    distances = held_out_distances(model) if distances is None else distances
+    of_means = distances is None or bool(np.isnan(distances).any())
+    distances = (means if of_means or distances is None else distances).astype(np.float64)
     distances = (0.5 * (distances + distances.T))[chosen][:, chosen]  # symmetric to the last bit
     if order == "clustering":
         leaves = _clustered(distances)
@@ -107,6 +120,7 @@ def similarity(
         distances,
         expected_uncertainty(distances),
         None if measured is None else measured[chosen][:, chosen].astype(np.float64),
+        of_means,
     )
 
 
@@ -151,6 +165,12 @@ def held_out_uncertainty(model: Model) -> Array | None:
     """Return the uncertainty between each two classes on held-out images, (M, M), if the model carries it."""
     held_out = HeldOut.of(model)
     return None if held_out is None else held_out.pair_uncertainty
+
+
+def held_out_distances(model: Model) -> Array | None:
+    """Return the distances of the classes on held-out images, (M, M), if the model carries them."""
+    held_out = HeldOut.of(model)
+    return None if held_out is None else held_out.pair_distances
 
 
 def entry(measured: Array | None, i: int, j: int) -> float | None:

@@ -62,6 +62,33 @@ def measured_uncertainty(posterior: Array, labels: Array) -> Array:
         return (sums + sums.T) / (images[:, None] + images)
 
 
+def measured_distances(logits: Array, labels: Array, distances: Array) -> Array:
+    """Return how far apart the classes lie along the lines that decide between them, (M, M) in float64.
+
+    A decision between i and j depends on a latent z only through its place on the line through the two means,
+    ``t = (l_i - l_j) / |mu_i - mu_j|`` up to a constant, with logits l. The distance is that of the averages
+    of t over images of i and over images of j, in standard deviations of a class; 0 if they lie the wrong way
+    round, NaN without images of one of the two. Of latents that the mixture describes it is |mu_i - mu_j|.
+
+    Args:
+        logits: of images of known classes, (N, M).
+        labels: their classes, (N,).
+        distances: |mu_i - mu_j|, (M, M).
+
+    >>> logits = np.array([[2.0, 0.0], [4.0, 0.0], [0.0, 1.0]])
+    >>> measured_distances(logits, np.array([0, 0, 1]), np.array([[0.0, 2.0], [2.0, 0.0]]))
+    array([[0., 2.],
+           [2., 0.]])
+    """
+    classes = logits.shape[1]
+    averages = np.full((classes, classes), math.nan)
+    for y in np.unique(labels):
+        averages[y] = logits[labels == y].astype(np.float64).mean(0)
+    ahead = averages.diagonal()[:, None] - averages  # of the true class, on average
+    measured = np.divide(ahead + ahead.T, distances, out=np.zeros_like(ahead), where=distances > 0)
+    return measured.clip(min=0)
+
+
 def label_losses(logits: Array, labels: Array) -> Array:
     """Return -log p(right class | x) of each image in nats, (N,) in float64."""
     wide = logits.astype(np.float64)

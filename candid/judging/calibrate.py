@@ -22,7 +22,7 @@ from candid.data.formats import kinds_above
 from candid.data.groups import GroupTable
 from candid.data.images import Preprocessing, image_keys
 from candid.data.splits import Split, seen_in_training
-from candid.inference.metrics import fit_temperature, measured_uncertainty
+from candid.inference.metrics import fit_temperature, measured_distances, measured_uncertainty
 from candid.inference.options import CalibrateOptions
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner, launch_for
@@ -148,7 +148,13 @@ def measure(
     found = without_training_images(found, runner.model, runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    return held_out_scores(found, known, runner.model.tree)
+    scores = held_out_scores(found, known, runner.model.tree)
+    if "invert" in runner.model.can and scores.pair_uncertainty is not None:
+        distances = runner.model.geometry.distances()
+        measured = measured_distances(found.logits, found.labels, distances)
+        if np.isfinite(measured).all():  # every class has images
+            scores = replace(scores, pair_distances=measured.astype(np.float32))
+    return scores
 
 
 def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:

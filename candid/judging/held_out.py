@@ -32,6 +32,7 @@ SMALLEST_SIDE = 4
 LEVEL = 0.05
 """The level at which an image of another set counts as detected."""
 STATISTIC, COLUMN_SCORE, FIT, PAIRS = "statistic.", "column_score.", "fit.", "pair_uncertainty"
+DISTANCES = "pair_distances"
 FITTED_KEYS = "fitted_keys"
 OUT_OF_FOLD = "out_of_fold"
 OCCASIONS = "occasions"
@@ -73,6 +74,9 @@ class HeldOut:
     pair_uncertainty: Array | None = None
     """Uncertainty between each two of M classes, (M, M), see
     :func:`candid.inference.metrics.measured_uncertainty`; None with many classes, or if measured earlier."""
+    pair_distances: Array | None = None
+    """Distance of each two of M classes, (M, M), :func:`candid.inference.metrics.measured_distances`; None
+    of a model that is no pixel model, with many classes, or if measured earlier."""
     tree: Tree | None = None
     """Kinds above the classes of the model."""
     occasions: bool = False
@@ -92,7 +96,7 @@ class HeldOut:
         if not arrays or not scores_belong(model):
             return None
         try:
-            statistics, pairs = under(STATISTIC, arrays), arrays.get(PAIRS)
+            statistics, pairs = under(STATISTIC, arrays), (arrays.get(PAIRS), arrays.get(DISTANCES))
             _check(statistics, arrays["temperature"], pairs, len(model.class_names))
             return cls(
                 Columns({COLUMN_NAMES.get(name, name): values for name, values in statistics.items()}),
@@ -100,7 +104,7 @@ class HeldOut:
                 StoredScores(arrays),
                 arrays.get(FITTED_KEYS),
                 under(FIT, arrays),
-                pairs,
+                *pairs,
                 model.tree,
                 bool(arrays.get(OCCASIONS, OUT_OF_FOLD in arrays)),
                 OUT_OF_FOLD in arrays,
@@ -188,6 +192,7 @@ class HeldOut:
             "temperature": np.array(self.temperature),
             FINGERPRINT: np.frombuffer(bytes.fromhex(model.fingerprint()), np.uint8),
             **({} if self.pair_uncertainty is None else {PAIRS: self.pair_uncertainty}),
+            **({} if self.pair_distances is None else {DISTANCES: self.pair_distances}),
             **({} if self.fitted_keys is None else {FITTED_KEYS: self.fitted_keys}),
             **({OUT_OF_FOLD: np.array(True)} if self.out_of_fold else {}),
             OCCASIONS: np.array(self.occasions),
@@ -203,7 +208,9 @@ class HeldOut:
         }
 
 
-def _check(statistics: Mapping[str, Array], temperature: Array, pairs: Array | None, classes: int) -> None:
+def _check(
+    statistics: Mapping[str, Array], temperature: Array, pairs: Iterable[Array | None], classes: int
+) -> None:
     """Raise a ValueError if held-out scores have a shape, a type or a value that no measurement gives."""
     if not 0 < float(temperature) < math.inf:
         raise ValueError(f"the temperature is {float(temperature)}")
@@ -212,8 +219,9 @@ def _check(statistics: Mapping[str, Array], temperature: Array, pairs: Array | N
         raise ValueError(f"'predicted' is {predicted.dtype} of {predicted.ndim} dimensions")
     if not ((predicted >= 0) & (predicted < classes)).all():
         raise ValueError(f"'predicted' names classes that are none of the {classes}")
-    if pairs is not None and pairs.shape != (classes, classes):
-        raise ValueError(f"'{PAIRS}' has the shape {pairs.shape} for {classes} classes")
+    for name, matrix in zip((PAIRS, DISTANCES), pairs, strict=True):
+        if matrix is not None and matrix.shape != (classes, classes):
+            raise ValueError(f"'{name}' has the shape {matrix.shape} for {classes} classes")
     for name, values in statistics.items():
         if values.ndim < 1 or len(values) != len(predicted):
             raise ValueError(f"'{name}' has the shape {values.shape} for {len(predicted)} images")

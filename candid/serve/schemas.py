@@ -68,10 +68,10 @@ class DecisionSpaceResponse(BaseModel):
 
 
 class NeighbourResponse(BaseModel):
-    """A class whose mean is near that of the most probable one."""
+    """A class that is near the most probable one."""
 
     class_: str = Field(serialization_alias="class")
-    distance: float = Field(description="Distance of the means, in standard deviations of a class.")
+    distance: float = Field(description="Distance of the two, in standard deviations of a class.")
     expected_uncertainty: float = Field(description="Uncertainty of a decision between the two, 0 to 1/2.")
     measured_uncertainty: float | None = Field(description="The same on held-out images, if it is known.")
 

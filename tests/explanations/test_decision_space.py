@@ -16,6 +16,7 @@ from scipy.stats import chi, norm
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, region, summarise
+from candid.explanations.similarity import Pair, expected_uncertainty
 from candid.models.protocol import Outputs
 from candid.reports.plots.examine import draw_decision_space
 from candid.trust.verdict import Verdict
@@ -145,6 +146,7 @@ def space(
         (space((0.6, 0.4), 1.68, "ambiguous"), "ambiguous", ["1.7", "20 %", "similar", "regions of both"]),
         (space((0.6, 0.4), 2.5), "several interpretations", ["2.5", "11 %", "usually separates"]),
         (space((0.4, 0.3), 2.5), "several interpretations", ["or another class (30 %)"]),
+        (space((0.4, 0.2), 1.0), "several interpretations", ["no two classes together"]),
         (space((0.6, 0.4), 12), "several interpretations", ["outside of the 90 % regions of both"]),
         (space((0.99, 0.01), 4, "novel"), "novel", ["don't trust", "p = 0.001", "3,025 dir", "1.20 times"]),
     ],
@@ -160,7 +162,8 @@ def test_captions_say_which_of_the_four_cases_it_is(
 
 @pytest.mark.parametrize(("measured", "named"), [(None, False), (0.15, False), (0.08, True), (0.31, True)])
 def test_a_measured_uncertainty_is_named_where_it_differs(measured: float | None, named: bool) -> None:
-    sentence = summarise(space((0.6, 0.4), 1.68), ("cat", "dog"), measured).sentence
+    pair = Pair(0, 1, 1.68, float(expected_uncertainty(1.68)), measured)
+    sentence = summarise(space((0.6, 0.4), 1.68), ("cat", "dog"), pair).sentence
     assert ("measured on held-out images" in sentence) == named
     assert not named or f"{100 * measured:.0f} %)" in sentence  # type: ignore[operator]
 
@@ -175,3 +178,23 @@ def test_the_figure_names_novelty_outside_of_the_drawing() -> None:
         assert f"p = {shown.p_value}" in axes.get_title()
         (star,) = [line for line in axes.lines if line.get_marker() == "*"]
         assert (star.get_markerfacecolor() == "white") == (verdict == "novel")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    shares=st.lists(st.floats(0.01, 1), min_size=5, max_size=5),
+    distance=st.floats(0, 6),
+    verdict=st.sampled_from([None, "ambiguous"]),
+)
+def test_no_sentence_speaks_of_two_classes_if_a_third_is_elsewhere(
+    shares: list[float], distance: float, verdict: Verdict | None
+) -> None:
+    posterior = tuple(sorted((share / sum(shares) for share in shares), reverse=True))
+    shown = replace(space((1, 0), distance, verdict), classes=tuple(range(5)), posterior=posterior)
+    sentence = summarise(shown, tuple("abcde")).sentence
+    words = ("the two", "both", "between them", "only")
+    if 1 - sum(posterior[:2]) >= 1 / 3:
+        assert all(f"'{name}'" in sentence for name in "abcde")
+        assert not any(word in sentence for word in words)
+    else:
+        assert any(word in sentence for word in words) or "away from" in sentence

@@ -100,9 +100,11 @@ def test_without_images_there_is_what_the_held_out_ones_said(folder: Path) -> No
     model = candid.load(folder / "own")
     held_out = calibrate(model, "digits", images=100, workers=0)
     assert held_out is not None and held_out.pair_uncertainty is not None
+    assert held_out.pair_distances is not None
     found = look_at(model, pairs=45)
-    assert found.measured_on == "held-out images"
+    assert found.measured_on == "held-out images" and not found.to_dict()["distances_of_means"]
     for pair in found.pairs:
+        assert pair.distance == float(held_out.pair_distances[pair.first, pair.second])
         assert pair.measured == pytest.approx(float(held_out.pair_uncertainty[pair.first, pair.second]))
     image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
     (examined,) = Examiner(model, "own", evidence=True).judged([("image", image)])

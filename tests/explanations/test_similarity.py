@@ -230,16 +230,28 @@ def test_measured_uncertainties_stand_where_the_expected_ones_do() -> None:
         ratio = float(measured[y, 3]) / expected
         assert pairs[y, 3].differs == (max(ratio, 1 / ratio) > 1.5)
     assert similarity(model).measured is None
-    axes = checked(draw(found)).axes[0]
-    cells = {text.get_position(): text.get_text() for text in axes.texts}
-    for row, column in ((0, 1), (0, 2), (1, 2)):
-        pair = found.pair(row, column)
-        assert (
-            ("(" in cells[column, row])
-            == pair.differs
-            == (f"{100 * (pair.measured or 0):.2g})" in cells[column, row])
-        )
-    assert "measured" in axes.get_xlabel()
+    expected, axes, _ = checked(draw(found)).axes
+    assert (expected.get_title(), axes.get_title()) == ("expected", "measured on images")
+    assert expected.images[0].get_clim() == axes.images[0].get_clim()
+    cells = {text.get_position(): float(text.get_text()) for text in axes.texts}
+    for row, column in ((0, 1), (1, 0), (0, 2), (1, 2)):
+        shown = found.pair(row, column).measured
+        assert (shown is None) == ((column, row) not in cells)
+        if shown is not None:
+            assert cells[column, row] == pytest.approx(100 * shown, rel=0.006)
+
+
+def test_distances_are_those_measured_on_images_if_there_are_any() -> None:
+    model = some_model(3)
+    means = model.geometry.distances()
+    assert similarity(model).of_means
+    swapped = means[::-1, ::-1]
+    found = similarity(model, order="given", distances=swapped)
+    assert not found.of_means and (found.distances == 0.5 * (swapped + swapped.T)).all()
+    assert found.pair(0, 1).distance == found.distances[0, 1]
+    unknown = swapped.copy()
+    unknown[0, 1] = math.nan
+    assert similarity(model, order="given", distances=unknown).of_means
 
 
 def test_what_has_no_similarity_is_refused() -> None:

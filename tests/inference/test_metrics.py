@@ -18,6 +18,7 @@ from candid.inference.metrics import (
     fit_temperature,
     label_ranks,
     mean_entropy,
+    measured_distances,
     measured_uncertainty,
 )
 
@@ -193,3 +194,31 @@ def test_measured_uncertainty_is_the_mean_over_images_of_the_two_classes(
     unlabelled = np.append(labels, -1)
     again = measured_uncertainty(np.concatenate((posterior, posterior[:1])), unlabelled)
     assert np.array_equal(again, found, equal_nan=True)
+
+
+@pytest.mark.parametrize("priors", [None, (0.2, 0.3, 0.5)])
+def test_measured_distances_are_those_of_class_averages_along_the_line_of_the_means(
+    priors: tuple[float, ...] | None,
+) -> None:
+    rng = np.random.default_rng(3)
+    means = rng.normal(size=(3, 6))
+    averages = means + rng.normal(size=(3, 6))
+    labels = rng.integers(0, 3, 500)
+    z = averages[labels] + rng.normal(size=(500, 6))
+    logits = z @ means.T - 0.5 * np.square(means).sum(1) + np.log(priors or [1 / 3] * 3)
+    distances = np.linalg.norm(means[:, None] - means, axis=2)
+    found = measured_distances(logits, labels, distances)
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                axis = (means[i] - means[j]) / distances[i, j]
+                truth = (z[labels == i].mean(0) - z[labels == j].mean(0)) @ axis
+                assert found[i, j] == pytest.approx(max(truth, 0))
+    assert not found.diagonal().any()
+    # where latents follow the mixture, it is the distance of the means
+    own = means[labels] + rng.normal(size=(500, 6)) / 100
+    logits = own @ means.T - 0.5 * np.square(means).sum(1)
+    np.testing.assert_allclose(measured_distances(logits, labels, distances), distances, atol=0.01)
+    few = measured_distances(logits[labels < 2], labels[labels < 2], distances)
+    assert np.isnan(few[2, :2]).all() and few[0, 1] == pytest.approx(distances[0, 1], abs=0.01)
+    assert not measured_distances(np.zeros((3, 3)), np.arange(3), np.zeros((3, 3))).any()

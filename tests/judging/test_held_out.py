@@ -183,12 +183,17 @@ def test_held_out_images_say_how_uncertain_pairs_of_classes_are(
     loaded.held_out["pair_uncertainty"] = pairs[:3]
     with pytest.raises(CandidError, match=r"shape \(3, 10\) for 10 classes.*calibrate it again"):
         HeldOut.of(loaded)
-    del loaded.held_out["pair_uncertainty"]  # as in models of earlier versions
+    assert held_out.pair_distances is not None and found.pair_distances is not None
+    np.testing.assert_array_equal(found.pair_distances, held_out.pair_distances)
+    loaded.held_out |= {"pair_uncertainty": pairs, "pair_distances": pairs[:3]}
+    with pytest.raises(CandidError, match=r"'pair_distances' has the shape \(3, 10\)"):
+        HeldOut.of(loaded)
+    del loaded.held_out["pair_uncertainty"], loaded.held_out["pair_distances"]  # as in earlier versions
     older = HeldOut.of(loaded)
-    assert older is not None and older.pair_uncertainty is None
+    assert older is not None and older.pair_uncertainty is None and older.pair_distances is None
     monkeypatch.setattr(calibration, "MOST_CLASSES", 9)
     many = calibrate(model, "digits", images=60, workers=0)
-    assert many is not None and many.pair_uncertainty is None
+    assert many is not None and many.pair_uncertainty is None and many.pair_distances is None
 
 
 @pytest.fixture

@@ -320,5 +320,5 @@ def _closest_classes(found: AuditResult, name: str) -> Table:
         ]
         for pair in found.overviews[name].to_dict()["closest_pairs"]
     ]
-    head = ["classes", "distance of means (σ)", "expected uncertainty (%)", "measured (%)"]
+    head = ["classes", "distance (σ)", "expected uncertainty (%)", "measured (%)"]
     return Table(f"{name}: the closest classes", head, rows)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from candid._support.numbers import Array
 from candid.explanations.similarity import Similarity, log_expected_uncertainty
@@ -53,24 +54,32 @@ NAMED = 40
 NUMBERED = 12
 """Up to this number of classes, each pair shows its uncertainty."""
 DIAGONAL = "#D9D9D9"
-MEASURED = "\n\nin parentheses: the measured\nuncertainty, where it differs\nby more than a factor of 1.5"
 
 
 @rc_context(STYLE)
 def similarity(similarity: Similarity, title: str = "") -> Figure:
-    """The matrix of distances, with the expected uncertainty on the colour bar's other side.
+    """Draw the distances, with the expected uncertainty on the colour bar's other side.
 
-    Up to 12 classes, the uncertainties in percent are in the cells, too, with the measured one where it
-    differs by more than a factor of 1.5. The diagonal, where the distance is 0, is grey.
+    Where uncertainties were measured, a second matrix shows them in the colours of the distances at which
+    they would be expected. Up to 12 classes, uncertainties in percent are in the cells, too. The diagonal and
+    pairs without images are grey.
     """
     count = len(similarity.classes)
     side = np.clip((0.6 if count <= NUMBERED else 0.22) * count, 3.4, 8.5)
     names = 0.085 * max(len(short(name)) for name in similarity.names)
-    figure = Figure(figsize=(side + names + 2.8, side + names + 0.9), layout="compressed")
-    axes = figure.subplots()
-    shown = _matrix(axes, similarity, _scale([similarity]))
-    axes.set_title(plain(fill(title, int(10 * side))))
-    _colour_bar(figure, shown, [axes])
+    matrices = {"expected": similarity.distances}
+    if similarity.measured is not None:
+        matrices["measured on images"] = -2 * ndtri(similarity.measured)
+    width = len(matrices) * (side + names) + 2.8
+    figure = Figure(figsize=(width, side + names + 0.9), layout="compressed")
+    panels = figure.subplots(1, len(matrices), squeeze=False)[0]
+    scale = _scale([similarity])
+    for axes, (name, distances) in zip(panels, matrices.items(), strict=True):
+        shown = _matrix(axes, similarity, scale, distances)
+        if len(matrices) > 1:
+            axes.set_title(name)
+    figure.suptitle(plain(fill(title, int(10 * side))))
+    _colour_bar(figure, shown, list(panels), similarity.of_means)
     return figure
 
 
@@ -86,11 +95,11 @@ def similarity_groups(groups: Mapping[str, Similarity]) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False)
     scale = _scale(list(groups.values()))
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
-        shown = _matrix(axes, group, scale, numbered=False)
+        shown = _matrix(axes, group, scale, group.distances, numbered=False)
         axes.set_title(plain(fill(name, int(9 * side))))
     for axes in panels.flat[len(groups) :]:
         axes.remove()
-    _colour_bar(figure, shown, figure.axes)
+    _colour_bar(figure, shown, figure.axes, any(group.of_means for group in groups.values()))
     return figure
 
 
@@ -103,20 +112,18 @@ def _scale(groups: list[Similarity]) -> Normalize:
     return Normalize(low, high)
 
 
-def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool = True) -> AxesImage:
+def _matrix(
+    axes: Axes, similarity: Similarity, scale: Normalize, distances: Array, numbered: bool = True
+) -> AxesImage:
     count = len(similarity.classes)
-    distances = similarity.distances.copy()
+    distances = distances.copy()
     np.fill_diagonal(distances, math.nan)
-    note = ""
     colours = colormaps["viridis_r"].with_extremes(bad=DIAGONAL)
     shown = axes.imshow(distances, cmap=colours, norm=scale, interpolation="nearest")
     if count <= NUMBERED and numbered:
         for (row, column), distance in np.ndenumerate(distances):
-            if row != column:
-                colour = "white" if is_dark(colours(scale(distance))) else BLACK
-                pair, cell = similarity.pair(row, column), _percent(distance)
-                if pair.measured is not None and pair.differs:
-                    cell, note = f"{cell}\n({100 * pair.measured:.2g})", MEASURED
+            if math.isfinite(distance):
+                colour, cell = "white" if is_dark(colours(scale(distance))) else BLACK, _percent(distance)
                 axes.text(column, row, cell, ha="center", va="center", color=colour, fontsize=SMALL)
     if count > NAMED and similarity.classes == tuple(range(count)):
         for axis in (axes.xaxis, axes.yaxis):
@@ -128,25 +135,25 @@ def _matrix(axes: Axes, similarity: Similarity, scale: Normalize, numbered: bool
         labels = [label(similarity.names[tick]) for tick in ticks]
         axes.set_xticks(ticks, labels, rotation=90, fontsize=SMALL)
         axes.set_yticks(ticks, labels, fontsize=SMALL)
-        axes.set(xlabel=f"class{note}", ylabel="class")
+        axes.set(xlabel="class", ylabel="class")
         if count > NAMED:
             axes.set_ylabel(f"{count} classes, of which {len(ticks)} are named")
     axes.spines[:].set_visible(False)
     return shown
 
 
-def _colour_bar(figure: Figure, shown: AxesImage, panels: list[Axes]) -> None:
+def _colour_bar(figure: Figure, shown: AxesImage, panels: list[Axes], of_means: bool) -> None:
     """Distances on the right, the uncertainties at the same places on the left."""
     bar = figure.colorbar(shown, ax=panels, shrink=0.9, aspect=24, fraction=0.1)
     low, high = shown.get_clim()
     ticks = [tick for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
     bar.set_ticks(ticks)
-    bar.set_label("distance of class means\n(standard deviations)")
+    bar.set_label(f"distance of {'class means' if of_means else 'the classes'}\n(standard deviations)")
     bar.outline.set_visible(False)
     left = bar.ax.secondary_yaxis("left")
     left.set_yticks(ticks, [_percent(tick) for tick in ticks])
     left.spines[:].set_visible(False)
-    left.set_ylabel("expected uncertainty\nbetween the two (%)")
+    left.set_ylabel("uncertainty between the two (%)")
 
 
 def _percent(distance: float) -> str:

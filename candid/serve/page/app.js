@@ -237,7 +237,7 @@ function presentSpace(found, explanation) {
   byId("space-legend").replaceChildren(...spaceLegend(space, odd));
   byId("neighbours").replaceChildren(...explanation.nearest_classes.map((each) => html("tr", {}, html("td", { textContent: each.class }),
     html("td", { textContent: each.distance.toFixed(1) }), html("td", { textContent: uncertainty(each) }))));
-  byId("near-how").textContent = `Distance of each class mean from the mean of ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two` +
+  byId("near-how").textContent = `Distance of each class from ${found.label}, in standard deviations, and the mean uncertainty of a decision between the two` +
     (explanation.nearest_classes.some((each) => each.measured_uncertainty !== null) ? "; in parentheses the one measured on held-out images, where it differs by more than a factor of 1.5." : ".");
 }
 
