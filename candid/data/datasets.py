@@ -113,6 +113,7 @@ def open_dataset(
         by_hash = format.divided == "hash" and split == "hash"
         splits |= _divided(splits["train"], shares, class_names, by_hash)
     if only:
+        class_names = tuple(named(class_names, only))
         splits = {name: of_classes(part, class_names, only) for name, part in splits.items()}
         class_names = tuple(only)
     dataset = Dataset(splits["train"], splits["val"], splits.get("test"), class_names)
@@ -286,6 +287,7 @@ def trained_on(spec: str, training: Mapping[str, Any]) -> bool:
 def _relabelled(
     split: Split, names: Sequence[str], class_names: Sequence[str], spec: str, only: Sequence[str]
 ) -> Split:
+    names = named(names, class_names)
     present = [name for name in names if name in only]
     if present:
         split, names = of_classes(split, names, present), present

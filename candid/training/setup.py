@@ -95,7 +95,7 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Network:
                 f"{flow.channels} x {flow.height} x {flow.width}: choose its --preset."
             )
         model.class_names = _continued(model.class_names, class_names, options.start)
-        if not options.baseline and not model.config.planar:
+        if not options.baseline and (model.config.circle or not model.config.planar):
             restore(model)  # the end of the training refits it
     elif options.baseline:
         model = ResNet(ResNetConfig.matching(layout), names, seed=options.seed)

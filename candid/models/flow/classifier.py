@@ -87,6 +87,7 @@ class GenerativeClassifier(ImageClassifier):
                 config.rank,
                 config.priors,
                 config.planar,
+                config.circle,
             )
             self.register_buffer("noise", uniform(*self.image_shape))
         for name, values in (("image_mean", config.mean), ("image_std", config.std)):

@@ -116,6 +116,8 @@ class ClassifierConfig:
     """Class priors that sum to one; None: uniform."""
     planar: bool = False
     """Whether all means lie in one plane, so that it can be drawn; there is no rank then."""
+    circle: bool = False
+    """Whether planar means lie on a circle: one radius, and an angle for each class."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -131,11 +133,13 @@ class ClassifierConfig:
         if min(self.std) <= 0:
             raise CandidError(f"'std' must be positive, not {min(self.std)}.")
         check_priors(self.priors, self.classes)
-        check_planar(self.planar, self.rank)
+        check_planar(self.planar, self.rank, self.circle)
 
 
-def check_planar(planar: bool, rank: int | None) -> None:
-    """Raise an error if a planar mixture is given a rank: a plane has its own."""
+def check_planar(planar: bool, rank: int | None, circle: bool = False) -> None:
+    """Raise an error if a planar mixture is given a rank (a plane has its own), or a circle has no plane."""
+    if circle and not planar:
+        raise CandidError("Means on a 'circle' lie in a plane: set planar = true, or leave circle out.")
     if planar and rank is not None:
         raise CandidError(f"'planar' means have no 'rank': leave rank = {rank} out, or planar.")
 

@@ -43,20 +43,22 @@ class MeanScaling(NamedTuple):
 
 @torch.no_grad()
 def span_of(mixture: LatentMixture) -> MeanScaling:
-    """Return the span of the class means.
+    """Return the span of the class means; on a circle, that is its plane, and its centre their average.
 
     Raises:
-        CandidError: if the means are affinely dependent, as those of a planar model.
+        CandidError: if the means are affinely dependent, as those of a planar model without a circle.
     """
     mixture = mixture.double_copy()
+    if mixture.angles is not None:
+        return _plane_of_circle(mixture)
     classes, products = mixture.classes, mixture.mean_products()  # (M, M)
     centred = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
     variances, vectors = torch.linalg.eigh(centred)
     variances, vectors = variances[1:], vectors[:, 1:]  # the first is 0: the average is left out
     if mixture.planar or classes < 2 or variances[0] <= INDEPENDENT * variances[-1]:
         raise CandidError(
-            "The class means are affinely dependent (planar models, a single class, equal means): "
-            "such a mixture can't be refitted."
+            "The class means are affinely dependent (planar means without a circle, a single class, equal "
+            "means): such a mixture can't be refitted."
         )
     coefficients = ((vectors - vectors.mean(0)) / variances.sqrt()).T  # (M - 1, M): U = coefficients @ means
     layer = SpanScaling(classes - 1, mixture.constant, mixture.dimensions, len(mixture.prototypes)).double()
@@ -70,6 +72,19 @@ def span_of(mixture: LatentMixture) -> MeanScaling:
     return MeanScaling(layer, places, shift)
 
 
+def _plane_of_circle(mixture: LatentMixture) -> MeanScaling:
+    """Return the plane of means on a circle: all |m_y| are equal, so that no shift is needed."""
+    layer = SpanScaling(2, mixture.pooled, mixture.dimensions, 3).double()
+    layer.weights = torch.nn.functional.pad(mixture.plane_factor(), (1, 0))
+    axes = layer.weights @ mixture.prototypes  # (2, D)
+    layer.constant, layer.prototypes = (
+        axes[:, : mixture.pooled],
+        mixture.prototypes[:, mixture.pooled :].clone(),
+    )
+    layer.centre = axes @ mixture.prototypes[0]
+    return MeanScaling(layer, mixture.circle_places(), layer.centre.new_zeros(2))
+
+
 @torch.no_grad()
 def rescale(model: GenerativeClassifier, scale: float) -> None:
     """Put the class means ``scale`` times as far apart, in place, with the same posteriors.
@@ -79,7 +94,8 @@ def rescale(model: GenerativeClassifier, scale: float) -> None:
 
         z' = z + U ((1 / s - 1) c + g),   mu'_y = m_0 + s a_y,   g = (s - 1 / s) g_1,
 
-    where g_1 solves ``g_1 . U^T a_y = |a_y|^2 / 2 + const`` for all y. The latents get a last layer,
+    where g_1 solves ``g_1 . U^T a_y = |a_y|^2 / 2 + const`` for all y. Means on a circle lie about its
+    centre m_0 in a plane U, at the same distance from it, and g_1 = 0. The latents get a last layer,
     :class:`~candid.models.flow.backbone.SpanScaling`; one that is there already is undone first.
     """
     if model.is_frozen:
@@ -133,7 +149,10 @@ def before_refit(model: GenerativeClassifier) -> tuple[LatentMixture, SpanScalin
 
 
 def _spread(mixture: LatentMixture, scale: float) -> None:
-    """Move the means away from their average by the factor ``scale``."""
+    """Move the means away from their average (or the centre of their circle) by the factor ``scale``."""
+    if mixture.log_radius is not None:
+        mixture.log_radius.add_(math.log(scale))
+        return
     for part in (mixture.mean, mixture.prototypes if mixture.alpha is None else mixture.alpha):
         exact = part.double()
         average = exact.mean(0)

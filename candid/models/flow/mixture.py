@@ -18,6 +18,8 @@ from candid.models.flow.subnets import normal
 
 BLOCK_DISTANCE = 3.5
 """Distance of the class means at the start of the released models' training, in standard deviations."""
+NEIGHBOURS = 3.3
+"""Distance of neighbouring class means on a new circle, in standard deviations."""
 
 
 class LatentMixture(nn.Module):
@@ -32,7 +34,10 @@ class LatentMixture(nn.Module):
     prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
     its own (full rank, for few classes), ``rank=0`` leaves the second part out. ``planar`` means lie in one
     plane of all D dimensions, without a free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two
-    numbers a class.
+    numbers a class. On a ``circle`` they have one radius, and an angle each, with E the orthonormal axes of
+    the plane (``prototypes[1:]`` after Gram and Schmidt)::
+
+        mu_y = prototypes[0] + radius * (cos angle_y, sin angle_y) @ E
 
     Args:
         classes: M, the number of classes.
@@ -41,6 +46,7 @@ class LatentMixture(nn.Module):
         rank: K, 0 for none, or None for full rank.
         priors: class priors, M positive numbers that sum to one; None for uniform ones.
         planar: whether all means lie in one plane; then ``constant`` doesn't count, and there is no rank.
+        circle: whether planar means lie on a circle.
 
     >>> mixture = LatentMixture(classes=10, constant=12, dimensions=48, rank=4)
     >>> mixture.posterior(torch.randn(2, 48)).sum(1).allclose(torch.ones(2))
@@ -58,19 +64,24 @@ class LatentMixture(nn.Module):
         rank: int | None = None,
         priors: Sequence[float] | None = None,
         planar: bool = False,
+        circle: bool = False,
     ) -> None:
         super().__init__()
         if rank is not None and rank < 0:
             raise CandidError(f"'rank' must be at least 0, not {rank}.")
-        check_planar(planar, rank)
+        check_planar(planar, rank, circle)
+        self.pooled = constant
         constant, rank = (0, 2) if planar else (constant, rank)
         self.classes, self.constant, self.dimensions, self.planar = classes, constant, dimensions, planar
         # Two classes start about 0.7 standard deviations apart: where their means lie says nothing yet.
         self.mean = nn.Parameter(_normal(classes, constant, times=math.sqrt(0.18 / max(constant, 1))))
         rest, rows = dimensions - constant, classes if rank is None else rank + planar
         self.prototypes = nn.Parameter(_normal(rows, rest, times=0.3, over=math.sqrt(max(rest, 1))))
-        self.alpha = None
-        if rank is not None:
+        self.alpha = self.angles = self.log_radius = None
+        if circle:
+            self.angles = nn.Parameter(2 * math.pi / classes * torch.arange(classes, dtype=torch.float32))
+            self.log_radius = nn.Parameter(torch.tensor(math.log(circle_radius(classes))))
+        elif rank is not None:
             self.alpha = nn.Parameter(_normal(classes, rank, over=math.sqrt(max(rank, 1))))
         check_priors(priors, classes)
         logs = [math.log(p) for p in priors] if priors else [-math.log(classes)] * classes
@@ -102,9 +113,22 @@ class LatentMixture(nn.Module):
     @property
     def weights(self) -> Tensor | None:
         """The weights that combine the prototypes, (M, K); None if every class has its own."""
-        if self.alpha is None or not self.planar:
-            return self.alpha
-        return torch.cat((torch.ones_like(self.alpha[:, :1]), self.alpha), dim=1)
+        weights = self.alpha if self.angles is None else self.circle_places() @ self.plane_factor()
+        if weights is None or not self.planar:
+            return weights
+        return torch.cat((torch.ones_like(weights[:, :1]), weights), dim=1)
+
+    def circle_places(self) -> Tensor:
+        """Return where the means lie on their circle, about its centre, (M, 2)."""
+        assert self.angles is not None and self.log_radius is not None
+        return self.log_radius.exp() * torch.stack((self.angles.cos(), self.angles.sin()), 1)
+
+    def plane_factor(self) -> Tensor:
+        """Return F with F @ prototypes[1:] orthonormal, (2, 2)."""
+        axes = self.prototypes[1:]
+        with full_precision(axes):
+            root = torch.linalg.cholesky(axes @ axes.T)
+            return torch.linalg.solve_triangular(root, torch.eye(2).to(axes), upper=False)
 
     @torch.no_grad()
     def frozen(self) -> "LatentMixture":
@@ -238,6 +262,11 @@ class _Gram(torch.autograd.Function):
         (prototypes,) = ctx.saved_tensors
         half = tangent @ prototypes.T
         return half + half.T
+
+
+def circle_radius(classes: int) -> float:
+    """Return the radius of a circle on which neighbours are :data:`NEIGHBOURS` apart."""
+    return NEIGHBOURS / (2 * math.sin(math.pi / max(classes, 2)))
 
 
 def log_standard_normal(z: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from candid._support.errors import CandidError
 from candid.models.flow.classifier import GenerativeClassifier
+from candid.models.flow.means import restore
+from candid.models.flow.mixture import circle_radius
 from candid.models.protocol import Model, require
 
 FEWEST, MOST = 2, 10
@@ -21,9 +23,9 @@ FEWEST, MOST = 2, 10
 def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     """A classifier of ``classes`` alone, in this order, with the same network and means in a plane.
 
-    The means of these classes are projected on a plane in which they lie around an ellipse, so that each
-    class has a cell; priors keep their ratios. It classifies worse until it is fine-tuned, which
-    :func:`candid.training.train.fit_plane` does.
+    The means of these classes are put on a circle in a plane in which they lie around an ellipse, so that
+    each class keeps an outer cell; priors keep their ratios. Two or three means stay where they are. More
+    classify worse until they are fine-tuned, which :func:`candid.training.train.fit_plane` does.
 
     >>> model = GenerativeClassifier.from_preset("digits")
     >>> planar_model(model, [7, 1, 3]).class_names
@@ -33,17 +35,20 @@ def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     if model.is_frozen:
         raise CandidError("A frozen model has no weights to fine-tune: give the one it was made from.")
     _check_classes(classes, model.config.classes)
+    if model.config.flow.span is not None:
+        model = copy.deepcopy(model)
+        restore(model)  # the plane is refitted by itself
     names = [model.class_names[y] for y in classes]
     all_priors = model.config.priors
     priors = None if all_priors is None else [all_priors[y] for y in classes]
     shares = None if priors is None else tuple(p / math.fsum(priors) for p in priors)
-    config = replace(model.config, classes=len(classes), rank=None, priors=shares, planar=True)
+    config = replace(model.config, classes=len(classes), rank=None, priors=shares, planar=True, circle=True)
     with torch.device("meta"):
         planar = GenerativeClassifier(config, names, model.memory)
     kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("mixture.")}
     state = {name: tensor.detach().clone() for name, tensor in (kept | _in_a_plane(model, classes)).items()}
     planar.load_state_dict(state, assign=True)
-    planar.metadata = copy.deepcopy(model.metadata)
+    planar.metadata = copy.deepcopy({key: part for key, part in model.metadata.items() if key != "refit"})
     planar.metadata["training"] = _record(planar.metadata.get("training"), only=names)
     return planar.to(model.device).train(model.training)
 
@@ -60,26 +65,35 @@ def _check_classes(classes: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _in_a_plane(model: GenerativeClassifier, classes: Sequence[int]) -> dict[str, Tensor]:
-    """The mixture of ``classes`` with its means projected on a plane."""
+    """The mixture of ``classes`` with its means on a circle in a plane."""
     mixture = model.mixture
     y = torch.tensor(classes, device=mixture.prototypes.device)
     means = mixture.means(y).double()  # (M, D)
     centre = means.mean(0)
-    axes = _around_an_ellipse(means - centre)
-    places = (means - centre) @ axes.T
-    # Both factors have numbers of the same size: a step of the optimiser moves the means and turns the plane.
-    scale = (places.square().mean() * means.shape[1]).pow(0.25).clamp(min=1e-3)
+    if len(means) > 3:
+        axes, angles = _around_an_ellipse(means - centre)
+        radius = centre.new_tensor(circle_radius(len(means)))
+    else:  # they lie on a circle as they are
+        axes = torch.linalg.svd(means - centre, full_matrices=False).Vh[:2]
+        places = (means - centre) @ axes.T
+        system = torch.cat((2 * places, -torch.ones_like(places[:, :1])), 1)
+        middle = (torch.linalg.pinv(system) @ places.square().sum(1))[:2]
+        centre, places = centre + middle @ axes, places - middle
+        angles, radius = torch.atan2(places[:, 1], places[:, 0]), places[0].norm()
+    # Numbers of the axes are as large as if alpha had the same size: a step turns the plane a little.
+    scale = (radius.square() / 2 * means.shape[1]).pow(0.25).clamp(min=1e-3)
     parts = {
         "mean": means[:, :0],
-        "alpha": places / scale,
+        "angles": angles,
+        "log_radius": radius.log(),
         "prototypes": torch.cat((centre[None], scale * axes)),
         "log_priors": mixture.log_priors[y].double().log_softmax(0),
     }
     return {f"mixture.{name}": part.to(mixture.prototypes.dtype).contiguous() for name, part in parts.items()}
 
 
-def _around_an_ellipse(means: Tensor) -> Tensor:
-    """Return the axes of a plane, (2, D), in which centred means (M, D) lie around an ellipse.
+def _around_an_ellipse(means: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the axes of a plane, (2, D), with centred means (M, D) around an ellipse, at the angles (M,).
 
     In the plane nearest to the means, some of many classes are surrounded by the others and have no cell.
     Directions a with ``means @ a = (cos, sin)`` of M even angles exist for any order of the classes; the
@@ -95,7 +109,8 @@ def _around_an_ellipse(means: Tensor) -> Tensor:
         cost += weights[i, j] * cosines[places[:, i], places[:, j]]
     chosen = angles[places[cost.argmin()]]
     directions = torch.linalg.pinv(means) @ torch.stack((chosen.cos(), chosen.sin()), 1)  # (D, 2)
-    return torch.linalg.qr(directions).Q.T
+    left, _, right = torch.linalg.svd(directions, full_matrices=False)
+    return (left @ right).T, chosen  # the nearest orthonormal axes: the ellipse is hardly turned
 
 
 def _record(training: Any, **changes: Any) -> dict[str, Any]:

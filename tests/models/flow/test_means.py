@@ -50,6 +50,31 @@ def test_posteriors_stay_and_distances_scale(
     torch.testing.assert_close(model.log_density_of(after) - density, expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("classes", [[0, 1], [3, 0, 2], [1, 2, 3, 0]])
+@pytest.mark.parametrize("scale", [0.3, 4.0])
+def test_means_on_a_circle_are_refitted_exactly(
+    classes: list[int], scale: float, generator: torch.Generator
+) -> None:
+    model = planar_model(small_model(priors=(0.1, 0.2, 0.3, 0.4)), classes).double()
+    x = images(generator)
+    before, distances = model(x), model.mixture.pairwise_distances()
+    density = model.log_density_of(before)
+    span = span_of(model.mixture)
+    rescale(model, scale)
+    after = model(x)
+    torch.testing.assert_close(after.logits.softmax(1), before.logits.softmax(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.mixture.pairwise_distances(), scale * distances, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(after.log_det, before.log_det - 2 * math.log(scale))
+    c, priors = span.layer.coordinates(before.z), model.mixture.log_priors
+    expected = span.log_likelihood(c, priors, math.log(scale)) - span.log_likelihood(c, priors, 0)
+    torch.testing.assert_close(model.log_density_of(after) - density, expected, rtol=0, atol=1e-7)
+    again = planar_model(model, [1, 0]).double()  # of a refitted model: its refit is undone first
+    among = before.logits[:, [1, 0]].softmax(1)
+    torch.testing.assert_close(again(x).logits.softmax(1), among, rtol=0, atol=1e-6)
+    restore(model)
+    torch.testing.assert_close(model(x).z, before.z)
+
+
 @settings(max_examples=25, deadline=None)
 @given(first=st.floats(0.1, 10), second=st.floats(0.1, 10), seed=st.integers(0, 100))
 def test_rescaling_again_replaces_the_layer_and_restoring_undoes_it(
@@ -79,11 +104,11 @@ def test_means_that_left_the_span_are_not_restored_silently() -> None:
 
 
 def test_dependent_means_are_refused() -> None:
-    planar = planar_model(small_model(), [0, 1, 2])
+    planar = LatentMixture(classes=4, constant=4, dimensions=8, planar=True)
     equal = LatentMixture(classes=3, constant=4, dimensions=8)
     with torch.no_grad():
         equal.mean[1], equal.prototypes[1] = equal.mean[0], equal.prototypes[0]
-    for mixture in (planar.mixture, equal, LatentMixture(classes=1, constant=4, dimensions=8)):
+    for mixture in (planar, equal, LatentMixture(classes=1, constant=4, dimensions=8)):
         with pytest.raises(CandidError, match="affinely dependent"):
             span_of(mixture)
 

@@ -11,18 +11,28 @@ from candid.models.flow.mixture import LatentMixture, _Gram, log_standard_normal
 from tests.helpers import LargestTensor, randomise
 
 
-def mixture(rank: int | None = 2, priors: list[float] | None = None, planar: bool = False) -> LatentMixture:
-    return randomise(LatentMixture(4, 3, 10, rank, priors, planar).double(), strength=3)
+def mixture(
+    rank: int | None = 2, priors: list[float] | None = None, planar: bool = False, circle: bool = False
+) -> LatentMixture:
+    return randomise(LatentMixture(4, 3, 10, rank, priors, planar, circle).double(), strength=3)
 
 
 @pytest.mark.parametrize(
-    ("rank", "planar"), [(None, False), (1, False), (2, False), (7, False), (None, True)]
+    ("rank", "planar", "circle"),
+    [
+        (None, False, False),
+        (1, False, False),
+        (2, False, False),
+        (7, False, False),
+        (None, True, False),
+        (None, True, True),
+    ],
 )
 @pytest.mark.parametrize("priors", [None, [0.1, 0.2, 0.3, 0.4]])
 def test_logits_and_posterior_are_those_of_the_gaussians(
-    rank: int | None, planar: bool, priors: list[float] | None
+    rank: int | None, planar: bool, circle: bool, priors: list[float] | None
 ) -> None:
-    m = mixture(rank, priors, planar)
+    m = mixture(rank, priors, planar, circle)
     z = torch.randn(5, 10, dtype=torch.float64)
     means = m.means(torch.arange(4))
     truth = torch.stack([MultivariateNormal(mu, torch.eye(10).double()).log_prob(z) for mu in means], 1)
@@ -34,9 +44,11 @@ def test_logits_and_posterior_are_those_of_the_gaussians(
     torch.testing.assert_close(m.pairwise_distances(), torch.cdist(means, means), atol=1e-7, rtol=1e-7)
 
 
-@pytest.mark.parametrize(("rank", "planar"), [(2, False), (None, True)])
-def test_the_gradient_is_that_of_the_materialised_means(rank: int | None, planar: bool) -> None:
-    m = mixture(rank, [0.1, 0.2, 0.3, 0.4], planar)
+@pytest.mark.parametrize(
+    ("rank", "planar", "circle"), [(2, False, False), (None, True, False), (None, True, True)]
+)
+def test_the_gradient_is_that_of_the_materialised_means(rank: int | None, planar: bool, circle: bool) -> None:
+    m = mixture(rank, [0.1, 0.2, 0.3, 0.4], planar, circle)
     z = torch.randn(5, 10, dtype=torch.float64, requires_grad=True)
     m.logits(z).logsumexp(1).sum().backward()
     found = {name: p.grad for name, p in m.named_parameters()} | {"z": z.grad}
@@ -57,6 +69,22 @@ def test_planar_means_lie_in_one_plane_of_all_dimensions() -> None:
     assert sum(p.numel() for p in m.parameters()) == 3 * 10 + 4 * 2
     with pytest.raises(CandidError, match="'planar' means have no 'rank': leave rank = 2 out"):
         LatentMixture(4, 3, 10, rank=2, planar=True)
+
+
+def test_means_on_a_circle_have_one_radius_and_an_angle_each() -> None:
+    m = mixture(None, planar=True, circle=True)
+    means = m.means(torch.arange(4)) - m.prototypes[0]
+    radius = m.log_radius.exp()  # type: ignore[union-attr]
+    torch.testing.assert_close(means.norm(dim=1), radius.expand(4))
+    steps = torch.diff(m.angles)  # type: ignore[arg-type]
+    torch.testing.assert_close((means[1:] * means[:-1]).sum(1), radius**2 * steps.cos())
+    assert torch.linalg.matrix_rank(means, rtol=1e-9) == 2
+    assert sum(p.numel() for p in m.parameters()) == 3 * 10 + 4 + 1
+    new = LatentMixture(10, 3, 20, planar=True, circle=True)
+    distances = new.pairwise_distances()
+    assert float(distances.diagonal(1).min()) == pytest.approx(3.3, abs=1e-5)
+    with pytest.raises(CandidError, match="'circle' lie in a plane: set planar = true"):
+        LatentMixture(4, 3, 10, circle=True)
 
 
 def test_logits_keep_their_digits_where_squared_distances_lose_them() -> None:
