@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from candid.data import Part
 from candid.data.batches import named_batches
 from candid.data.datasets import open_part
 from candid.data.images import to_float
-from candid.data.splits import Split
+from candid.data.splits import IndexedSplit, Split
 from candid.explanations.explainer import NO_INVERSE, NO_THUMBNAILS
 from candid.explanations.options import ExplainOptions
 from candid.explanations.similarity import (
@@ -34,7 +34,7 @@ from candid.explanations.similarity import (
 from candid.inference.metrics import measured_distances, measured_uncertainty
 from candid.inference.runner import Runner
 from candid.models import checkpoint
-from candid.models.decision_plane import DecisionPlane, decision_plane
+from candid.models.decision_plane import DecisionPlane, check_fitted, decision_plane, fitted_plane
 from candid.models.protocol import Model, batch_size, can, require
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ EXACT_CHANNELS, PROJECTIONS = 512, 64
 """Above this number of channels, receptive fields are estimated, from this number of projections."""
 SAMPLED_CLASSES, SAMPLES = 10, 2
 INTERPOLATIONS = 3
+FITTED_PHOTOS = 3000
+"""At most this number of photos is a plane fitted to."""
 KNOWN = 6
 """Known photos of each class of a photo model."""
 
@@ -169,15 +171,15 @@ def explain(
     overview = _with_samples(overview, loaded, chosen)
     if images is None:
         return overview
-    points, labels = (None, None) if overview.plane is None else images.projected(overview.plane)
+    places = None if overview.plane is None else images.projected(overview.plane)
     return replace(
         overview,
         fields=images.receptive_fields(
             dict(zip(_names([model, *compare_with]), [loaded, *compare_with], strict=True))
         ),
         interpolations=images.interpolations(),
-        points=points,
-        labels=labels,
+        points=None if places is None else places.points,
+        labels=None if places is None else places.labels,
     )
 
 
@@ -225,19 +227,80 @@ def open_images(
     return few.preprocess(model.preprocessing, skip_bad, progress, chosen.part), chosen.part
 
 
+class Places(NamedTuple):
+    """Images in a plane."""
+
+    points: Array
+    """(N, 2)."""
+    labels: Array
+    """(N,)."""
+    predicted: Array
+    """The class that the model itself chooses among some classes, as a number among these, (N,)."""
+
+
 def project(
-    model: Model, split: Split, plane: DecisionPlane, workers: int = 0, progress: Progress = SILENT
-) -> tuple[Array, Array]:
-    """Return the points of the images of ``split`` in a plane, (N, 2), and labels, (N,)."""
+    model: Model,
+    split: Split,
+    plane: DecisionPlane | None,
+    workers: int = 0,
+    progress: Progress = SILENT,
+    among: Sequence[int] | None = None,
+) -> Places:
+    """Return where the images of ``split`` lie in a plane, and what the model chooses ``among`` classes.
+
+    Without a plane, they lie in latent space.
+    """
     frozen, batch = model.frozen(), batch_size(model)
-    points, labels = [], []
+    points, labels, predicted = [], [], []
     batches = named_batches(split, model.preprocessing, batch, workers=workers)
     for images, y, _ in progress.track(batches, "images in the plane", math.ceil(len(split) / batch), batch):
-        latent = frozen.outputs(to_float(images)).latent
-        assert latent is not None
-        points.append(plane.project(latent))
+        outputs = frozen.outputs(to_float(images))
+        assert outputs.latent is not None
+        points.append(outputs.latent if plane is None else plane.project(outputs.latent))
         labels.append(y)
-    return np.concatenate(points), np.concatenate(labels)
+        logits = outputs.logits if among is None else outputs.logits[:, among]
+        predicted.append(logits.argmax(1))
+    return Places(np.concatenate(points), np.concatenate(labels), np.concatenate(predicted))
+
+
+def plane_of_photos(
+    model: Model,
+    data: str,
+    classes: Sequence[int],
+    images: int | None,
+    skip_bad: bool = False,
+    workers: int = 0,
+    progress: Progress = SILENT,
+) -> tuple[DecisionPlane, Places, str]:
+    """Fit the plane of some ``classes`` of a photo model, and return where other photos lie, and their part.
+
+    It is fitted to training photos, and the photos that the model has not seen are drawn. Of data without
+    parts, that the model was not trained on, every second photo is fitted to and the others are drawn.
+    """
+    check_fitted(classes)
+
+    def of_classes(split: Split) -> IndexedSplit:
+        if not isinstance(split, IndexedSplit):
+            raise CandidError(f"The plane of a photo model needs photos in folders: '{data}' has shards.")
+        numbers = np.full(len(model.class_names), -1, np.int64)
+        numbers[list(classes)] = np.arange(len(classes))
+        return split.subset(np.flatnonzero(numbers[split.labels] >= 0)).relabel(numbers)
+
+    def prepared(split: Split, count: int | None, name: str) -> Split:
+        return split.subsample(count).preprocess(model.preprocessing, skip_bad, progress, name)
+
+    drawn, part = open_part(data, model.class_names, None, model.record.config)
+    drawn = of_classes(drawn)
+    if part == "all":
+        fitted, drawn = (drawn.subset(np.arange(i, len(drawn), 2)) for i in (0, 1))
+    else:
+        fitted = of_classes(open_part(data, model.class_names, "train", model.record.config).split)
+    if not len(drawn):
+        names = ", ".join(model.class_names[y] for y in classes)
+        raise CandidError(f"'{data}' has no photos of {names}: name other classes.")
+    seen = project(model, prepared(fitted, FITTED_PHOTOS, "train"), None, workers, progress)
+    plane = fitted_plane(model, classes, seen.points, seen.labels)
+    return plane, project(model, prepared(drawn, images, part), plane, workers, progress, classes), part
 
 
 class _Images:
@@ -263,7 +326,7 @@ class _Images:
             distances = measured_distances(labelled.logits, labelled.labels, means)
         return measured_uncertainty(predictions.posterior, predictions.labels), distances
 
-    def projected(self, plane: DecisionPlane) -> tuple[Array, Array]:
+    def projected(self, plane: DecisionPlane) -> Places:
         return project(self.model, self.split, plane, self.options.workers, self.progress)
 
     def receptive_fields(self, models: Mapping[str, ModelLike]) -> dict[str, ReceptiveField]:

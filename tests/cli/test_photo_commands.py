@@ -42,12 +42,13 @@ def test_explain_shows_known_photos_instead_of_samples(photo_run: PhotoRun, tmp_
     assert "leave --compare-with out" in str(done.exception)
 
 
-def test_a_plane_has_three_classes(photo_run: PhotoRun, tmp_path: Path) -> None:
+def test_a_plane_has_three_to_twelve_classes(photo_run: PhotoRun, tmp_path: Path) -> None:
     done = candid_command("plane", photo_run.model, photo_run.data, "--out", tmp_path, "--json")
     found = json.loads(done.stdout)
     assert found["classes"] == list(CLASSES) and found["images"] == 12 and found["accuracy"] > 0.6
+    assert found["full_accuracy"] > 0.6 and 0 <= found["inside"] <= 1
     done = candid_command("plane", photo_run.model, photo_run.data, "--classes", "dots,rings")
-    assert "choose three" in str(done.exception)
+    assert "has 3 to 12 classes, not 2: choose them with --classes" in str(done.exception)
 
 
 def test_info_says_what_a_model_consists_of(photo_run: PhotoRun) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt
 
 from candid._support.errors import CandidError
-from candid.models.decision_plane import DecisionPlane
+from candid.models.decision_plane import MASS, DecisionPlane
 from candid.reports.plots.style import (
     BLACK,
     BLUE,
@@ -167,8 +167,9 @@ def decision_plane(
     """The cell of each class, the mixture's density, and where images lie: the whole decision space.
 
     Background colours mix by posterior and fade with the density; black lines are where two classes are
-    equally probable, black points the means. ``points`` (N, 2) are images, ``labels`` (N,) their classes (-1:
-    unknown); of many, evenly chosen ones are drawn. Lengths are standard deviations of a class.
+    equally probable, black points the means, and the dotted line is around 90 % of the mixture. ``points``
+    (N, 2) are images, ``labels`` (N,) their classes (-1: unknown); of many, evenly chosen ones are drawn.
+    Lengths are standard deviations of a class.
     """
     if len(plane.means) > MOST_CLASSES:
         raise CandidError(
@@ -181,7 +182,7 @@ def decision_plane(
     logits = grid_logits(plane, x, y)
 
     width = HEIGHT * (right - left) / (top - bottom)
-    longest = min(LONGEST, max(16, *map(len, plane.class_names)))
+    longest = min(LONGEST, max(25, *map(len, plane.class_names)))
     figure = Figure(figsize=(width + 1.8 + 0.085 * longest, HEIGHT + 1), layout="compressed")
     axes = figure.subplots()
     axes.imshow(
@@ -192,9 +193,15 @@ def decision_plane(
         zorder=0,
     )
     _boundaries(axes, x, y, logits)
+    region = plane.log_density(grid_points(x, y).reshape(-1, 2)).reshape(GRID, GRID)
+    axes.contour(
+        x, y, region, levels=[plane.threshold()], colors=GREY, linestyles=":", linewidths=1.4, zorder=2
+    )
     handles = _images(axes, plane, points, labels)
     axes.plot(*plane.means.T, "o", color=BLACK, markersize=6, markeredgecolor="white", zorder=5)
     handles.append(Line2D([], [], linestyle="", marker="o", color=BLACK, label="mean of a class"))
+    holds = f"holds {100 * MASS:.0f} % of the mixture"
+    handles.append(Line2D([], [], linestyle=":", linewidth=1.4, color=GREY, label=holds))
     _names(axes, plane, (x, y), logits.argmax(-1))
     set_plane_axes(axes, x, y)
     axes.set_title(plain(fill(title, 60)))
