@@ -184,7 +184,10 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     if not is_model and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:
-        raise CandidError("Name the images to judge: candid examine [MODEL] IMAGES.")
+        folder = (
+            f" The folder '{first}' of images is ./{first}." if first in zoo.MODELS and path.is_dir() else ""
+        )
+        raise CandidError(f"Name the images to judge: candid examine [MODEL] IMAGES.{folder}")
     return first, others
 
 

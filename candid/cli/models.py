@@ -61,7 +61,7 @@ def info(
     """Show parameters, cost and sizes of a model, stage by stage, next to a ResNet of the same layout."""
     from candid.models.info import describe
 
-    if classes is None and mixing is None and Path(target).is_dir():
+    if classes is None and mixing is None and (Path(target).is_dir() or target in zoo.MODELS):
         photo = _photo(target)
         if photo is not None:
             print(json.dumps(photo)) if as_json else _show_photo(target, photo)

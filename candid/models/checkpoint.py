@@ -41,6 +41,8 @@ OURS = re.compile(rf"({'|'.join(PARTS)}|calibration)-[0-9a-f]{{16}}\.safetensors
 """Files of tensors that were written here: no others are read or removed."""
 _OLD: set[Path] = set()
 """Folders of version 1 that were mentioned."""
+_HIDDEN: set[str] = set()
+"""Bundled models that were mentioned, because a folder of other things has their name."""
 
 FINGERPRINT = "fingerprint"
 """In the held-out scores: the fingerprint of the model that they were measured with begins it, in uint8."""
@@ -173,7 +175,7 @@ def load_config(path: str | os.PathLike[str]) -> "ClassifierConfig":
 
 def named_model(name: str) -> Any:
     """Return a bundled model, or one in a folder, without held-out scores; None if there is none."""
-    if not name or (not Path(name).exists() and name not in zoo.MODELS):
+    if not name or not (Path(name).exists() or is_bundled(name)):
         return None
     return load(name, held_out=False)
 
@@ -206,8 +208,24 @@ def own_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def is_bundled(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` means a bundled model: no folder of this name has a model.
+
+    A folder of photos may have the name of a model, such as ``waste``; ``./waste`` always means the folder.
+    """
+    folder = Path(name)
+    is_model = (folder / RECORD).is_file() or (folder / RUN / RECORD).is_file() or folder.is_file()
+    return os.fspath(name) in zoo.MODELS and not is_model
+
+
 def model_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder with the ``model.json`` that ``path`` means: see :func:`load`."""
+    if is_bundled(path):
+        name = os.fspath(path)
+        if Path(name).exists() and name not in _HIDDEN:
+            _HIDDEN.add(name)
+            log.warning("The folder '%s' has no model: the bundled model of this name is used.", name)
+        return zoo.MODELS[name]
     path = Path(path)
     if path.is_dir():
         for folder in (path, path / RUN):
@@ -218,13 +236,10 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
             "or of a training run."
         )
     if not path.exists():
-        bundled = zoo.MODELS.get(str(path))
-        if bundled is None:
-            raise CheckpointError(
-                f"There is no model at '{path}': name the folder of a saved model, or one that comes with "
-                f"candid: {did_you_mean(str(path), zoo.MODELS)}"
-            )
-        return bundled
+        raise CheckpointError(
+            f"There is no model at '{path}': name the folder of a saved model, or one that comes with "
+            f"candid: {did_you_mean(str(path), zoo.MODELS)}"
+        )
     if path.name == RECORD:
         return path.parent
     raise CheckpointError(

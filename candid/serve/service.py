@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +93,7 @@ class Service:
     def load(cls, model: str, name: str) -> "Service":
         """Load a model folder or a bundled model."""
         loaded = checkpoint.resolve(model)
-        return cls(loaded, name, None if Path(model).exists() else zoo.card(model)["summary"])
+        return cls(loaded, name, zoo.card(model)["summary"] if checkpoint.is_bundled(model) else None)
 
     def use_threads(self, threads: int) -> None:
         """Let the network use this number of threads, and prepare what that needs."""

@@ -20,11 +20,12 @@ import candid
 from candid import CheckpointError
 from candid._support.numbers import Array
 from candid.inference.predictions import predict
-from candid.models.checkpoint import KINDS, Kind, resolve, sealed
+from candid.models import checkpoint, zoo
+from candid.models.checkpoint import KINDS, Kind, load, resolve, sealed
 from candid.models.flow.network import ImageClassifier, TensorOutputs
 from candid.models.info import describe
 from candid.models.protocol import require
-from candid.models.saving import save_held_out
+from candid.models.saving import save, save_held_out
 from tests.helpers import small_classifier
 
 
@@ -448,3 +449,24 @@ def test_a_full_disk_leaves_the_earlier_model_alone(folder: Path) -> None:
         signal.signal(signal.SIGXFSZ, ignored)
     assert torch.equal(candid.load(folder).mixture.mean, small_classifier().mixture.mean)
     assert len(list(folder.iterdir())) == 2
+
+
+def test_a_folder_without_a_model_does_not_hide_a_bundled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """People keep photos in folders called 'waste' and 'tiny20'; './waste' is always the folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "_HIDDEN", set())
+    (tmp_path / "waste" / "glass").mkdir(parents=True)
+    assert load("waste", held_out=False).folder == zoo.MODELS["waste"] == checkpoint.model_folder("waste")
+    assert caplog.messages == ["The folder 'waste' has no model: the bundled model of this name is used."]
+    with pytest.raises(CheckpointError, match="The folder 'waste' has no model.json"):
+        load("./waste")
+    with pytest.raises(CheckpointError, match="comes with candid and stays as it is"):
+        checkpoint.own_folder("waste")
+    save(small_classifier(), tmp_path / "waste" / "model" / "best")
+    assert not checkpoint.is_bundled("waste")
+    assert load("waste").class_names == small_classifier().class_names
+    (tmp_path / "tiny20").write_text("not a folder")
+    with pytest.raises(CheckpointError, match="is a file, but a model is a folder"):
+        load("tiny20")

@@ -13,7 +13,7 @@ from candid._support.numbers import Array
 from candid._support.options import checked_names
 from candid.data import class_names as imagenet
 from candid.data.images import path_of
-from candid.models.checkpoint import named_model
+from candid.models.checkpoint import is_bundled, named_model
 from candid.models.photo.efficientnet import PackagedEye, read_weights, weights_file
 from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
 from candid.models.photo.eye_files import FileEye, OnnxEye, described
@@ -197,7 +197,7 @@ def open_eye(name: str) -> Eye:
 
 def absolute(name: str) -> str:
     """Return the whole path if ``name`` is a file or folder, so that it can be found from anywhere."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
+    return str(Path(name).resolve()) if Path(name).exists() and not is_bundled(name) else name
 
 
 def moved(name: str, folder: Path | None) -> str:
