@@ -38,7 +38,7 @@ red: $(READY) ## Attack the server, models, runs and caches on this machine (abo
 models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
-results: $(READY) ## Make docs/results from the bundled models (DATA=folder of images; OOD='--ood NAME=PATH ...'; TINY=tiny20; about 1.5 hours)
+results: $(READY) ## Make docs/results from the bundled models (DATA=cifar-10-batches-bin; OOD='--ood NAME=PATH ...'; TINY=tiny20; about 1.5 hours)
 	$(BIN)/python -m experiments.results $(DATA) $(OOD) $(if $(TINY),--tiny $(TINY))
 
 clean: ## Remove everything that the other targets made, except models and results

@@ -2,7 +2,8 @@
 
 ``python -m experiments.models cifar-10-batches-bin --tiny tiny20``
 
-Each run is a folder in ``runs/zoo``; what was stopped goes on where it was, what is finished is kept.
+Each run is a folder in ``runs/zoo``; what was stopped goes on where it was, what is finished is kept. Of Tiny
+ImageNet's classes, ``val/`` holds the test photos where there is no ``test/``.
 """
 
 import argparse
@@ -36,6 +37,25 @@ NOT_BUNDLED: dict[str, tuple[str, ...]] = {
     "cifar10-resnet-seed1": ("--baseline", "--seed", "1"),
 }
 """Models that show what chance (and bfloat16) does; their results stay on the page."""
+
+
+def with_test(data: str | Path, work: Path) -> Path:
+    """Return a folder with ``train`` and ``test``: ``data`` itself, or links to its ``train`` and ``val``.
+
+    Tiny ImageNet has its labelled test photos in ``val``, but training uses a ``val`` folder to choose the
+    best epoch and for p-values. The folder with links is in ``work`` and has the name of ``data``.
+    """
+    data = Path(data)
+    if (data / "test").is_dir():
+        return data
+    if not (data / "train").is_dir() or not (data / "val").is_dir():
+        raise CandidError(f"'{data}' needs the folders train/ and test/ (or val/): name the data set.")
+    linked = work / "data" / data.resolve().name
+    linked.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", "train"), ("test", "val")):
+        if not (linked / name).exists():
+            (linked / name).symlink_to((data / part).resolve(), target_is_directory=True)
+    return linked
 
 
 def recipe(name: str) -> str:
@@ -96,13 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.models", description=__doc__)
     parser.add_argument("data", metavar="DATA", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these; all otherwise")
-    parser.add_argument("--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/")
+    parser.add_argument(
+        "--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/ (or val/)"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="the folder for runs")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at once; cores are shared")
     asked = parser.parse_args(arguments)
     names = asked.names or [name for name in MODELS if asked.tiny or recipe(name) == "cifar10"]
     threads = max(1, (os.cpu_count() or 1) // asked.jobs)
-    sources = {name: asked.data if recipe(name) == "cifar10" else asked.tiny for name in names}
+    tiny = None if asked.tiny is None else str(with_test(asked.tiny, asked.runs))
+    sources = {name: asked.data if recipe(name) == "cifar10" else tiny for name in names}
     with ThreadPoolExecutor(asked.jobs) as pool:
         for _ in pool.map(
             lambda name: train(command(name, sources[name]), asked.runs / name, threads), names

@@ -2,9 +2,12 @@
 
 ``python -m experiments.results images --ood tiny=tiny20 --ood mnist=mnist --tiny tiny20``
 
-``images`` is CIFAR-10 as a folder with ``test/<class>/*.png``. Passes and attacks are kept in
-``runs/results``: what was stopped goes on where it was. Without ``images`` nothing is measured: pages and
+``images`` is CIFAR-10 as published, or as a folder with ``test/<class>/*.png``. Passes and attacks are kept
+in ``runs/results``: what was stopped goes on where it was. Without ``images`` nothing is measured: pages and
 cards are written again from ``docs/results/results.json``.
+
+``--images 100 --corrupted 20 --attacked 4`` runs through in some minutes, to see that everything works; its
+results replace those of the page, so do it in a copy of the repository.
 """
 
 import argparse
@@ -15,13 +18,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from candid._support.errors import CandidError
 from candid._support.files import replacing
 from candid._support.numbers import softmax
+from candid.data.datasets import open_part
+from candid.data.formats import CIFAR_CLASSES
+from candid.data.splits import ArraySplit
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
 from candid.inference.predictions import Predictions
@@ -31,12 +38,12 @@ from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import style
 from experiments.cards import add_figures
 from experiments.geometry import main as geometry
-from experiments.models import NOT_BUNDLED, command
+from experiments.models import NOT_BUNDLED, command, with_test
 from experiments.results_tables import card_figures, headline, tables
 from experiments.tables import filled, title
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results"
+PAGE, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 RESULTS = PAGE / "results.json"
 TEMPLATE = Path(__file__).parent / "page.md"
 """Its words; the tables are put between the marks."""
@@ -44,6 +51,22 @@ SHOWN = "cifar10-beta1"
 """The model that explanations are shown of."""
 ATTACKED = ("cifar10-beta1", "cifar10-betainf", "cifar10-resnet")
 """The models under all nine attacks of the paper."""
+ZONES = "cifar10-betainf"
+"""The model whose zones of the paper's three scores are drawn."""
+
+
+class Counts(NamedTuple):
+    """How many images are measured."""
+
+    images: int | None
+    """Test images, and images of each other set; all of them if None."""
+    corrupted: int
+    attacked: int
+
+    @property
+    def flags(self) -> tuple[object, ...]:
+        """The option of a command for the number of test images."""
+        return () if self.images is None else ("--images", self.images)
 
 
 def candid(*arguments: object) -> None:
@@ -52,11 +75,27 @@ def candid(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "candid", *map(str, arguments)], check=True)
 
 
-def evaluated(name: str, data: str, ood: Sequence[str], work: Path) -> dict[str, Any]:
+def as_images(data: str, work: Path) -> str:
+    """Return CIFAR-10 as a folder of images: ``data``, or its test images, written there from its batches."""
+    folder, unfinished = work / "data" / "cifar10", work / "data" / "unfinished"
+    if not any(Path(data).glob("data_batch_1*")):
+        return data
+    if not folder.is_dir():
+        split, _ = open_part(data, CIFAR_CLASSES, "test")
+        assert isinstance(split, ArraySplit)
+        for i, (pixels, y) in enumerate(zip(split.images, split.labels, strict=True)):
+            path = unfinished / "test" / CIFAR_CLASSES[y] / f"{i:05}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.transpose(1, 2, 0)).save(path)
+        unfinished.rename(folder)
+    return str(folder)
+
+
+def evaluated(name: str, data: str, ood: Sequence[str], counts: Counts, work: Path) -> dict[str, Any]:
     """What ``candid evaluate`` says of a model, and how often it is sure."""
     out = work / "evaluation" / name
     others = [argument for each in ood for argument in ("--ood", each)]
-    candid("evaluate", name, data, "--out", out, "--temperature", "--ten-crop", *others)
+    candid("evaluate", name, data, "--out", out, "--temperature", "--ten-crop", *others, *counts.flags)
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     predictions = test_predictions(out)
     scaled = metrics["temperature_scaled"]
@@ -117,6 +156,7 @@ def attacked(names: Sequence[str], data: str, images: int, work: Path) -> Any:
         record = json.loads((out / "attacks.json").read_text(encoding="utf-8"))
         found = {"attack": record["attack"], "metrics": found.get("metrics", []) + record["metrics"]}
     shutil.copy(work / "attacks" / "whole" / "attacks.png", PAGE)
+    shutil.copy(work / "attacks" / "whole" / "examples.png", IMAGES / "attack_examples.png")
     found["attack"].pop("data")
     found["metrics"].sort(key=lambda each: names.index(each["model"]))
     return found
@@ -139,11 +179,12 @@ def explained(names: Sequence[str], data: str, work: Path) -> Any:
     return found
 
 
-def at_64_pixels(data: str, images: int, work: Path) -> Any:
+def at_64_pixels(data: str, counts: Counts, work: Path) -> Any:
     """Return what evaluation, corruptions and similar classes say of the model of 64-pixel photos."""
     name, out = "tiny20", work / "tiny20"
-    found = evaluated(name, data, (), work)
-    candid("corrupt", name, data, "--baseline", name, "--images", images, "--out", out / "corruption")
+    found = evaluated(name, data, (), counts, work)
+    corrupting = ("--baseline", name, "--images", counts.corrupted, "--out", out / "corruption")
+    candid("corrupt", name, data, *corrupting)
     (record,) = json.loads((out / "corruption" / "corruptions.json").read_text(encoding="utf-8"))
     candid("explain", name, "--data", data, "--pairs", 190, "--out", out / "explanation")
     shutil.copy(out / "explanation" / "similarity.png", PAGE / "similarity-tiny20.png")
@@ -175,20 +216,21 @@ def examined(work: Path) -> None:
         shutil.copy(page, PAGE / f"page-{kind}.png")
 
 
-def described(work: Path, data: str) -> Any:
+def described(work: Path, data: str, counts: Counts) -> Any:
     """Return whether the mixtures of all models describe the latents of test images."""
     file = work / "geometry.json"
     if not file.is_file():
-        geometry(["--json", str(file), data])
+        geometry(["--json", str(file), data, *map(str, counts.flags)])
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_images: int, work: Path) -> Any:
+def measured(data: str, ood: Sequence[str], counts: Counts, work: Path) -> Any:
     """All figures of all bundled models; what is drawn goes to the page's folder."""
     names = sorted((name for name in zoo.names() if name.startswith("cifar10")), key=_order)
-    models = {name: evaluated(name, data, ood, work) for name in names}
+    models = {name: evaluated(name, data, ood, counts, work) for name in names}
     candid("compare", *(work / "evaluation" / name for name in names), "--out", work / "comparison")
     shutil.copy(work / "comparison" / "trade_off.png", PAGE)
+    shutil.copy(work / "evaluation" / ZONES / "ood_zones.png", IMAGES)
     bins = {}
     for name in names:
         if zoo.card(name)["beta"] == "0.0":  # it does not classify
@@ -198,12 +240,12 @@ def measured(data: str, ood: Sequence[str], corrupted_images: int, attacked_imag
     style.save(comparison_plots.calibration_curves(bins), PAGE / "calibration.png")
     results = {
         "models": models,
-        "corruptions": corrupted(names, data, corrupted_images, work)
-        if corrupted_images
+        "corruptions": corrupted(names, data, counts.corrupted, work)
+        if counts.corrupted
         else [each for each in _earlier()["corruptions"] if each["model"] in names],
-        "attacks": attacked(names, data, attacked_images, work) if attacked_images else _earlier()["attacks"],
+        "attacks": attacked(names, data, counts.attacked, work) if counts.attacked else _earlier()["attacks"],
         "explanations": explained(names, data, work),
-        "geometry": described(work, data),
+        "geometry": described(work, data, counts),
         "tiny20": _earlier().get("tiny20"),
     }
     examined(work)
@@ -246,25 +288,32 @@ def _own_models(results: Any) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, draw and write."""
     parser = argparse.ArgumentParser(prog="python -m experiments.results", description=__doc__)
-    parser.add_argument("data", metavar="DATA", nargs="?", help="CIFAR-10 as a folder of images")
+    parser.add_argument(
+        "data", metavar="DATA", nargs="?", help="CIFAR-10: a folder with test/CLASS/*.png, or its batches"
+    )
     parser.add_argument("--ood", metavar="NAME=PATH", action="append", default=[], help="other images")
     parser.add_argument(
-        "--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/; else earlier results"
+        "--tiny",
+        metavar="FOLDER",
+        help="20 classes of Tiny ImageNet: train/ and test/ (or val/); else earlier results",
     )
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
+    parser.add_argument(
+        "--images", type=int, metavar="N", help="test images, and images of each other set; all by default"
+    )
     parser.add_argument(
         "--corrupted", type=int, default=1000, help="images for each corruption; 0 keeps earlier results"
     )
     parser.add_argument("--attacked", type=int, default=200, help="images to attack; 0 keeps earlier results")
     asked = parser.parse_args(arguments)
-    if asked.tiny is not None and not (Path(asked.tiny) / "test").is_dir():
-        parser.error(f"'{asked.tiny}' has no folder 'test': the model tiny20 was trained on 'train' alone")
+    tiny = None if asked.tiny is None else str(with_test(asked.tiny, asked.work))
     if asked.data is not None:
+        counts = Counts(asked.images, asked.corrupted, asked.attacked)
         PAGE.mkdir(parents=True, exist_ok=True)
         ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
-        results = measured(asked.data, ood, asked.corrupted, asked.attacked, asked.work)
-        if asked.tiny is not None:
-            results["tiny20"] = at_64_pixels(asked.tiny, asked.corrupted, asked.work)
+        results = measured(as_images(asked.data, asked.work), ood, counts, asked.work)
+        if tiny is not None:
+            results["tiny20"] = at_64_pixels(tiny, counts, asked.work)
         with replacing(RESULTS) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     written(_earlier())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -166,12 +166,12 @@ def _percent(distance: float) -> str:
 def receptive_fields(fields: Mapping[str, ReceptiveField]) -> Figure:
     """Draw cross-sections of all models' receptive fields, and maps of some, each over its maximum.
 
-    Of more than four models, the first, the last and two between them have maps. Bands are two standard
+    Of more than four models, the first and those whose widths differ most have maps. Bands are two standard
     errors wide to either side, of what is estimated. The cell is what downsampling alone puts into the
     column of features.
     """
-    every = max(1, (len(fields) - 1) / (MAPS - 1))
-    shown = [list(fields.items())[round(every * i)] for i in range(min(MAPS, len(fields)))]
+    mapped = _most_different([_width(field) for field in fields.values()], MAPS)
+    shown = [list(fields.items())[i] for i in mapped]
     lines = sum(_label(name, field).count("\n") + 1 for name, field in fields.items()) + 2
     above = max(3.6, 0.4 + 0.21 * lines)
     below = 2.8 + 0.16 * max(fill(name, WIDEST).count("\n") for name, _ in shown)
@@ -245,6 +245,23 @@ def _map(axes: Axes, field: ReceptiveField, lowest: float) -> AxesImage:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4, integer=True))
     return image
+
+
+def _width(field: ReceptiveField) -> float:
+    """Return the width at half maximum; that of the image where it is wider, and 0 if there is no field."""
+    if field.width_at_half_maximum is not None:
+        return field.width_at_half_maximum
+    return float(field.sensitivity.shape[1]) if field.sensitivity.any() else 0.0
+
+
+def _most_different(widths: Sequence[float], count: int) -> list[int]:
+    """Return the first place, and those whose width is furthest from all that are chosen, in their order."""
+    logs, chosen = np.log1p(widths), [0]
+    while len(chosen) < min(count, len(widths)):
+        away = np.abs(logs[:, None] - logs[chosen]).min(1)
+        away[chosen] = -1
+        chosen.append(int(away.argmax()))
+    return sorted(chosen)
 
 
 def _label(name: str, field: ReceptiveField) -> str:

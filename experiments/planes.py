@@ -1,0 +1,129 @@
+"""Make the decision planes of docs/explanations.md and the trajectories of docs/attacks.md.
+
+``python -m experiments.planes cifar-10-batches-bin tiny20 clothing10``
+
+Ten classes of ``tiny20`` are picked on the model's held-out images, never on test images; their plane is
+trained for ten epochs, that of CIFAR-10's ten classes for five. Runs are kept in ``runs/planes``: what is
+finished there is only drawn. The record of all planes is ``docs/results/planes.json``.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from candid._support.files import replacing
+from candid._support.numbers import Array, logsumexp
+from candid._support.progress import SILENT
+from candid.data.batches import named_batches
+from candid.data.images import to_float
+from candid.explanations.overview import open_images
+from candid.models import checkpoint
+from candid.models.protocol import Model, batch_size
+from experiments.models import with_test
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+RECORD = ROOT / "docs" / "results" / "planes.json"
+PICKED = 10
+TARGETS = {"trajectories": "lemon", "trajectories-full": "frog"}
+"""The classes that attacks lead to."""
+
+
+def picked(model: Model, data: str, count: int = PICKED) -> list[int]:
+    """Return the ``count`` classes that the model separates best on its held-out images.
+
+    Of all classes, the one whose absence lowers the log-loss among the others most is left out, again and
+    again; then single classes are exchanged while that lowers it.
+    """
+    logits, labels = _held_out(model, data)
+    classes = list(range(len(model.class_names)))
+    while len(classes) > count:
+        smaller = [[y for y in classes if y != left_out] for left_out in classes]
+        classes = min(smaller, key=lambda chosen: _log_loss(logits, labels, chosen))
+    while True:
+        others = [y for y in range(len(model.class_names)) if y not in classes]
+        exchanged = [sorted({*classes, new} - {old}) for old in classes for new in others]
+        best = min([classes, *exchanged], key=lambda chosen: _log_loss(logits, labels, chosen))
+        if best == classes:
+            return classes
+        classes = best
+
+
+def _held_out(model: Model, data: str) -> tuple[Array, Array]:
+    split, _ = open_images(model, data, "val", None, False, SILENT)
+    frozen, logits, labels = model.frozen(), [], []
+    for images, y, _ in named_batches(split, model.preprocessing, batch_size(model)):
+        logits.append(frozen.outputs(to_float(images)).logits.astype(np.float64))
+        labels.append(y)
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+def _log_loss(logits: Array, labels: Array, classes: Sequence[int]) -> float:
+    """Return the mean of -log p(y | x, y among ``classes``) over the images of these classes."""
+    rows = np.flatnonzero(np.isin(labels, classes))
+    among = logits[rows][:, classes]
+    return float((logsumexp(among) - logits[rows, labels[rows]]).mean())
+
+
+def candid(*arguments: object) -> str:
+    """Run a command of the command line, and return what it prints."""
+    print("candid", *arguments, flush=True)
+    command = [sys.executable, "-m", "candid", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def plane(name: str, model: str, data: str, classes: str | None, work: Path, *options: object) -> Any:
+    """Return the record of a plane, which is trained unless it is there, and put its figure on the page."""
+    out = work / name
+    kept = out / "plane.json"
+    if not kept.is_file():
+        chosen = () if classes is None else ("--classes", classes)
+        record = json.loads(candid("plane", model, data, *chosen, "--out", out, "--json", *options))
+        with replacing(kept) as file:
+            file.write_text(json.dumps(record), encoding="utf-8")
+    shutil.copy(out / "decision_plane.png", IMAGES / f"plane-{name}.png")
+    record = json.loads(kept.read_text(encoding="utf-8"))
+    shown = ("classes", "images", "accuracy", "full_accuracy", "inside")
+    return {"model": model, **{key: record[key] for key in shown}}
+
+
+def trajectories(figure: str, model: str | Path, data: str, work: Path) -> None:
+    """Draw attacks on a model on the page."""
+    out = work / figure
+    options = ("--d", 0, "--images", 8, "--no-eight-bit", "--trajectories", 4, "--towards", TARGETS[figure])
+    candid("attack", model, data, *options, "--out", out)
+    (drawn,) = out.glob("trajectories-*.png")
+    shutil.copy(drawn, IMAGES / f"{figure}.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, draw and record all planes."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.planes", description=__doc__)
+    parser.add_argument("cifar10", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
+    parser.add_argument("tiny", help="20 classes of Tiny ImageNet: train/ and test/ (or val/)")
+    parser.add_argument("clothing", help="photos of clothes: train/, validation/ and test/")
+    parser.add_argument("--work", type=Path, default=Path("runs/planes"), help="the folder for what is kept")
+    asked = parser.parse_args(arguments)
+    tiny = str(with_test(asked.tiny, asked.work))
+    model = checkpoint.load("tiny20")
+    classes = ",".join(model.class_names[y] for y in picked(model, tiny))
+    planes = {
+        "tiny20": plane("tiny20", "tiny20", tiny, classes, asked.work, "--epochs", 10),
+        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 5),
+        "clothing": plane("clothing", "clothing", asked.clothing, None, asked.work),
+    }
+    trajectories("trajectories", asked.work / "tiny20" / "model" / "best", tiny, asked.work)
+    trajectories("trajectories-full", "cifar10-beta1", asked.cifar10, asked.work)
+    with replacing(RECORD) as file:
+        file.write_text(json.dumps(planes, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
