@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from candid._support.errors import CandidError
 from candid.judging.calibrate import calibrate
@@ -124,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     names = asked.names or [name for name in MODELS if asked.tiny or recipe(name) == "cifar10"]
     threads = max(1, (os.cpu_count() or 1) // asked.jobs)
-    tiny = None if asked.tiny is None else str(with_test(asked.tiny, asked.runs))
-    sources = {name: asked.data if recipe(name) == "cifar10" else tiny for name in names}
+    tiny: Any = None if asked.tiny is None else str(with_test(asked.tiny, asked.runs))
+    sources: dict[str, str] = {name: asked.data if recipe(name) == "cifar10" else tiny for name in names}
     with ThreadPoolExecutor(asked.jobs) as pool:
         for _ in pool.map(
             lambda name: train(command(name, sources[name]), asked.runs / name, threads), names

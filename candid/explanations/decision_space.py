@@ -232,7 +232,7 @@ deviations, the expected uncertainty between them is 21 %. The image lies in the
         )
     if pair is None:
         expected = float(expected_uncertainty(space.distance))
-        pair = Pair(*sorted(space.classes[:2]), space.distance, expected)
+        pair = Pair(min(space.classes[:2]), max(space.classes[:2]), space.distance, expected)
     uncertainty = (
         f"at a distance of {pair.distance:.1f} standard deviations, the expected uncertainty between them is "
         f"{_percent(pair.uncertainty)}"

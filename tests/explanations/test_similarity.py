@@ -230,9 +230,9 @@ def test_measured_uncertainties_stand_where_the_expected_ones_do() -> None:
         ratio = float(measured[y, 3]) / expected
         assert pairs[y, 3].differs == (max(ratio, 1 / ratio) > 1.5)
     assert similarity(model).measured is None
-    expected, axes, _ = checked(draw(found)).axes
-    assert (expected.get_title(), axes.get_title()) == ("expected", "measured on images")
-    assert expected.images[0].get_clim() == axes.images[0].get_clim()
+    panel, axes, _ = checked(draw(found)).axes
+    assert (panel.get_title(), axes.get_title()) == ("expected", "measured on images")
+    assert panel.images[0].get_clim() == axes.images[0].get_clim()
     cells = {text.get_position(): float(text.get_text()) for text in axes.texts}
     for row, column in ((0, 1), (1, 0), (0, 2), (1, 2)):
         shown = found.pair(row, column).measured
