@@ -3,7 +3,7 @@
 ``python -m experiments.planes cifar-10-batches-bin tiny20 clothing10``
 
 Ten classes of ``tiny20`` are picked on the model's held-out images, never on test images; their plane is
-trained for ten epochs, that of CIFAR-10's ten classes for five. Runs are kept in ``runs/planes``: what is
+trained for ten epochs, that of CIFAR-10's ten classes for four. Runs are kept in ``runs/planes``: what is
 finished there is only drawn. The record of all planes is ``docs/results/planes.json``.
 """
 
@@ -36,19 +36,18 @@ TARGETS = {"trajectories": "lemon", "trajectories-full": "frog"}
 """The classes that attacks lead to."""
 
 
-def picked(model: Model, data: str, count: int = PICKED) -> list[int]:
-    """Return the ``count`` classes that the model separates best on its held-out images.
+def picked(logits: Array, labels: Array, count: int) -> list[int]:
+    """Return the ``count`` classes that are separated best, by the logits (N, M) and labels of N images.
 
     Of all classes, the one whose absence lowers the log-loss among the others most is left out, again and
     again; then single classes are exchanged while that lowers it.
     """
-    logits, labels = _held_out(model, data)
-    classes = list(range(len(model.class_names)))
+    classes = list(range(logits.shape[1]))
     while len(classes) > count:
         smaller = [[y for y in classes if y != left_out] for left_out in classes]
         classes = min(smaller, key=lambda chosen: _log_loss(logits, labels, chosen))
     while True:
-        others = [y for y in range(len(model.class_names)) if y not in classes]
+        others = [y for y in range(logits.shape[1]) if y not in classes]
         exchanged = [sorted({*classes, new} - {old}) for old in classes for new in others]
         best = min([classes, *exchanged], key=lambda chosen: _log_loss(logits, labels, chosen))
         if best == classes:
@@ -56,7 +55,8 @@ def picked(model: Model, data: str, count: int = PICKED) -> list[int]:
         classes = best
 
 
-def _held_out(model: Model, data: str) -> tuple[Array, Array]:
+def held_out(model: Model, data: str) -> tuple[Array, Array]:
+    """Return the logits and labels of the images that were held out in training."""
     split, _ = open_images(model, data, "val", None, False, SILENT)
     frozen, logits, labels = model.frozen(), [], []
     for images, y, _ in named_batches(split, model.preprocessing, batch_size(model)):
@@ -113,10 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     tiny = str(with_test(asked.tiny, asked.work))
     model = checkpoint.load("tiny20")
-    classes = ",".join(model.class_names[y] for y in picked(model, tiny))
+    classes = ",".join(model.class_names[y] for y in picked(*held_out(model, tiny), PICKED))
     planes = {
         "tiny20": plane("tiny20", "tiny20", tiny, classes, asked.work, "--epochs", 10),
-        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 5),
+        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 4),
         "clothing": plane("clothing", "clothing", asked.clothing, None, asked.work),
     }
     trajectories("trajectories", asked.work / "tiny20" / "model" / "best", tiny, asked.work)
