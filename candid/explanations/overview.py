@@ -277,6 +277,7 @@ def plane_of_photos(
     It is fitted to training photos, and the photos that the model has not seen are drawn. Of data without
     parts, that the model was not trained on, every second photo is fitted to and the others are drawn.
     """
+    require(model, "geometry", "A decision plane")
     check_fitted(classes)
 
     def of_classes(split: Split) -> IndexedSplit:

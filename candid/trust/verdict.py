@@ -126,18 +126,23 @@ class Promises:
 
     def plain(self) -> str:
         """Return the promises in one line for everybody; :meth:`sentences` has all numbers and conditions."""
-        novelty, error, unproven = self.novelty, self.error, self.novelty.proven == 1
-        measured = unproven or novelty.proven > novelty.in_force
-        about = "about" if measured else "at most"
-        parts = [] if self.fdr is not None else [f"{about} {in_percent(novelty.in_force)} are called novel"]
-        if error.in_force < 1:
-            parts.append(f"{about} {in_percent(error.in_force)} get an answer without their true class")
-        how = "with 95 % confidence" if novelty.promise == "confident" and not unproven else "on average"
-        lines = [f"Of ordinary photos, {' and '.join(parts)}, {how}"] if parts else []
+        unproven = self.novelty.proven == 1
+        levels = [(self.novelty, "are called novel")] if self.fdr is None else []
+        if self.error.in_force < 1:
+            levels.append((self.error, "get an answer without their true class"))
+        shares: dict[str, list[str]] = {}
+        for at, what in levels:
+            about = "about" if at.proven > at.in_force else "at most"
+            how = "with 95 % confidence" if at.promise == "confident" and not unproven else "on average"
+            shares.setdefault(how, []).append(f"{about} {in_percent(at.in_force)} {what}")
+        parts = [f"{' and '.join(rates)}, {how}" for how, rates in shares.items()]
+        lines = [f"Of ordinary photos, {', and '.join(parts)}"] if parts else []
         if self.fdr is not None:
             lines.append(f"At most {in_percent(self.fdr)} of what is called novel is ordinary, on average")
         if self.risk is not None:
             lines.append(f"At most {in_percent(self.risk.asked)} of the accepted answers are wrong")
+            if not unproven:
+                lines[-1] += f", with {in_percent(1 - self.risk.delta)} confidence"
         return f"{'. '.join(lines)}{'; no bound is proven' * unproven}."
 
     def raised(self) -> list[str]:

@@ -73,8 +73,9 @@ def test_a_record_has_five_classes_and_the_promises(model: GenerativeClassifier)
     record = found.to_dict()
     assert list(record) == [
         *("path", "label", "confidence", "posterior", "p_value", "class_p_value"),
-        *("verdict", "classes", "node", "node_leaves", "log_density_nats", "promises"),
+        *("verdict", "plain", "classes", "node", "node_leaves", "log_density_nats", "promises"),
     ]
+    assert record["plain"] == found.plain
     assert len(record["posterior"]) == 5
     promises = record["promises"]
     assert promises["score"] == "joint" and promises["n_reference"] == 500

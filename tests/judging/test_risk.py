@@ -105,11 +105,20 @@ def test_the_command_prints_the_promises(tmp_path: Path) -> None:
     done = candid_command("examine", MODEL, tmp_path / "black.png", *options, "--json")
     assert done.exit_code == 0
     said = " ".join(done.stderr.split())
+    promises = json.loads(done.stdout)["promises"]
+    assert said.startswith(promises["plain"])
+    assert promises["plain"] == (
+        "Of ordinary photos, at most 2 % are called novel, with 95 % confidence, and at most 5 % get an "
+        "answer without their true class, on average. At most 10 % of the accepted answers are wrong, with 98 % "
+        "confidence."
+    )
+    assert promises["risk"]["asked"] == 0.1 and promises["risk"]["delta"] == 0.02
+    done = candid_command("examine", MODEL, tmp_path / "black.png", *options, "--json", "--verbose")
+    said = " ".join(done.stderr.split())
+    assert all(sentence in said for sentence in promises["sentences"])
     assert "Novelty 2 %: at most this share of ordinary images is called novel, with 95 % confidence" in said
     assert (
         "Error 5 %" in said and "Risk 10 %: at most this share of accepted images is wrong, with 98 %" in said
     )
-    risk = json.loads(done.stdout)["promises"]["risk"]
-    assert risk["asked"] == 0.1 and risk["delta"] == 0.02
     done = candid_command("examine", MODEL, tmp_path / "black.png", "--risk", "0.01")
     assert isinstance(done.exception, CandidError) and "can't be promised" in str(done.exception)

@@ -1,6 +1,8 @@
 """Promises hold on many draws, agree with their definitions, and advice that is followed works."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from scipy.stats import beta, binom
 
 from candid import CandidError
 from candid.trust.promises import LISTED, needed_images, no_promise, start, walk
-from candid.trust.verdict import Promises, cross_conformal_bound, level, rounded_up
+from candid.trust.verdict import NOTHING, Promises, cross_conformal_bound, level, rounded_up
 from experiments.promises import by_bisection, by_walk, kept, oracle
 
 SETS = 400
@@ -127,6 +129,33 @@ def test_levels_with_few_images_are_named() -> None:
 @given(st.floats(1e-6, 0.99))
 def test_levels_are_rounded_up(share: float) -> None:
     assert share <= rounded_up(share) <= 1.2 * share
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {},
+            "Of ordinary photos, at most 5 % are called novel and at most 4 % get an answer without their "
+            "true class, on average.",
+        ),
+        (
+            {"fdr": 0.1},
+            "Of ordinary photos, at most 4 % get an answer without their true class, on average. At "
+            "most 10 % of what is called novel is ordinary, on average.",
+        ),
+        ({"error": NOTHING}, "Of ordinary photos, at most 5 % are called novel, on average."),
+        ({"error": NOTHING, "fdr": 0.1}, "At most 10 % of what is called novel is ordinary, on average."),
+        (
+            {"novelty": level(0.05, 0.05, 400, "average", 5)},
+            "Of ordinary photos, about 5 % are called novel and "
+            "at most 4 % get an answer without their true class, on average.",
+        ),
+    ],
+)
+def test_the_plain_line_says_which_level_holds_how(changes: dict[str, Any], expected: str) -> None:
+    promises = Promises("joint", 400, level(0.05, 0.05, 400), level(0.04, 0.05, 400))
+    assert replace(promises, **changes).plain() == expected
 
 
 def test_the_cross_conformal_bound_covers_dependent_folds() -> None:
