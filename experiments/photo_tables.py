@@ -180,7 +180,9 @@ def _selective(bundled: Results) -> str:
         selective = found["selective"]
         (foreign,) = selective["verdicts"]["foreign"]
         known = next(key for key in found["verdicts"]["sets"] if key != foreign)
-        accepted, plain = (selective[rule]["foreign"][foreign] for rule in ("verdicts", "plain"))
+        # earlier results have one plain threshold, which ranks novel images, too
+        alone = selective.get("without_novelty", selective["plain"])
+        accepted, plain = (rule["foreign"][foreign] for rule in (selective["verdicts"], alone))
         return {
             **selective,
             "name": name,

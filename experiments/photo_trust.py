@@ -99,7 +99,7 @@ class Study:
             found[other] = {
                 "known": metrics["verdicts"]["sets"]["test"],
                 "unknown": metrics["verdicts"]["sets"]["unknown"],
-                "plain": metrics["selective"]["plain"]["foreign"]["unknown"],
+                "plain": metrics["selective"]["without_novelty"]["foreign"]["unknown"],
                 "auc": metrics["ood"]["unknown"]["combined"]["auc"],
             }
         return found

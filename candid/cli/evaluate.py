@@ -153,10 +153,10 @@ def _show_verdicts(verdicts: dict[str, Any]) -> None:
 
 
 def _show_selective(metrics: dict[str, Any], part: str) -> None:
-    from candid.evaluation.selective import sentences, table
+    from candid.evaluation.selective import RULES, sentences, table
 
     title = f"What is accepted of {metrics['images']:,} images (%; 95 % interval)"
-    show_table(title, ("", "verdicts", "plain threshold"), table(metrics, part), tight=True)
+    show_table(title, ("", *RULES.values()), table(metrics, part), tight=True)
     for sentence in sentences(metrics):
         print(printable(sentence))
 

@@ -17,7 +17,7 @@ from candid.trust.verdict import KINDS
 Row = dict[str, Any]
 METRICS = ("L_X", "L_Y", "bits_per_dim", "accuracy", "cross_entropy", "ece", "mce", "oce", "top1_ece")
 ACCEPTED = ("coverage", "accepted_accuracy", "plain_accuracy", "ambiguous_accuracy", "augrc", "aurc")
-"""Selective metrics: of verdicts, of a plain confidence threshold at the same coverage, areas."""
+"""Selective metrics: of verdicts, of a plain threshold at the same coverage (none novel), areas."""
 COLUMNS = ("name", "beta", "crops", *METRICS, "as_published", *ACCEPTED)
 
 

@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, softmax
 from candid.evaluation.selective import (
+    RULES,
     Judged,
     areas,
     paired_difference,
@@ -94,42 +95,45 @@ def test_a_difference_of_equal_rules_is_zero_and_unequal_sets_are_refused() -> N
         paired_difference(accepted, np.array([True, True]), accepted)
 
 
-def test_verdicts_and_a_plain_threshold_are_counted_by_hand() -> None:
+def test_verdicts_and_plain_thresholds_are_counted_by_hand() -> None:
     confidence = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5])
     right = np.array([True, True, False, True, True, False])
     kinds: list[Verdict] = ["novel", "accept", "ambiguous", "accept", "accept", "ambiguous"]
-    foreign = {"fish": Judged(np.array([9.0, 0.1]), ["novel", "accept"])}
+    foreign = {"fish": Judged(np.array([9.0, 0.1, 3.5]), ["novel", "accept", "ambiguous"])}
     found = selective_metrics(confidence, right, kinds, foreign)
-    verdicts, plain = found["verdicts"], found["plain"]
+    verdicts, plain, alone = (found[rule] for rule in RULES)
     assert (verdicts["coverage"], verdicts["accepted"], verdicts["ambiguous"]) == (0.5, 1.0, 0.0)
-    assert (plain["coverage"], plain["accepted"]) == (0.5, 2 / 3)
-    assert plain["threshold"] == 1 / (1 + np.exp(-3.0))
-    assert verdicts["foreign"] == plain["foreign"] == {"fish": 0.5}
+    assert (plain["coverage"], plain["accepted"]) == (0.5, 2 / 3)  # images 1, 2 and 3
+    assert (alone["coverage"], alone["accepted"]) == (0.5, 2 / 3)  # images 0, 1 and 2
+    assert plain["threshold"] == 1 / (1 + np.exp(-2.0)) and alone["threshold"] == 1 / (1 + np.exp(-3.0))
+    assert [rule["foreign"]["fish"] for rule in (verdicts, plain, alone)] == [1 / 3, 1 / 3, 2 / 3]
     exact = binomtest(3, 6).proportion_ci(method="exact")
     assert verdicts["intervals"]["coverage"] == pytest.approx([exact.low, exact.high])
     assert found["difference"]["value"] == pytest.approx(1 / 3)
-    assert found["novel"] == {"images": 1, "right": 1}
+    assert found["novel"]["images"] == found["novel"]["right"] == 1
+    assert found["novel"]["difference"]["value"] == 0
     assert found["curve"]["novel_last"][0] == 0 and len(found["curve"]["risk"]) == 6
-    assert "1 images that the plain threshold accepts" in sentences(found)[1]
+    assert "alone accepts 1 images that are called novel" in sentences(found)[1]
     assert [row[0] for row in table(found, "test")] == [
         "accepted of test",
         "right of accepted",
         "right of ambiguous",
         "accepted of fish",
-        "right of accepted, difference",
+        "right of accepted, less plain",
         "AUGRC",
         "AURC",
     ]
 
 
-def test_a_clear_difference_is_named() -> None:
+def test_a_clear_difference_is_named_and_the_cost_of_the_novelty_cut_stands_apart() -> None:
     confidence = np.linspace(1, 0, 400)
-    right = np.arange(400) >= 100
-    kinds: list[Verdict] = [*["novel"] * 100, *["accept"] * 100, *["ambiguous"] * 200]  # type: ignore[list-item]
-    (first, second) = sentences(selective_metrics(confidence, right, kinds))
+    kinds: list[Verdict] = [*["novel"] * 100, *["ambiguous"] * 100, *["accept"] * 200]  # type: ignore[list-item]
+    late = np.arange(400) >= 200
+    (first, second) = sentences(selective_metrics(confidence, late, kinds))
     assert "are better than those of a plain confidence threshold" in first
     assert "100 images" in second and "0 % of them are right" in second
-    assert "are worse than" in sentences(selective_metrics(confidence, ~right, kinds))[0]
+    assert "differs by -50.00" in second  # right: 100 of 200 that are not novel, none of the first 200
+    assert "are worse than" in sentences(selective_metrics(confidence, ~late, kinds))[0]
 
 
 def test_nothing_accepted_is_said() -> None:

@@ -14,6 +14,7 @@ from candid._support import __version__
 from candid._support.files import write_texts
 from candid._support.text import METRICS, Cell, area_cell, listed, number, percent
 from candid.evaluation.compare import group_table, group_title
+from candid.evaluation.selective import RULES
 from candid.evaluation.selective import sentences as selective_sentences
 from candid.evaluation.selective import table as selective_table
 from candid.reports.audit.grades import CRITERIA, Grade
@@ -258,7 +259,7 @@ def _accepted(name: str, metrics: dict[str, Any]) -> Table | None:
     if "verdicts" not in found:
         return None
     caption = f"{name}: accepted images, and how many of them are right (%; 95 % interval)"
-    return Table(caption, ["", "verdicts", "plain threshold"], selective_table(found, metrics["part"]))
+    return Table(caption, ["", *RULES.values()], selective_table(found, metrics["part"]))
 
 
 def _areas(name: str, metrics: dict[str, Any]) -> Table:
