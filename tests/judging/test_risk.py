@@ -109,8 +109,8 @@ def test_the_command_prints_the_promises(tmp_path: Path) -> None:
     assert said.startswith(promises["plain"])
     assert promises["plain"] == (
         "Of ordinary photos, at most 2 % are called novel, with 95 % confidence, and at most 5 % get an "
-        "answer without their true class, on average. At most 10 % of the accepted answers are wrong, with 98 % "
-        "confidence."
+        "answer without their true class, on average. At most 10 % of the accepted answers are wrong, with "
+        "98 % confidence."
     )
     assert promises["risk"]["asked"] == 0.1 and promises["risk"]["delta"] == 0.02
     done = candid_command("examine", MODEL, tmp_path / "black.png", *options, "--json", "--verbose")
