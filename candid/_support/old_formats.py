@@ -9,7 +9,12 @@ RENAMED_OPTIONS = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "
 """Keys of older recipes and run folders, with their present names."""
 CROPS = {"wobble": "jitter"}
 """Random crops of older recipes and models, with their present names."""
-LATER_OPTIONS: dict[str, Any] = {"means_start": "random", "clip_means": True}
+LATER_OPTIONS: dict[str, Any] = {
+    "means_start": "random",
+    "clip_means": True,
+    "rest_rate": None,
+    "rest_decay": 0.0,
+}
 """Options of later versions with what earlier ones did: these values don't enter the digest of a run."""
 
 

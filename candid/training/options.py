@@ -14,7 +14,7 @@ from candid.models.photo.eyes import DEFAULT_EYE, EYES
 
 Schedule = Literal["one-cycle", "plateau"]
 Crop = Literal["none", "shift", "jitter", "resized"]
-MeansStart = Literal["random", "blocks"]
+MeansStart = Literal["random", "pooled", "blocks"]
 SplitRule = Literal["hash", "shuffled"]
 Memory = Literal["plain", "inverse"]
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
@@ -115,8 +115,23 @@ class TrainOptions:
         0.1
     )
     means_start: Annotated[
-        MeansStart, Option("Class means at the start: random (0.7 sigma apart) or in blocks (3.5 sigma).")
+        MeansStart,
+        Option(
+            "Class means at the start: random (0.7 sigma apart), pooled (the same without a part beyond the "
+            "mean-pooled coefficients) or in blocks (3.5 sigma)."
+        ),
     ] = "random"
+    rest_rate: Annotated[
+        float | None,
+        Option(
+            "Learning rate of class means beyond the mean-pooled coefficients, times --learning-rate.",
+            above=0,
+            default="that of the means",
+        ),
+    ] = None
+    rest_decay: Annotated[
+        float, Option("Weight decay of class means beyond the mean-pooled coefficients.", least=0)
+    ] = 0.0
     # Their parameter is ten times the scale, and moves that much slower.
     scales_rate: Annotated[float, Option("Rate of ActNorm's scales, times --learning-rate.", above=0)] = 5.0
     warmup: Annotated[

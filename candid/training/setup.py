@@ -103,6 +103,8 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Network:
         model = GenerativeClassifier(layout, names, options.memory, seed=options.seed)
         if options.means_start == "blocks":
             model.mixture.start_in_blocks()
+        elif options.means_start == "pooled":
+            model.mixture.start_without_rest()
     if options.means_only:
         model.flow.requires_grad_(False)
     if options.compile:
@@ -157,22 +159,27 @@ def in_unit_range(images: Tensor, device: torch.device | str) -> Tensor:
 
 
 def build_optimiser(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """Return SGD with momentum or AdamW, with weight decay on convolution weights alone.
+    """Return SGD with momentum or AdamW, with weight decay on convolution weights and the rest of the means.
 
     Each group has a ``share`` of the learning rate: :func:`set_learning_rate`.
     """
     convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d)}
-    means = {id(p) for m in model.modules() if isinstance(m, LatentMixture) for p in m.parameters()}
+    mixtures = [m for m in model.modules() if isinstance(m, LatentMixture)]
+    means = {id(p) for m in mixtures for p in m.parameters()}
+    has_own = options.rest_rate is not None or options.rest_decay > 0
+    rest = {id(p) for m in mixtures for p in m.rest() if has_own}
+    rest_rate = options.means_rate if options.rest_rate is None else options.rest_rate
     scales = {id(m.gamma) for m in model.modules() if isinstance(m, ActNorm)}
     groups: dict[str, dict[str, Any]] = {
         "convolutions": {"params": [], "weight_decay": options.weight_decay, "share": 1.0},
         "means": {"params": [], "weight_decay": 0.0, "share": options.means_rate},
+        "rest": {"params": [], "weight_decay": options.rest_decay, "share": rest_rate},
         "scales": {"params": [], "weight_decay": 0.0, "share": options.scales_rate},
         "others": {"params": [], "weight_decay": 0.0, "share": 1.0},
     }
     for p in model.parameters():
         if p.requires_grad:
-            kinds = {"convolutions": convolutions, "means": means, "scales": scales}
+            kinds = {"convolutions": convolutions, "rest": rest, "means": means, "scales": scales}
             kind = next((kind for kind, members in kinds.items() if id(p) in members), "others")
             groups[kind]["params"].append(p)
     used = [group for group in groups.values() if group["params"]]

@@ -25,6 +25,21 @@ def test_every_parameter_is_in_one_group_and_only_convolutions_decay() -> None:
     assert rates[id(next(model.flow.parameters()))] == 0.1
 
 
+def test_the_rest_of_the_means_can_have_a_rate_and_a_decay() -> None:
+    model = GenerativeClassifier.from_preset("digits", rank=2)
+    config = TrainOptions(data="digits", means_rate=0.5, rest_rate=0.25, rest_decay=3.0)
+    optimiser = build_optimiser(model, config)
+    ids = [id(p) for group in optimiser.param_groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in model.parameters())
+    set_learning_rate(optimiser, 1.0)
+    groups = {id(p): (g["lr"], g["weight_decay"]) for g in optimiser.param_groups for p in g["params"]}
+    mixture = model.mixture
+    assert groups[id(mixture.mean)] == (0.5, 0.0)
+    assert groups[id(mixture.alpha)] == groups[id(mixture.prototypes)] == (0.25, 3.0)
+    without = build_optimiser(model, TrainOptions(data="digits"))
+    assert len(without.param_groups) == 4  # as in run folders of earlier versions
+
+
 def test_frozen_parameters_are_left_out() -> None:
     model = GenerativeClassifier.from_preset("digits")
     model.flow.requires_grad_(False)

@@ -110,6 +110,28 @@ class LatentMixture(nn.Module):
         self.mean.zero_()
         self.mean[:, : self.classes * size] = blocks
 
+    @torch.no_grad()
+    def start_without_rest(self) -> None:
+        """Let the means differ in the constant coefficients alone: alpha (or each class's prototype) is 0.
+
+        Raises:
+            CandidError: if the means are planar.
+
+        >>> mixture = LatentMixture(classes=4, constant=12, dimensions=48, rank=2)
+        >>> mixture.start_without_rest()
+        >>> mixture.means(torch.arange(4))[:, 12:].abs().max().item()
+        0.0
+        """
+        if self.planar:
+            raise CandidError("Planar class means have no mean-pooled part: use means_start = 'random'.")
+        (self.prototypes if self.alpha is None else self.alpha).zero_()
+
+    def rest(self) -> list[nn.Parameter]:
+        """Return the parameters of the means beyond the constant coefficients; none of planar means."""
+        if self.planar:
+            return []
+        return [self.prototypes] if self.alpha is None else [self.alpha, self.prototypes]
+
     @property
     def weights(self) -> Tensor | None:
         """The weights that combine the prototypes, (M, K); None if every class has its own."""

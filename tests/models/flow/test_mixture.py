@@ -71,6 +71,19 @@ def test_planar_means_lie_in_one_plane_of_all_dimensions() -> None:
         LatentMixture(4, 3, 10, rank=2, planar=True)
 
 
+@pytest.mark.parametrize("rank", [None, 2])
+def test_means_without_a_rest_learn_one(rank: int | None) -> None:
+    m = LatentMixture(4, 3, 10, rank)
+    m.start_without_rest()
+    means = m.means(torch.arange(4))
+    assert means[:, :3].abs().min() > 0 and means[:, 3:].abs().max() == 0
+    m.logits(torch.randn(5, 10)).logsumexp(1).sum().backward()
+    gradients = [p.grad for p in m.rest()]
+    assert max(float(g.abs().max()) for g in gradients if g is not None) > 0
+    with pytest.raises(CandidError, match="no mean-pooled part"):
+        LatentMixture(4, 3, 10, planar=True).start_without_rest()
+
+
 def test_means_on_a_circle_have_one_radius_and_an_angle_each() -> None:
     m = mixture(None, planar=True, circle=True)
     means = m.means(torch.arange(4)) - m.prototypes[0]
