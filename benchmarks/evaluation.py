@@ -20,8 +20,8 @@ from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit
 from candid.inference.runner import Runner
 from candid.judging.held_out import measures_for
-from candid.trust.learned import fit_scores
-from candid.trust.scores import SCORES, learning_scores
+from candid.trust.ranking import fit_learners
+from candid.trust.scores import SCORES, Columns, learning_scores
 
 PASS, BARE = "evaluation", "bare forward passes"
 LIMIT = 1.1
@@ -37,12 +37,12 @@ def main() -> int:
     model = GenerativeClassifier.from_preset("cifar").eval()
     fast = model.frozen()
     features = model.config.flow.constant_coefficients
-    columns = {
+    random_columns = {
         "features": random.normal(size=(1000, features)),
         "logits": random.normal(size=(1000, 10)),
     }
-    names = [score.name for score in learning_scores(columns)]
-    measures = measures_for(SCORES.values(), fit_scores(names, columns, np.arange(1000) % 10))
+    columns = Columns(random_columns, np.arange(1000) % 10)
+    measures = measures_for(SCORES.values(), fit_learners(learning_scores(columns), columns))
     with tempfile.TemporaryDirectory() as folder:
         passes = Runner(model, folder=Path(folder))
         ready = [part / 255 for part in torch.from_numpy(pixels).split(passes.batch)]

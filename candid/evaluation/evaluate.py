@@ -23,6 +23,7 @@ from candid.evaluation.result import (
     classification,
     performance,
     right_ones,
+    statistics_of,
     with_verdicts,
 )
 from candid.evaluation.selective import selective_metrics
@@ -234,7 +235,7 @@ class _Study:
             text = f"{overlap:,} of {len(own):,} images are this model's held-out images: p-values are {how}."
             notes = (*notes, Note("overlap", text))
         counts = {"held_out_images": len(held_out), "held_out_overlap": overlap}
-        statistics = {name: images.statistics for name, images in predictions.items()}
+        statistics = statistics_of(predictions, self.groups)
         inside = statistics.pop(self.part).rows(kept)
         detection = Detection(held_out.statistics, inside, statistics, rule)
         temperature = held_out.temperature if self.options.temperature else None

@@ -26,13 +26,13 @@ from candid.inference.metrics import (
 )
 from candid.inference.predictions import Predictions
 from candid.inference.study import Note
-from candid.judging.detection import Detection
+from candid.judging.detection import GROUPS, Detection
 from candid.judging.examine import examinations
 from candid.judging.held_out import LEVEL
 from candid.models.protocol import Model, require
 from candid.trust.ranking import ALL, OTHERS
 from candid.trust.rule import Rule
-from candid.trust.scores import SCORES
+from candid.trust.scores import SCORES, Columns
 from candid.trust.verdict import KINDS, Examination, Promises, Verdict
 
 Metrics = dict[str, Interval | None]
@@ -166,6 +166,14 @@ class ImageGroups:
         """Return the groups of images, (N,); ``ALL`` for those without held-out images."""
         number = {name: i for i, name in enumerate(self.names)}
         return np.array([number.get(name, ALL) for name in self.of(predictions)], np.int64)
+
+
+def statistics_of(sets: Mapping[str, Predictions], groups: ImageGroups | None = None) -> dict[str, Columns]:
+    """Return the columns of sets of images, with their groups if there are any."""
+    return {
+        name: images.statistics.with_columns({} if groups is None else {GROUPS: groups.numbers(images)})
+        for name, images in sets.items()
+    }
 
 
 def judged_sets(

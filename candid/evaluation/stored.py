@@ -13,7 +13,14 @@ from candid._support.options import checked_names, fields
 from candid.data.groups import GroupTable
 from candid.evaluation.calibration_error import BINS
 from candid.evaluation.options import EvaluateOptions
-from candid.evaluation.result import EvaluationResult, ImageGroups, as_json, performance, with_verdicts
+from candid.evaluation.result import (
+    EvaluationResult,
+    ImageGroups,
+    as_json,
+    performance,
+    statistics_of,
+    with_verdicts,
+)
 from candid.inference.metrics import fit_temperature
 from candid.inference.predictions import Predictions
 from candid.inference.study import Note
@@ -49,7 +56,7 @@ def evaluate_arrays(options: EvaluateOptions) -> EvaluationResult:
     if held_out.arrays.features is not None:  # logits alone can be equal for different images
         seen = np.isin(test.keys(), held_out.keys())
     kept, overlap = seen if seen.all() else ~seen, int(seen.sum())
-    statistics = {name: images.statistics for name, images in sets.items()}
+    statistics = statistics_of(sets, groups)
     detection = Detection(columns, statistics.pop(PART).rows(kept), statistics, rule)
     metrics: dict[str, Any] = {
         "model": options.name or NAME,

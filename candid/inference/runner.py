@@ -183,13 +183,13 @@ class Runner:
     def features(
         self, split: Split, preprocessing: Preprocessing, name: str, most: int
     ) -> Predictions | None:
-        """Return what the model says of about ``most`` images, with a column of features.
+        """Return what the model says of about ``most`` images, with columns of features and keys.
 
         It returns None in all processes but the first. Nothing is cached.
         """
 
         def make(batch: NamedBatch) -> Predictions:
-            return predict(self.frozen, *batch, FEATURES)
+            return predict(self.frozen, *batch, {**FEATURES, "keys": _image_keys})
 
         batches = math.ceil(most / self.batch / self.processes.world_size)
         return self._joined(self.each(make, split, preprocessing, name, most=batches))

@@ -29,9 +29,10 @@ from candid.inference.runner import Runner, launch_for
 from candid.judging.held_out import OUT_OF_FOLD, HeldOut, measures_for
 from candid.models import checkpoint, saving
 from candid.models.protocol import Model
-from candid.trust.conformal import shuffled_halves
-from candid.trust.learned import LearnedScore, fit_scores
+from candid.trust.learned import LearnedScore
+from candid.trust.ranking import fit_learners
 from candid.trust.scores import SCORES, Columns, learning_scores
+from candid.trust.series import firsts, fixed_halves, series_of
 from candid.trust.tree import Tree
 
 MOST_IMAGES = 20_000
@@ -146,6 +147,8 @@ def measure(
     if (found.labels < 0).any():
         raise CandidError("Held-out images need labels: give a data set with class folders.")
     found = without_training_images(found, runner.model, runner.progress)
+    if known is not None:
+        found = without(found, known.columns["keys"], "those that scores are fitted to", runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
     scores = held_out_scores(found, known, runner.model.tree)
@@ -159,12 +162,16 @@ def measure(
 
 def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:
     """Return the held-out images without those that ``model`` was trained on, as far as it knows them."""
-    seen = seen_in_training(found.columns["keys"], model.held_out.get("training_keys"))
+    return without(found, model.held_out.get("training_keys"), "the training images", progress)
+
+
+def without(found: Predictions, keys: Array | None, which: str, progress: Progress) -> Predictions:
+    """Return the images without those that are among others, ``which`` have these ``keys``."""
+    seen = seen_in_training(found.columns["keys"], keys)
     if not seen.any():
         return found
     progress.log(
-        f"{int(seen.sum()):,} of {len(found):,} held-out images are among the training images: they are left "
-        "out"
+        f"{int(seen.sum()):,} of {len(found):,} held-out images are among {which}: they are left out"
     )
     return found[np.flatnonzero(~seen)]
 
@@ -198,21 +205,23 @@ def held_out_scores(
     Args:
         found: labelled images that the model was not trained on.
         known: other images, with features, that scores of features are fitted to. If None, they are fitted to
-            one half of ``found`` if it has features and no density, and the other half is held out.
+            one half of ``found`` if it has features and no density, and the other half is held out; no copy
+            of an image, and no other one of its series, is in the other half.
         tree: kinds above the classes.
     """
     pairs = None
     if found.logits.shape[1] <= MOST_CLASSES:
         pairs = measured_uncertainty(found.posterior, found.labels).astype(np.float32)
     keys, temperature = None, fit_temperature(found.logits, found.labels)
-    enough = "features" in found.columns and len(found) >= 2 * FEWEST_IMAGES
-    if known is None and found.log_density is None and enough:
-        known, found = (found[half] for half in shuffled_halves(len(found)))
-        keys = known.columns["keys"]
+    if known is None and found.log_density is None and "features" in found.columns:
+        series = series_of(found.statistics, found.columns.get("series"))
+        if firsts(series).sum() >= 2 * FEWEST_IMAGES:
+            known, found = (found[half] for half in fixed_halves(series))
+            keys = known.columns["keys"]
     learned = {}
     if known is not None:
         columns = score_columns(known)
-        learned = fit_scores([score.name for score in learning_scores(columns)], columns, known.labels)
+        learned = fit_learners(learning_scores(columns), columns)
     statistics = scored(found, learned).statistics.statistics()
     if tree is not None:
         statistics["kind_ratio"], statistics["kind_mass"] = tree.reach(found.posterior, found.labels)
@@ -266,6 +275,7 @@ def fewer(split: Split) -> Split:
     return split.subsample(min(MOST_IMAGES, len(split))) if split.can_index else split
 
 
-def score_columns(predictions: Predictions) -> dict[str, Array]:
+def score_columns(predictions: Predictions) -> Columns:
     """Return the columns that fitted scores need."""
-    return {"logits": predictions.logits, "features": predictions.columns["features"]}
+    labels = predictions.labels if (predictions.labels >= 0).all() else None
+    return Columns({"logits": predictions.logits, "features": predictions.columns["features"]}, labels)

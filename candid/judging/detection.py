@@ -14,7 +14,10 @@ from candid.trust.conformal import Detector, shuffled_halves
 from candid.trust.ranking import ALL, Ranking, fit_rankings, ranked_p_values
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns, Score, available_scores
+from candid.trust.series import series_of
 
+GROUPS = "groups"
+"""The column of the groups of images, (N,), within which the rule ranks them."""
 LEVELS = (0.01, 0.05, 0.1)
 """The levels at which false positives are counted."""
 
@@ -62,8 +65,12 @@ class Detection:
     @cached_property
     def rankings(self) -> dict[str, list[Ranking]]:
         """Each score with the held-out images that rank it."""
-        groups = np.full(self.held_out.images, ALL)
-        rankings = {score.name: fit_rankings(score, self.held_out, groups) for score in self.scores}
+        groups, named = np.full(self.held_out.images, ALL), self.held_out.get("series")
+        series, together = series_of(self.held_out, named), named is not None
+        rankings = {
+            score.name: fit_rankings(score, self.held_out, groups, series=series, together=together)
+            for score in self.scores
+        }
         if self.rule is not None:
             rankings[self.rule.score.name] = list(self.rule.rankings)
         return rankings
@@ -81,12 +88,15 @@ class Detection:
         }
 
     def p_values(self, columns: Columns) -> dict[str, Array]:
-        """Return the p-values of N images by each score, (N,)."""
+        """Return the p-values of N images by each score, (N,); those of the rule by its own score."""
         groups = np.full(columns.images, ALL)
-        return {
+        p = {
             name: ranked_p_values(parts, [part.statistic(columns) for part in parts], groups)
             for name, parts in self.rankings.items()
         }
+        if self.rule is not None:
+            p[self.rule.score.name] = self.rule.p_values(columns, columns.get(GROUPS))
+        return p
 
     @cached_property
     def values_inside(self) -> dict[str, Array]:

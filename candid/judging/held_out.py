@@ -15,7 +15,7 @@ from candid.inference.predictions import Measure, half_features
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model, Outputs
 from candid.trust.conformal import FARTHEST, checked_level
-from candid.trust.learned import LEARNED, LearnedScore
+from candid.trust.learned import LearnedScore
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, new_detector
 from candid.trust.rule import Rule, under
@@ -54,7 +54,8 @@ class LearnedMeasure:
 
     def __call__(self, images: Array, outputs: Outputs) -> Array:
         """Return the scores of a batch, (B,)."""
-        return self.score.score({"logits": outputs.logits, "features": half_features(images, outputs)})
+        features = half_features(images, outputs)
+        return self.score.score(Columns({"logits": outputs.logits, "features": features}))
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,7 @@ class HeldOut:
                 f"hold out at least {math.ceil(1 / levels.error) - 1}, or raise the level to "
                 f"{rounded_up(promises.error.smallest):g}."
             )
-        if len(rule.rankings) > 1 or len(rule.rankings[0].groups) < n or rule.distinct:
-            return rule  # some of the images fixed the score, tested the rule, or are copies
-        return rule.with_class_ranks(self.statistics["predicted"], detectors)
+        return rule.with_class_ranks(detectors if len(rule.rankings[0].groups) == n else None)
 
     def _detectors(self, score: Score) -> dict[int, Any]:
         """Return the detectors of ``score`` that were stored, by predicted class, and of all images."""
@@ -247,7 +246,7 @@ class StoredScores(Mapping[str, LearnedScore]):
         self._names = [
             name
             for name in dict.fromkeys(key.rpartition(".")[0] for key in self._parts)
-            if name in LEARNED or (name in SCORES and SCORES[name].learns is not None)
+            if name in SCORES and SCORES[name].learns is not None
         ]
         self._restored: dict[str, LearnedScore] = {}
 
@@ -255,9 +254,9 @@ class StoredScores(Mapping[str, LearnedScore]):
         if name not in self._names:
             raise KeyError(name)
         if name not in self._restored:
-            learner = LEARNED[name] if name in LEARNED else type(SCORES[name].new_learner())
+            learner = SCORES[name].new_learner()
             try:
-                self._restored[name] = learner.from_state(under(f"{name}.", self._parts))
+                self._restored[name] = type(learner).from_state(under(f"{name}.", self._parts))
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise unreadable(error) from error
         return self._restored[name]

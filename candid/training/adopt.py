@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from candid._support.errors import CandidError
+from candid._support.numbers import Array
 from candid._support.options import build
 from candid._support.processes import launch
 from candid._support.progress import SILENT, Progress
@@ -16,8 +17,8 @@ from candid.data import Part
 from candid.data.class_names import named
 from candid.data.datasets import open_images, open_part, trained_on
 from candid.data.formats import FORMATS, Query, format_of, part_folders, subfolders
-from candid.data.images import path_of
-from candid.data.splits import IndexedSplit, Split
+from candid.data.images import image_keys, path_of
+from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
 from candid.judging.calibrate import (
@@ -32,8 +33,8 @@ from candid.models import saving
 from candid.models.photo.adopted import AdoptedModel
 from candid.models.photo.opening import open_softmax
 from candid.training.options import AdoptOptions
-from candid.trust.conformal import shuffled_halves
 from candid.trust.gaussians import Moments
+from candid.trust.series import fixed_halves
 from candid.trust.tree import Tree
 
 SMALLEST_PRIOR = 1e-9
@@ -132,8 +133,18 @@ def _splits(model: AdoptedModel, data: str, options: AdoptOptions, progress: Pro
         return fit, part("val" if trained or "val" in parts else "test")
     if not isinstance(fit, IndexedSplit):
         raise CandidError(f"'{data}' is read from end to end: name images to hold out with --held-out.")
-    first, second = shuffled_halves(len(fit))
+    first, second = fixed_halves(_copies(fit))
     return fit.subset(first), fit.subset(second)
+
+
+def _copies(split: IndexedSplit) -> Array:
+    """Return a number for each image, (N,), equal for copies."""
+    if isinstance(split, ArraySplit):
+        keys = image_keys(split.images)
+    else:
+        assert isinstance(split, FileSplit)
+        keys = np.array([digest.hex() for digest in split.digests()])
+    return np.unique(keys, return_inverse=True)[1]
 
 
 def _all(data: str, model: AdoptedModel, labelled: bool) -> Split:

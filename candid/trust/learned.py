@@ -6,12 +6,11 @@ images. If the same images do both, there are several times too many false alarm
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
 
-from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array, logsumexp
 from candid._support.old_formats import mahalanobis_state
 from candid.trust.gaussians import (
@@ -282,40 +281,3 @@ class NearestNeighbours(LearnedScore):
         nearest = np.argpartition(squares, k - 1, axis=1)[:, :k]
         exact = reference.astype(np.float64)[nearest] - features.astype(np.float64)[:, None]
         return np.sqrt(np.square(exact).sum(2).max(1))
-
-
-LEARNED: dict[str, type[LearnedScore]] = {
-    "knn": NearestNeighbours,
-    "mahalanobis": Mahalanobis,
-    "mahalanobis++": UnitMahalanobis,
-    "relative-mahalanobis": RelativeMahalanobis,
-    "vim": Vim,
-    "pca-residual": PcaResidual,
-}
-"""All scores that learn, by the name that users know; :data:`candid.trust.scores.SCORES` lists them, too."""
-
-
-def fit_scores(names: Iterable[str], columns: Columns, labels: Array) -> dict[str, LearnedScore]:
-    """Return scores that are fitted to the same images; their covariance is computed only once.
-
-    Args:
-        names: keys of :data:`LEARNED`.
-        columns: the columns of N images that will not rank the scores.
-        labels: the true classes of these images, (N,).
-
-    Returns:
-        The fitted scores by name.
-
-    Example:
-        >>> columns = {"features": np.random.default_rng(0).normal(size=(27, 3))}
-        >>> list(fit_scores(("knn", "pca-residual"), columns, np.arange(27) % 3))
-        ['knn', 'pca-residual']
-    """
-    names = tuple(names)
-    for name in names:
-        if name not in LEARNED:
-            raise CandidError(f"There is no score '{name}' that learns: {did_you_mean(name, LEARNED)}")
-    scores = {name: LEARNED[name]() for name in names}
-    needed = dict.fromkeys(column for score in scores.values() for column in score.columns)
-    images = FitImages.of(needed, columns, labels) if scores else None
-    return {name: score.learn(images) for name, score in scores.items() if images is not None}

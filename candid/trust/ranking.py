@@ -10,6 +10,7 @@ ranked by the other half; with few images each fold is ranked by scores that the
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Self
 
@@ -242,9 +243,22 @@ class Ranking:
     """By group; those that are not there yet are fitted when they are first needed."""
 
     def statistic(self, columns: Columns) -> Array:
-        """Return the statistic of N images, (N,) or (N, d)."""
+        """Return the statistic of N images, (N,) or (N, d).
+
+        Among fixed ranks, each score counts as at least as high as it is but for rounding: so that it has the
+        same rank however it is computed.
+        """
+        values = self.parts(columns)
+        return values if self.fixed is None else -self.fixed.statistic(values - rounding(values))
+
+    def parts(self, columns: Columns) -> Array:
+        """Return the score of N images, (N,), or what is combined to it, (N, J)."""
         missing = {name: part for name, part in self.learned.items() if name not in columns}
-        values = self.score.of(columns.with_columns({n: part.score(columns) for n, part in missing.items()}))
+        return self.score.of(columns.with_columns({n: part.score(columns) for n, part in missing.items()}))
+
+    def of_held_out(self, columns: Columns) -> Array:
+        """Return the statistic of held-out images as it is: only new ones count as less extreme."""
+        values = self.parts(columns)
         return values if self.fixed is None else -self.fixed.statistic(values)
 
     def new_detector(self) -> Detector:
@@ -259,9 +273,12 @@ class Ranking:
         """Return which held-out images belong to a group, (n,)."""
         return members(self.groups, group, self.small)
 
-    def without_copies(self) -> "Ranking":
-        """Return the ranking among the first of all copies of each image."""
+    @cached_property
+    def distinct(self) -> "Ranking":
+        """The ranking among the first of all copies of each image; itself if there are no copies."""
         rows = self.first
+        if rows is None:
+            return self
         return replace(
             self,
             values=self.values[rows],
@@ -304,8 +321,18 @@ def ranked_p_values(rankings: Sequence[Ranking], statistics: Sequence[Array], gr
     """Return the p-values of N images of these groups, (N,), from their statistics by each ranking.
 
     They are (1 + number of held-out images at least as extreme) / (n + 1). Of several rankings the numbers
-    and n are added up: the cross-conformal p-value.
+    and n are added up: the cross-conformal p-value. With copies they are the larger one of those among all
+    images and among distinct ones. Equal rows may be copies of an image, or images that look the same to a
+    coarse score. The first kind counts once, the second one as often as it is there: the larger p-value is
+    valid for both.
     """
+    p = _p_values(rankings, statistics, groups)
+    if all(ranking.first is None for ranking in rankings):
+        return p
+    return np.maximum(p, _p_values([ranking.distinct for ranking in rankings], statistics, groups))
+
+
+def _p_values(rankings: Sequence[Ranking], statistics: Sequence[Array], groups: Array) -> Array:
     if len(rankings) == 1:
         return rankings[0].p_values(statistics[0], groups)
     count, total = np.ones((2, len(groups)))
@@ -366,16 +393,31 @@ def fit_rankings(
     learned: dict[str, LearnedScore] = {}
     if learners:
         fitting, rows = halves(rows, series)
-        learned = _learned(learners, columns.rows(fitting))
+        learned = fit_learners(learners, columns.rows(fitting))
     if promise == "average" or not several:
         return [ranking(rows, learned)]
     fixing, rows = halves(rows, series)
     return [ranking(rows, learned, CombinedRanks(ranking(fixing, learned).values))]
 
 
-def _learned(learners: Sequence[Score], columns: Columns) -> dict[str, LearnedScore]:
-    """Return scores that have learned from the same images; their covariance is computed once."""
+def fit_learners(learners: Sequence[Score], columns: Columns) -> dict[str, LearnedScore]:
+    """Return scores that have learned from the same images; their covariance is computed once.
+
+    Args:
+        learners: scores that learn; see :func:`~candid.trust.scores.learning_scores`.
+        columns: labelled images that will not rank these scores.
+
+    Returns:
+        What learned, by the name of the score.
+
+    Example:
+        >>> columns = Columns({"features": np.random.default_rng(0).normal(size=(27, 3))}, np.arange(27) % 3)
+        >>> list(fit_learners(learning_scores(columns, ("knn", "pca-residual")), columns))
+        ['knn', 'pca-residual']
+    """
     new = {score.name: score.new_learner() for score in learners}
+    if not new:
+        return {}
     needed = dict.fromkeys(name for learner in new.values() for name in learner.columns)
     assert columns.labels is not None
     images = FitImages.of(needed, columns, columns.labels)
@@ -392,7 +434,7 @@ def _ranking(
 ) -> Ranking:
     classes = columns["predicted"] if columns.labels is None else columns.labels
     ranking = Ranking(score, learned, np.empty(0), groups, classes, fixed, None if first.all() else first)
-    return replace(ranking, values=ranking.statistic(columns), detectors={})
+    return replace(ranking, values=ranking.of_held_out(columns), detectors={})
 
 
 def _cross_fitted(
@@ -413,12 +455,12 @@ def _cross_fitted(
     folds = [order[fold == k] for k in range(FOLDS)]
     scored: dict[tuple[int, int], Array] = {}
     for k, other in combinations(range(FOLDS), 2) if isinstance(new_detector(score), Combined) else ():
-        learned = _learned(learners, columns.rows(order[(fold != k) & (fold != other)]))
+        learned = fit_learners(learners, columns.rows(order[(fold != k) & (fold != other)]))
         for row, column in ((k, other), (other, k)):
             scored[row, column] = ranking(folds[column], learned, None).values
     rankings = []
     for k, rows in enumerate(folds):
         values = [value for (row, _), value in scored.items() if row == k]
         fixed = CombinedRanks(np.concatenate(values)) if values else None
-        rankings.append(ranking(rows, _learned(learners, columns.rows(order[fold != k])), fixed))
+        rankings.append(ranking(rows, fit_learners(learners, columns.rows(order[fold != k])), fixed))
     return rankings

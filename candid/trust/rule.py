@@ -158,8 +158,10 @@ class Rule:
         proven: bool = True,
     ) -> "Rule":
         """Return the rule with the levels that the number of images in each group allows."""
-        counts, n = partial(_counts, rankings, truths), rankings[0].count(ALL)
-        least_rank = round(rankings[0].detector(ALL).smallest_p_value * (n + 1)) if len(rankings) == 1 else 1
+        counts, first = partial(_counts, rankings, truths), rankings[0].distinct
+        least_rank = 1
+        if len(rankings) == 1:
+            least_rank = round(first.detector(ALL).smallest_p_value * (first.count(ALL) + 1))
         allowed = partial(_levels, levels, len(rankings), least_rank, proven)
         novelty, error = allowed(*counts(ALL))
 
@@ -191,15 +193,17 @@ class Rule:
             self, promises={g: replace(promise, **changes) for g, promise in self.promises.items()}
         )
 
-    def with_class_ranks(self, predicted: Array, detectors: Mapping[int, Detector] | None = None) -> "Rule":
+    def with_class_ranks(self, detectors: Mapping[int, Detector] | None = None) -> "Rule":
         """Return the rule with p-values among held-out images of the same predicted class.
 
+        The rule must have one ranking, of images whose true classes were not given.
+
         Args:
-            predicted: the predicted classes of the images that rank, (n,).
             detectors: those that were fitted before, by class.
         """
         (ranking,) = self.rankings
-        classes, counts = np.unique(predicted, return_counts=True)
+        predicted = ranking.classes
+        classes, counts = np.unique(ranking.distinct.classes, return_counts=True)
         groups = np.where(np.isin(predicted, classes[counts >= PER_CLASS]), predicted, ALL)
         fitted = {**(detectors or {}), ALL: ranking.detector(ALL)}
         return replace(self, by_class=replace(ranking, groups=groups, detectors=fitted))
@@ -209,12 +213,10 @@ class Rule:
         """What decides whether an image is novel."""
         return self.rankings[0].score
 
-    @cached_property
+    @property
     def distinct(self) -> list[Ranking]:
-        """The rankings among the first of all copies of each image; empty if there are no copies."""
-        if all(ranking.first is None for ranking in self.rankings):
-            return []
-        return [r if r.first is None else r.without_copies() for r in self.rankings]
+        """The rankings among the first of all copies of each image."""
+        return [ranking.distinct for ranking in self.rankings]
 
     @cached_property
     def smallest_ratios(self) -> dict[int, float]:
@@ -242,16 +244,7 @@ class Rule:
         """Return the p-values of N images of these groups, (N,): the share of images that are as unusual."""
         groups = np.full(columns.images, ALL) if groups is None else groups
         statistics = [ranking.statistic(columns) for ranking in self.rankings]
-        return self._ranked(statistics, self.ranked_in(groups))
-
-    def _ranked(self, statistics: Sequence[Array], ranked_in: Array) -> Array:
-        """Return p-values; with copies the larger one of those among all images and among distinct ones.
-
-        Equal rows may be copies of an image, or images that look the same to a coarse score. The first kind
-        counts once, the second one as often as it is there: the larger p-value is valid for both.
-        """
-        p = ranked_p_values(self.rankings, statistics, ranked_in)
-        return np.maximum(p, ranked_p_values(self.distinct, statistics, ranked_in)) if self.distinct else p
+        return ranked_p_values(self.rankings, statistics, self.ranked_in(groups))
 
     def named(self, posterior: Array, groups: Array | None = None) -> Array:
         """Return which classes the answers about N images name, from their posteriors (N, M), (N, M).
@@ -323,12 +316,12 @@ class Rule:
         groups = np.full(len(names), ALL) if groups is None else groups
         posterior, ranked_in = columns["posterior"], self.ranked_in(groups)
         statistics = [ranking.statistic(columns) for ranking in self.rankings]
-        p_value = self._ranked(statistics, ranked_in)
+        p_value = ranked_p_values(self.rankings, statistics, ranked_in)
         within: list[float | None] = [None] * len(names)
         if self.by_class is not None:
             is_ranked = np.isin(columns["predicted"], self.by_class.groups)
             classes = np.where(is_ranked, columns["predicted"], ALL)
-            within = self.by_class.p_values(statistics[0], classes).tolist()
+            within = ranked_p_values([self.by_class], statistics, classes).tolist()
         elif groups_are_classes:
             within = [None if g < 0 else p for g, p in zip(ranked_in.tolist(), p_value.tolist(), strict=True)]
         densities = columns["log_density"].tolist() if "log_density" in columns else [None] * len(names)
@@ -367,7 +360,7 @@ class Rule:
         Each is ranked among the others, by scores that it did not fit. The classes are the true ones, or
         those that the model predicts where the true ones were not stored.
         """
-        rankings = self.distinct or self.rankings
+        rankings = self.distinct
         values, groups, classes = (
             np.concatenate([getattr(ranking, name) for ranking in rankings])
             for name in ("values", "groups", "classes")
@@ -396,7 +389,7 @@ class Rule:
         for group, name in enumerate(names):
             if group in self.promises:
                 continue
-            n, images = _counts(self.distinct or self.rankings, self.truths, group)
+            n, images = _counts(self.rankings, self.truths, group)
             hint = "give more images of it"
             if n:
                 within = _levels(self.levels, len(self.rankings), 1, True, n, images)
@@ -437,7 +430,7 @@ class Rule:
             "smallest_ratios": {str(y): ratio for y, ratio in self.bounds.items()},
             "confidence": self.levels.confidence,
             "promises": self.promises[ALL].sentences(),
-            "held_out_novelty": self.rankings[0].values.tolist(),
+            "held_out_novelty": self.distinct[0].values.tolist(),
         }
 
     def state(self) -> dict[str, Array]:
@@ -489,8 +482,7 @@ def under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def _counts(rankings: Sequence[Ranking], truths: Truths, group: int) -> tuple[int, int]:
     """Return how many held-out images of a group rank new ones, and how many have a true class."""
-    distinct = [ranking if ranking.first is None else ranking.without_copies() for ranking in rankings]
-    return sum(ranking.count(group) for ranking in distinct), truths.count(group)
+    return sum(ranking.distinct.count(group) for ranking in rankings), truths.count(group)
 
 
 def _by_image(values: Mapping[int, float], groups: Array) -> Array:

@@ -160,7 +160,7 @@ class Score:
         measures: how to measure columns that a pass doesn't have: by name a function of the 8-bit images
             (B, C, H, W) and the model's outputs, to (B,) or (B, d). Results are cached by this name.
         learns: makes a :class:`~candid.trust.learned.LearnedScore` for a score that learns from ``columns``,
-            or the name of one in :data:`~candid.trust.learned.LEARNED`.
+            or the name of one in :mod:`candid.trust.learned`.
 
     Example:
         >>> Score("margin", "classifier", ("max_logit",), "OneTailed").name
@@ -193,11 +193,12 @@ class Score:
 
     def new_learner(self) -> "LearnedScore":
         """Return what learns this score, and has still to be fitted."""
-        from candid.trust.learned import LEARNED
+        from candid.trust import learned
 
         assert self.learns is not None
-        make = LEARNED[self.learns] if isinstance(self.learns, str) else self.learns
-        return make()
+        make = getattr(learned, self.learns) if isinstance(self.learns, str) else self.learns
+        learner: LearnedScore = make()
+        return learner
 
 
 COMBINED = {
@@ -271,8 +272,8 @@ def _joint(columns: Columns) -> "Array":
     return np.concatenate((columns["log_density_terms"], columns["complexity"]), 1)
 
 
-def _learned(name: str, *columns: str) -> Score:
-    return Score(name, "classifier", columns or ("features",), learns=name)
+def _learned(name: str, learner: str, *columns: str) -> Score:
+    return Score(name, "classifier", columns or ("features",), learns=learner)
 
 
 SCORES: dict[str, Score] = {
@@ -295,12 +296,12 @@ SCORES: dict[str, Score] = {
             ("generalised_entropy",),
             statistic=lambda columns: -columns["generalised_entropy"],
         ),
-        _learned("mahalanobis"),
-        _learned("mahalanobis++"),
-        _learned("relative-mahalanobis"),
-        _learned("knn"),
-        _learned("vim", "features", "logits"),
-        _learned("pca-residual"),
+        _learned("mahalanobis", "Mahalanobis"),
+        _learned("mahalanobis++", "UnitMahalanobis"),
+        _learned("relative-mahalanobis", "RelativeMahalanobis"),
+        _learned("knn", "NearestNeighbours"),
+        _learned("vim", "Vim", "features", "logits"),
+        _learned("pca-residual", "PcaResidual"),
         CombinedScore("combined", "classifier", (), "Combined"),
         Score("code-length", "control", ("complexity",), "DensityOfStates"),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from candid._support.numbers import Array
+from candid._support.randomness import draws
 from candid.trust.scores import Columns
 
 
@@ -86,6 +87,16 @@ def halves(order: Array, series: Array) -> tuple[Array, Array]:
         int(starts[np.searchsorted(starts, len(order) // 2)]) if starts[-1] >= len(order) // 2 else starts[-1]
     )
     return order[:cut], order[cut:]
+
+
+def fixed_halves(series: Array) -> tuple[Array, Array]:
+    """Return two halves of n images after a fixed shuffle, by their series, (n,); no series is in both.
+
+    >>> fitting, ranking = fixed_halves(np.array([0, 0, 1, 1]))
+    >>> sorted(fitting.tolist()), sorted(ranking.tolist())
+    ([0, 1], [2, 3])
+    """
+    return halves(draws(0).permutation(len(series)), series)
 
 
 def firsts(series: Array) -> Array:

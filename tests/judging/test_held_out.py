@@ -1,6 +1,6 @@
 """One entry adds a score, also one with a measurement of its own; detectors are fitted once and saved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from candid.judging.watched import WatchedScore
 from candid.models.checkpoint import load
 from candid.models.protocol import Outputs
 from candid.trust.conformal import Detector, TwoTailed
-from candid.trust.learned import LEARNED, Mahalanobis
+from candid.trust.gaussians import FitImages
+from candid.trust.learned import LearnedScore, Mahalanobis
 from candid.trust.promises import ExamineOptions, Levels
 from candid.trust.ranking import ALL, new_detector
 from candid.trust.scores import SCORES, Columns
@@ -28,17 +29,34 @@ from tests.data.helpers import write_folder
 from tests.helpers import small_classifier
 from tests.inference.test_predictions import small_resnet
 
+LEARNED = [name for name, score in SCORES.items() if score.learns is not None]
+
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    """Two scores more: one of a column that there is, one that measures a column of its own."""
+    """Three scores more: of a column that there is, of one that it measures, and one that learns."""
     candid.register_score(Score("margin", "classifier", ("max_logit",), "OneTailed"))
     candid.register_score(
         Score("brightness", "control", ("brightness",), TwoTailed, measures={"brightness": brightness})
     )
+    candid.register_score(Score("nearest-mean", "classifier", ("features",), learns=NearestMean))
     yield
-    for name in ("margin", "brightness"):
+    for name in ("margin", "brightness", "nearest-mean"):
         SCORES.pop(name)
+
+
+class NearestMean(LearnedScore):
+    """The distance to the nearest class mean."""
+
+    means: Array
+
+    def learn(self, images: FitImages) -> "NearestMean":
+        self.means = images.moments.means.astype(np.float64)
+        return self
+
+    def of(self, columns: Mapping[str, Array]) -> Array:
+        offsets: Array = columns["features"][:, None].astype(np.float64) - self.means
+        return np.sqrt((offsets**2).sum(2)).min(1)
 
 
 def pictures(images: Array) -> Array:
@@ -61,8 +79,8 @@ def test_a_score_is_one_entry(registered: None, model: GenerativeClassifier) -> 
     images = np.random.default_rng(0).integers(0, 256, size=(4, 1, 8, 8), dtype=np.uint8)
     found = predict(model, images, np.full((4,), -1), tuple("abcd"), measures_of(model))
     detection = Detection(held_out.statistics, found.statistics, {})
-    assert {"margin", "brightness"} <= detection.p_values(detection.inside).keys()
-    for name in ("margin", "brightness"):
+    assert {"margin", "brightness", "nearest-mean"} <= detection.p_values(detection.inside).keys()
+    for name in ("margin", "brightness", "nearest-mean"):
         (first, *_) = candid.examine(model, pictures(images), score=name)
         assert first.promises is not None and first.promises.score == name
         assert first.p_value == float(detection.p_values(detection.inside)[name][0])
@@ -76,9 +94,11 @@ def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
     random = np.random.default_rng(0)
     labels = np.arange(300) % 3
     logits = random.normal(size=(300, 3)) + 4 * np.eye(3)[labels]
+    features = random.normal(size=(300, 5)) + 4 * np.eye(5)[labels]
     files = {name: tmp_path / f"{name}.npz" for name in ("val", "test", "far")}
     for file, rows in zip(files.values(), (slice(200), slice(200, 300), slice(200, 250)), strict=True):
-        np.savez(file, logits=logits[rows] * (0.1 if file.stem == "far" else 1), labels=labels[rows])
+        times = 0.1 if file.stem == "far" else 1
+        np.savez(file, logits=logits[rows] * times, labels=labels[rows], features=features[rows] / times)
     stored: dict[str, Any] = {
         "held_out": files["val"],
         "test": files["test"],
@@ -92,9 +112,17 @@ def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
     assert evaluation is not None and evaluation.metrics["verdicts"]["score"] == "margin"
     audited = candid.audit(**stored, out=tmp_path / "audit").evaluations[0]
     assert audited.metrics["ood"]["far"]["margin"] == evaluation.metrics["ood"]["far"]["margin"]
+    assert audited.metrics["ood"]["far"]["nearest-mean"]["auc"] > 0.9
+    monitor = candid.Monitor(score="nearest-mean").fit(logits[:200], labels[:200], features[:200])
+    monitor.save(tmp_path / "monitor")
+    new = logits[200:], features[200:]
+    assert candid.Monitor.load(tmp_path / "monitor").examine(*new) == monitor.examine(*new)
 
     calibrate(model, "digits", images=150, workers=0)
+    watched = WatchedScore.of(model, score="nearest-mean")
     statistics = needed(model).statistics
+    distances = np.array([sighting.score for sighting in watched.sightings(statistics)])
+    assert np.array_equal(np.argsort(distances), np.argsort(statistics["nearest-mean"]))
     watched = WatchedScore.of(model, score="margin")
     scores = np.array([sighting.score for sighting in watched.sightings(statistics)])
     assert np.array_equal(np.argsort(scores), np.argsort(-statistics["max_logit"]))

@@ -202,8 +202,8 @@ function presentTypicality(found) {
   byId("typical").hidden = heldOut === null || found.p_value === null;
   if (byId("typical").hidden) return;
   fitted("histogram", (width) => histogram(heldOut, found.p_value, width, unknown()));
-  byId("histogram-how").textContent = unbroken(`${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars); ` +
-    `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. Images with ${percent(heldOut.novelty)} or less count as ${unknown()}.`);
+  byId("histogram-how").textContent = unbroken(`${percent(found.p_value)} of the held-out images are at least as unusual as this one (blue bars)${found.class_p_value === null ? "." : ";"} ` +
+    `${found.class_p_value === null ? "" : `among those also predicted as ${found.label}, ${percent(found.class_p_value)}. `}Images with ${percent(heldOut.novelty)} or less count as ${unknown()}.`);
 }
 
 const plots = new Map(); // how to draw what is shown, at any width
