@@ -1,8 +1,7 @@
 """Calibrate a model: measure held-out images and store their scores with it."""
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +14,7 @@ from candid._support.options import build
 from candid._support.progress import SILENT, Progress
 from candid.data import Part
 from candid.data.batches import named_batches
-from candid.data.class_names import IMAGENET_TREE
-from candid.data.class_names import names as imagenet_names
 from candid.data.datasets import open_part, trained_on
-from candid.data.formats import kinds_above
 from candid.data.groups import GroupTable
 from candid.data.images import Preprocessing, image_keys
 from candid.data.splits import Split, seen_in_training
@@ -174,27 +170,6 @@ def without(found: Predictions, keys: Array | None, which: str, progress: Progre
         f"{int(seen.sum()):,} of {len(found):,} held-out images are among {which}: they are left out"
     )
     return found[np.flatnonzero(~seen)]
-
-
-def tree_of(spec: str | None, class_names: Sequence[str], data: str = "") -> Tree | None:
-    """Return the tree of classes that ``--tree`` names: "folders" of ``data``, "imagenet", or a CSV file.
-
-    >>> from candid.models import checkpoint
-    >>> tree_of("imagenet", checkpoint.load("everyday").class_names).names[-1]
-    'fungus'
-    """
-    if spec is None:
-        return None
-    if spec == "folders":
-        above, shown = kinds_above(data)
-        return Tree.of(above, class_names, shown)
-    if spec != "imagenet":
-        return Tree.read(spec, class_names)
-    if tuple(class_names) != tuple(imagenet_names().values()):
-        raise CandidError(
-            "--tree imagenet is for the 1000 classes of ImageNet, in their order: give a CSV file."
-        )
-    return Tree.from_dict(json.loads(IMAGENET_TREE.read_text(encoding="utf-8")), len(class_names))
 
 
 def held_out_scores(

@@ -25,13 +25,12 @@ from candid.judging.calibrate import (
     FEWEST_IMAGES,
     fewer,
     held_out_scores,
-    tree_of,
     without_training_images,
 )
 from candid.judging.held_out import HeldOut
 from candid.models import saving
 from candid.models.photo.adopted import AdoptedModel
-from candid.models.photo.opening import open_softmax
+from candid.models.photo.opening import open_softmax, tree_of
 from candid.training.options import AdoptOptions
 from candid.trust.gaussians import Moments
 from candid.trust.series import fixed_halves

@@ -17,13 +17,13 @@ from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
-from candid.judging.calibrate import held_out_scores, tree_of
+from candid.judging.calibrate import held_out_scores
 from candid.models import checkpoint, saving
 from candid.models.photo.eye import Eye
 from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
 from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.model import PhotoModel
-from candid.models.photo.opening import open_eye
+from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import ENOUGH, SHARE, PhotoOptions

@@ -94,7 +94,7 @@ def fixed_halves(series: Array) -> tuple[Array, Array]:
 
     >>> fitting, ranking = fixed_halves(np.array([0, 0, 1, 1]))
     >>> sorted(fitting.tolist()), sorted(ranking.tolist())
-    ([0, 1], [2, 3])
+    ([2, 3], [0, 1])
     """
     return halves(draws(0).permutation(len(series)), series)
 

@@ -1,4 +1,4 @@
-"""What a name means: the eye of a photo model, or a softmax classifier that can be adopted."""
+"""What a name means: the eye of a photo model, a softmax classifier to adopt, a tree of classes."""
 
 import json
 import os
@@ -12,12 +12,14 @@ from candid._support.errors import CandidError, did_you_mean, require_extra
 from candid._support.numbers import Array
 from candid._support.options import checked_names
 from candid.data import class_names as imagenet
+from candid.data.formats import kinds_above
 from candid.data.images import path_of
 from candid.models.checkpoint import is_bundled, named_model
 from candid.models.photo.efficientnet import PackagedEye, read_weights, weights_file
 from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
 from candid.models.photo.eye_files import FileEye, OnnxEye, described
 from candid.models.photo.eyes import EYES, EyeInfo
+from candid.trust.tree import Tree
 
 EARLY = 2
 """Stages of an eye whose statistics are features, too."""
@@ -210,3 +212,24 @@ def moved(name: str, folder: Path | None) -> str:
         gone = Path(part).suffix in FILES and not Path(part).exists()
         parts.append(str(near) if gone and near.is_file() else part)
     return "+".join(parts)
+
+
+def tree_of(spec: str | None, class_names: Sequence[str], data: str = "") -> Tree | None:
+    """Return the tree of classes that ``--tree`` names: "folders" of ``data``, "imagenet", or a CSV file.
+
+    >>> from candid.models import checkpoint
+    >>> tree_of("imagenet", checkpoint.load("everyday").class_names).names[-1]
+    'fungus'
+    """
+    if spec is None:
+        return None
+    if spec == "folders":
+        above, shown = kinds_above(data)
+        return Tree.of(above, class_names, shown)
+    if spec != "imagenet":
+        return Tree.read(spec, class_names)
+    if tuple(class_names) != tuple(imagenet.names().values()):
+        raise CandidError(
+            "--tree imagenet is for the 1000 classes of ImageNet, in their order: give a CSV file."
+        )
+    return Tree.from_dict(json.loads(imagenet.IMAGENET_TREE.read_text(encoding="utf-8")), len(class_names))
