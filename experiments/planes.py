@@ -3,8 +3,9 @@
 ``python -m experiments.planes cifar-10-batches-bin tiny20 clothing10``
 
 Ten classes of ``tiny20`` are picked on the model's held-out images, never on test images; their plane is
-trained for ten epochs, that of CIFAR-10's ten classes for four. Runs are kept in ``runs/planes``: what is
-finished there is only drawn. The record of all planes is ``docs/results/planes.json``.
+trained for ten epochs, that of CIFAR-10's ten classes for four. Runs are kept in ``runs/planes``: what was
+stopped goes on where it was, what is finished is only drawn. The record of all planes is
+``docs/results/planes.json``; without data, the table of the page is written again from it.
 """
 
 import argparse
@@ -23,17 +24,22 @@ from candid._support.numbers import Array, logsumexp
 from candid._support.progress import SILENT
 from candid.data.batches import named_batches
 from candid.data.images import to_float
-from candid.explanations.overview import open_images
+from candid.explanations.overview import open_images, project
 from candid.models import checkpoint
 from candid.models.protocol import Model, batch_size
 from experiments.models import with_test
+from experiments.tables import Results, filled, percent, shown, table, text
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 RECORD = ROOT / "docs" / "results" / "planes.json"
+PAGE = ROOT / "docs" / "explanations.md"
 PICKED = 10
-TARGETS = {"trajectories": "lemon", "trajectories-full": "frog"}
-"""The classes that attacks lead to."""
+FIGURES = {
+    "tiny20": "decision_plane.png",
+    "cifar10": "decision_plane_ten.png",
+    "clothing": "decision_plane_photos.png",
+}
 
 
 def picked(logits: Array, labels: Array, count: int) -> list[int]:
@@ -84,20 +90,51 @@ def plane(name: str, model: str, data: str, classes: str | None, work: Path, *op
     out = work / name
     kept = out / "plane.json"
     if not kept.is_file():
-        chosen = () if classes is None else ("--classes", classes)
-        record = json.loads(candid("plane", model, data, *chosen, "--out", out, "--json", *options))
+        if (out / "config.toml").is_file():
+            candid("train", "--resume", "--out", out)
+            record = json.loads(candid("plane", out / "model" / "best", data, "--out", out, "--json"))
+            record["full_accuracy"] = accuracy_among(model, data, record["classes"])
+        else:
+            chosen = () if classes is None else ("--classes", classes)
+            record = json.loads(candid("plane", model, data, *chosen, "--out", out, "--json", *options))
         with replacing(kept) as file:
             file.write_text(json.dumps(record), encoding="utf-8")
-    shutil.copy(out / "decision_plane.png", IMAGES / f"plane-{name}.png")
+    shutil.copy(out / "decision_plane.png", IMAGES / FIGURES[name])
     record = json.loads(kept.read_text(encoding="utf-8"))
-    shown = ("classes", "images", "accuracy", "full_accuracy", "inside")
-    return {"model": model, **{key: record[key] for key in shown}}
+    kept_keys = ("classes", "images", "accuracy", "full_accuracy", "inside")
+    return {"model": model, **{key: record[key] for key in kept_keys}}
 
 
-def trajectories(figure: str, model: str | Path, data: str, work: Path) -> None:
-    """Draw attacks on a model on the page."""
+def accuracy_among(name: str, data: str, classes: Sequence[str]) -> float:
+    """Return the accuracy of a model on the test images of ``classes``, choosing among them."""
+    model = checkpoint.load(name)
+    split, _ = open_images(model, data, None, None, False, SILENT)
+    numbers = [model.class_names.index(name) for name in classes]
+    places = project(model, split, None, among=numbers)
+    rows = np.isin(places.labels, numbers)
+    return float((np.array(numbers)[places.predicted[rows]] == places.labels[rows]).mean())
+
+
+def planes_table(planes: Results) -> str:
+    """Return the table of the page."""
+    return table(
+        planes.values(),
+        [
+            ("model", text("model")),
+            ("classes", lambda plane: str(len(plane["classes"]))),
+            ("test images", lambda plane: f"{plane['images']:,}"),
+            ("the model, among these classes (%)", shown(1, 100, "full_accuracy")),
+            ("in the plane (%)", shown(1, 100, "accuracy")),
+            ("loss (points)", lambda plane: f"{100 * (plane['full_accuracy'] - plane['accuracy']):.1f}"),
+            ("images in the drawn region", lambda plane: percent(plane["inside"])),
+        ],
+    )
+
+
+def trajectories(figure: str, model: str | Path, data: str, target: str, work: Path) -> None:
+    """Draw attacks on a model, which lead to the class ``target``, on the page."""
     out = work / figure
-    options = ("--d", 0, "--images", 8, "--no-eight-bit", "--trajectories", 4, "--towards", TARGETS[figure])
+    options = ("--d", 0, "--images", 8, "--no-eight-bit", "--trajectories", 4, "--towards", target)
     candid("attack", model, data, *options, "--out", out)
     (drawn,) = out.glob("trajectories-*.png")
     shutil.copy(drawn, IMAGES / f"{figure}.png")
@@ -106,11 +143,23 @@ def trajectories(figure: str, model: str | Path, data: str, work: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, draw and record all planes."""
     parser = argparse.ArgumentParser(prog="python -m experiments.planes", description=__doc__)
-    parser.add_argument("cifar10", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
-    parser.add_argument("tiny", help="20 classes of Tiny ImageNet: train/ and test/ (or val/)")
-    parser.add_argument("clothing", help="photos of clothes: train/, validation/ and test/")
+    parser.add_argument("cifar10", nargs="?", help="CIFAR-10 as published: the folder cifar-10-batches-bin")
+    parser.add_argument("tiny", nargs="?", help="20 classes of Tiny ImageNet: train/ and test/ (or val/)")
+    parser.add_argument("clothing", nargs="?", help="photos of clothes: train/, validation/ and test/")
     parser.add_argument("--work", type=Path, default=Path("runs/planes"), help="the folder for what is kept")
     asked = parser.parse_args(arguments)
+    if asked.cifar10 is not None:
+        if asked.clothing is None:
+            parser.error("name all three data sets, or none")
+        measure(asked)
+    planes = json.loads(RECORD.read_text(encoding="utf-8"))
+    page = filled(PAGE.read_text(encoding="utf-8"), {"planes": planes_table(planes)})
+    with replacing(PAGE) as file:
+        file.write_text(page, encoding="utf-8")
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """Train and draw all planes and the trajectories, and record them."""
     tiny = str(with_test(asked.tiny, asked.work))
     model = checkpoint.load("tiny20")
     classes = ",".join(model.class_names[y] for y in picked(*held_out(model, tiny), PICKED))
@@ -119,8 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 4),
         "clothing": plane("clothing", "clothing", asked.clothing, None, asked.work),
     }
-    trajectories("trajectories", asked.work / "tiny20" / "model" / "best", tiny, asked.work)
-    trajectories("trajectories-full", "cifar10-beta1", asked.cifar10, asked.work)
+    target = planes["tiny20"]["classes"][0]
+    trajectories("trajectories", asked.work / "tiny20" / "model" / "best", tiny, target, asked.work)
+    trajectories("trajectories-full", "cifar10-beta1", asked.cifar10, "frog", asked.work)
     with replacing(RECORD) as file:
         file.write_text(json.dumps(planes, indent=1) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ from candid.models.decision_plane import (
 )
 from candid.models.flow.config import preset
 from candid.models.flow.means import rescale
-from candid.models.flow.mixture import NEIGHBOURS, circle_radius
 from candid.models.flow.network import array_of
-from candid.models.flow.planar import planar_model
+from candid.models.flow.planar import RADIUS, planar_model
 from candid.reports.plots.latent import decision_plane as draw
 from candid.training.options import PlaneOptions
 from candid.training.train import fit_plane, plane_options
@@ -112,11 +112,24 @@ def test_two_or_three_means_already_lie_in_a_plane(
 @given(classes=st.lists(st.integers(0, 9), min_size=5, max_size=10, unique=True))
 def test_means_start_on_a_circle_so_that_each_class_has_an_outer_cell(classes: list[int]) -> None:
     plane = decision_plane(planar_model(MODELS[None], classes))
-    np.testing.assert_allclose(np.linalg.norm(plane.means, axis=1), circle_radius(len(classes)), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(plane.means, axis=1), RADIUS, rtol=1e-5)
     distances = np.linalg.norm(plane.means[:, None] - plane.means, axis=2)
     np.fill_diagonal(distances, np.inf)
-    np.testing.assert_allclose(distances.min(1), NEIGHBOURS, rtol=1e-4)
+    np.testing.assert_allclose(distances.min(1), 2 * RADIUS * math.sin(math.pi / len(classes)), rtol=1e-4)
     assert plane.posterior(100 * plane.means).argmax(1).tolist() == list(range(len(classes)))
+
+
+def test_a_plane_starts_in_the_mean_pooled_coefficients() -> None:
+    """Convolutions can write a class there; whatever the means have beyond them leaves the start as it is."""
+    model = GenerativeClassifier(replace(small_classifier().config, classes=4))
+    constant = model.mixture.constant
+    assert constant >= 3
+    planar = planar_model(model, range(4))
+    axes = planar.mixture.prototypes[1:]
+    assert axes[:, :constant].abs().max() > 0 and axes[:, constant:].abs().max() == 0
+    with torch.no_grad():
+        model.mixture.prototypes.mul_(7.0)
+    torch.testing.assert_close(planar_model(model, range(4)).mixture.prototypes[1:], axes)
 
 
 def test_no_other_order_keeps_the_means_further_apart() -> None:
@@ -134,7 +147,7 @@ def test_no_other_order_keeps_the_means_further_apart() -> None:
         directions = torch.linalg.pinv(means) @ circle
         lengths.append(float(directions.square().sum()))
         turns.append(circle)
-    best = turns[int(np.argmin(lengths))] * circle_radius(5)
+    best = turns[int(np.argmin(lengths))] * RADIUS
     found = torch.from_numpy(decision_plane(planar_model(model, classes)).means)
     torch.testing.assert_close(torch.cdist(found, found), torch.cdist(best, best), atol=1e-4, rtol=0)
 

@@ -18,8 +18,6 @@ from candid.models.flow.subnets import normal
 
 BLOCK_DISTANCE = 3.5
 """Distance of the class means at the start of the released models' training, in standard deviations."""
-NEIGHBOURS = 3.3
-"""Distance of neighbouring class means on a new circle, in standard deviations."""
 
 
 class LatentMixture(nn.Module):
@@ -80,7 +78,7 @@ class LatentMixture(nn.Module):
         self.alpha = self.angles = self.log_radius = None
         if circle:
             self.angles = nn.Parameter(2 * math.pi / classes * torch.arange(classes, dtype=torch.float32))
-            self.log_radius = nn.Parameter(torch.tensor(math.log(circle_radius(classes))))
+            self.log_radius = nn.Parameter(torch.tensor(0.0))
         elif rank is not None:
             self.alpha = nn.Parameter(_normal(classes, rank, over=math.sqrt(max(rank, 1))))
         check_priors(priors, classes)
@@ -284,11 +282,6 @@ class _Gram(torch.autograd.Function):
         (prototypes,) = ctx.saved_tensors
         half = tangent @ prototypes.T
         return half + half.T
-
-
-def circle_radius(classes: int) -> float:
-    """Return the radius of a circle on which neighbours are :data:`NEIGHBOURS` apart."""
-    return NEIGHBOURS / (2 * math.sin(math.pi / max(classes, 2)))
 
 
 def log_standard_normal(z: Tensor) -> Tensor:

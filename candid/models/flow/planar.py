@@ -14,17 +14,19 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.means import restore
-from candid.models.flow.mixture import circle_radius
 from candid.models.protocol import Model, require
 
 FEWEST, MOST = 2, 10
+RADIUS = 1.0
+"""Radius of a new circle: trained means are about one standard deviation apart before they are refitted."""
 
 
 def planar_model(model: Model, classes: Sequence[int]) -> GenerativeClassifier:
     """A classifier of ``classes`` alone, in this order, with the same network and means in a plane.
 
-    The means of these classes are put on a circle in a plane in which they lie around an ellipse, so that
-    each class keeps an outer cell; priors keep their ratios. Two or three means stay where they are. More
+    The means of these classes are put on a circle in a plane of mean-pooled coefficients in which they lie
+    around an ellipse, so that each class keeps an outer cell; priors keep their ratios. If there are fewer of
+    these coefficients than it takes, it is a plane of all. Two or three means stay where they are. More
     classify worse until they are fine-tuned, which :func:`candid.training.train.fit_plane` does.
 
     >>> model = GenerativeClassifier.from_preset("digits")
@@ -71,8 +73,11 @@ def _in_a_plane(model: GenerativeClassifier, classes: Sequence[int]) -> dict[str
     means = mixture.means(y).double()  # (M, D)
     centre = means.mean(0)
     if len(means) > 3:
-        axes, angles = _around_an_ellipse(means - centre)
-        radius = centre.new_tensor(circle_radius(len(means)))
+        directions = means - centre
+        if model.mixture.constant >= len(means) - 1:
+            directions[:, model.mixture.constant :] = 0
+        axes, angles = _around_an_ellipse(directions)
+        radius = centre.new_tensor(RADIUS)
     else:  # they lie on a circle as they are
         axes = torch.linalg.svd(means - centre, full_matrices=False).Vh[:2]
         places = (means - centre) @ axes.T
@@ -80,8 +85,7 @@ def _in_a_plane(model: GenerativeClassifier, classes: Sequence[int]) -> dict[str
         middle = (torch.linalg.pinv(system) @ places.square().sum(1))[:2]
         centre, places = centre + middle @ axes, places - middle
         angles, radius = torch.atan2(places[:, 1], places[:, 0]), places[0].norm()
-    # Numbers of the axes are as large as if alpha had the same size: a step turns the plane a little.
-    scale = (radius.square() / 2 * means.shape[1]).pow(0.25).clamp(min=1e-3)
+    scale = 2 * means.shape[1] ** 0.25  # a step of AdamW turns the plane a little
     parts = {
         "mean": means[:, :0],
         "angles": angles,

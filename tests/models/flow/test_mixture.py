@@ -95,7 +95,7 @@ def test_means_on_a_circle_have_one_radius_and_an_angle_each() -> None:
     assert sum(p.numel() for p in m.parameters()) == 3 * 10 + 4 + 1
     new = LatentMixture(10, 3, 20, planar=True, circle=True)
     distances = new.pairwise_distances()
-    assert float(distances.diagonal(1).min()) == pytest.approx(3.3, abs=1e-5)
+    assert float(distances.diagonal(1).min()) == pytest.approx(2 * math.sin(math.pi / 10), abs=1e-5)
     with pytest.raises(CandidError, match="'circle' lie in a plane: set planar = true"):
         LatentMixture(4, 3, 10, circle=True)
 
