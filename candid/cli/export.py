@@ -78,15 +78,12 @@ def export(
 def _write_thresholds(model: str, files: list[Path]) -> list[Path]:
     """Write what verdicts need next to the files of a model that has novelty scores of its own."""
     from candid._support.files import write_texts
-    from candid.judging.held_out import HeldOut
+    from candid.judging.held_out import thresholds
     from candid.models import checkpoint
-    from candid.trust.promises import Levels
 
-    loaded = checkpoint.load(model)
-    held_out = HeldOut.of(loaded)
-    if held_out is None or "novelty" not in held_out.statistics:
+    limits = thresholds(checkpoint.load(model))
+    if limits is None:
         return []
-    described = {"class_names": list(loaded.class_names), "fingerprint": loaded.fingerprint()}
-    text = json.dumps(described | held_out.rule(Levels(score="combined")).to_dict()) + "\n"
+    text = json.dumps(limits) + "\n"
     names = dict.fromkeys(file.with_suffix(".json") for file in files)
     return [file for name in names for file in write_texts({name.name: text}, name.parent)]

@@ -25,7 +25,7 @@ from candid.models.protocol import Model
 from candid.trust.gaussians import unit
 from candid.trust.learned import Mahalanobis
 from candid.trust.promises import ExamineOptions
-from candid.trust.verdict import NOVELTY, Examination
+from candid.trust.verdict import Examination
 
 COMPONENTS = 20
 """Principal components in which images are grouped."""
@@ -205,8 +205,7 @@ def group(
         images: see :func:`candid.examine`.
         groups: the number of groups, if it is known; by default it is found.
         progress: shows how many images are done.
-        **options: fields of :class:`~candid.trust.promises.ExamineOptions`. If it is not given, the level
-            ``novelty`` is 0.05 here, or the smallest possible one.
+        **options: fields of :class:`~candid.trust.promises.ExamineOptions`.
 
     Returns:
         The groups, the largest first, novel images that fit no group, and all examinations.
@@ -227,8 +226,6 @@ def group(
     name = model if isinstance(model, str | os.PathLike) else "this model"
     held_out = needed(loaded, name)
     whiten = Whitener(loaded, held_out, name)
-    if chosen.novelty is None and chosen.fdr is None:  # with few images, two of them may be as unusual
-        chosen = build(ExamineOptions, options | {"novelty": max(NOVELTY, 2 / (len(held_out) + 1))})
     examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
     examinations, unusable, novel = [], [], []
     given = list(sources(images))

@@ -106,7 +106,7 @@ class HeldOut:
                 arrays.get(FITTED_KEYS),
                 under(FIT, arrays),
                 *pairs,
-                model.tree,
+                None if "taught" in statistics else model.tree,  # a taught class has no place in it
                 bool(arrays.get(OCCASIONS, OUT_OF_FOLD in arrays)),
                 OUT_OF_FOLD in arrays,
             )

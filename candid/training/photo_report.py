@@ -235,9 +235,13 @@ def standardised(values: Array, by: Array) -> Array:
     return x
 
 
-def first_alike(values: Array, by: Array) -> Array:
-    """Return for each photo the number of the first one that it nearly equals, or its own, (N,)."""
-    x, first = standardised(values, by), np.arange(len(values))
+def first_alike(x: Array) -> Array:
+    """Return for each photo the number of the first one that it nearly equals, or its own, (N,).
+
+    Args:
+        x: directions of standardised statistics, (N, D).
+    """
+    first = np.arange(len(x))
     for start in range(0, len(x), ROWS):
         rows = first[start : start + ROWS]
         near = x[rows] @ x[: start + ROWS].T >= SAME
@@ -283,7 +287,8 @@ def in_series(
     of a series that is also trained on are left out: they would look better known than new photos.
     """
     names = [name for part in parts.values() for name in part.names]
-    alike = first_alike(np.concatenate([part.values for part in parts.values()]), parts["train"].values)
+    everyone = np.concatenate([part.values for part in parts.values()])
+    alike = first_alike(standardised(everyone, parts["train"].values))
     together = None
     if options.together is not None:
         table = GroupTable.read(options.together)

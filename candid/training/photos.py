@@ -240,6 +240,7 @@ def _finish(
     alike = series["train" if val is None else "val"]
     if len(np.unique(alike)) < len(alike):
         held_out = replace(held_out, columns={**held_out.columns, "series": alike})
+        remembered = replace(remembered, series=alike)
     model.held_out = {"training_keys": np.unique(train.keys)}
     if len(held_out) >= FEWEST_HELD_OUT:
         own_val = val is not None and _has_val(options.data, options.tree == "folders")

@@ -26,6 +26,8 @@ class Remembered:
     """(N,)."""
     keys: Array
     """A hash of the pixels of each photo, (N,)."""
+    series: Array | None = None
+    """The series of each photo, (N,); None if each is one of its own."""
 
     @classmethod
     def of(cls, model: PhotoModel) -> "Remembered | None":
@@ -36,13 +38,13 @@ class Remembered:
         columns = {name.removeprefix(PREFIX): each for name, each in stored.items()}
         z, scores, logits, novelty = (columns[name].astype(np.float64) for name in Seen._fields[:4])
         seen = Seen(z, scores, logits, novelty, columns.get("terms"))
-        return cls(seen, columns["labels"], columns["keys"])
+        return cls(seen, columns["labels"], columns["keys"], columns.get("series"))
 
     def columns(self) -> dict[str, Array]:
         """Return it as a model stores it; at most ``MOST`` photos, and z in half precision."""
         count = min(MOST, len(self.labels))
         rows = np.arange(count) * len(self.labels) // max(1, count)
-        columns = {**self.seen._asdict(), "labels": self.labels, "keys": self.keys}
+        columns = {**self.seen._asdict(), "labels": self.labels, "keys": self.keys, "series": self.series}
         columns["z"] = self.seen.z.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16)
         return {
             PREFIX + name: (
@@ -61,12 +63,15 @@ class Remembered:
         ]
 
 
-def left_out(model: PhotoModel, photos: list[Array]) -> list[Seen]:
+def left_out(model: PhotoModel, photos: list[Array], series: list[Array]) -> list[Seen]:
     """Return what ``model`` says of the photos of each taught class, each photo left out of its class.
+
+    With it are left out the other photos of its series, if at least two photos remain.
 
     Args:
         model: with taught classes.
         photos: their statistics, (n, D) each.
+        series: the series of the photos, (n,) each.
     """
     known, taught = model.known, _double(model.taught)
     opinions = []
@@ -74,7 +79,10 @@ def left_out(model: PhotoModel, photos: list[Array]) -> list[Seen]:
         seen = model.fitted_part(features.astype(np.float64))
         rows = []
         for i in range(len(features)):
-            again = TaughtClasses.of([np.delete(seen.z, i, 0)], known.span)
+            others = series[number] != series[number][i]
+            if others.sum() < 2:
+                others = np.arange(len(features)) != i
+            again = TaughtClasses.of([seen.z[others]], known.span)
             for values, new in zip(taught, again, strict=True):
                 values[number] = new[0]
             rows.append(known.extended(seen.at(i), taught))
@@ -85,15 +93,20 @@ def left_out(model: PhotoModel, photos: list[Array]) -> list[Seen]:
 
 
 def updated_scores(
-    model: PhotoModel, remembered: Remembered, taught: list[Seen], keys: list[Array]
+    model: PhotoModel,
+    remembered: Remembered,
+    taught: list[Seen],
+    keys: list[Array],
+    series: list[Array],
 ) -> HeldOut:
-    """Return the held-out scores of a model with taught classes.
+    """Return the held-out scores of a model with taught classes; they have no tree.
 
     Args:
         model: the model.
         remembered: the held-out photos of the fitted classes.
         taught: photos of the taught classes, each left out of its class.
         keys: their keys.
+        series: the series of the photos of each taught class.
     """
     old = model.known.extended(remembered.seen, _double(model.taught))
     everyone = _joined([old, *taught])
@@ -106,9 +119,16 @@ def updated_scores(
     }
     if everyone.terms is not None:
         columns["log_density_terms"] = everyone.terms
+    count = len(remembered.labels)
+    parts = [np.arange(count) if remembered.series is None else remembered.series, *series]
+    numbered = [np.unique(part, return_inverse=True)[1] for part in parts]
+    starts = np.cumsum([0, *(part.max(initial=-1) + 1 for part in numbered)])
+    together = np.concatenate([part + start for part, start in zip(numbered, starts, strict=False)])
+    if starts[-1] < len(together):
+        columns["series"] = together
     logits = everyone.logits.astype(np.float32)
     predictions = Predictions(("",) * len(labels), labels, logits, model.log_priors, columns)
-    return held_out_scores(predictions, tree=model.tree)
+    return held_out_scores(predictions)
 
 
 def _double(taught: TaughtClasses) -> TaughtClasses:

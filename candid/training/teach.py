@@ -23,6 +23,7 @@ from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import FEWEST, TaughtClasses
 from candid.models.protocol import require
 from candid.training.features import Extraction, FeatureCache
+from candid.training.photo_report import first_alike
 from candid.training.remembered import PREFIX, Remembered, left_out, updated_scores
 
 RECORD, PHOTOS, BEFORE = "taught", "taught.", "before."
@@ -34,6 +35,8 @@ COPY = 0.995
 """Cosine of standardised statistics from which on a photo is a copy of another one.
 
 It is stricter than the report on the data, which only shows what it finds: a copy is left out."""
+ONE_OBJECT = 0.5
+"""Photos whose spread is below this share of that of every known class look like one object."""
 DISCARDED = (
     "the held-out scores that 'candid calibrate' stored are for the old classes and are not kept: run "
     "'candid calibrate' on the new model"
@@ -57,6 +60,8 @@ class Lesson:
     """The known class that most of the photos were accepted as before, if there is one."""
     accepted: int
     """How many photos were."""
+    one_object: bool = False
+    """Whether the photos resemble each other much more than photos of a known class do."""
 
     def sentences(self) -> list[str]:
         """Return what a user should know before the model is saved."""
@@ -69,6 +74,12 @@ class Lesson:
             sentences.append(
                 f"{self.accepted} of {self.photos} photos of '{self.name}' were accepted as "
                 f"'{self.accepted_as}' before: if they show that class, don't teach them as a new one"
+            )
+        if self.one_object:
+            sentences.append(
+                f"the photos of '{self.name}' look like one object: they resemble each other much more than "
+                "photos of a known class do, so that left-out photos say little of others; teach it from "
+                "photos of several objects"
             )
         if self.recall < 0.5:
             sentences.append(
@@ -152,7 +163,8 @@ def teach(
         new, new_keys, copies = _different(loaded, name, photos, progress)
         features, keys = [*features, new], [*keys, new_keys]
         accepted_as, accepted = _accepted(loaded, new)
-        lessons.append(Lesson(name, len(new), copies, _shown(photos), 0.0, accepted_as, accepted))
+        one = _one_object(loaded, new)
+        lessons.append(Lesson(name, len(new), copies, _shown(photos), 0.0, accepted_as, accepted, one))
         records.append({"name": name, "photos": len(new), "copies": copies, "source": _shown(photos)})
     made, recalls = _assembled(_untaught(loaded), records, features, keys)
     latest = recalls[len(recalls) - len(lessons) :]
@@ -254,8 +266,7 @@ def _different(model: PhotoModel, name: str, photos: Photos, progress: Progress)
         progress.log(f"left out {line}")
     if len(features) < FEWEST:
         raise CandidError(f"Only {len(features)} photos of '{name}' can be read: give at least {FEWEST}.")
-    x = (features.values - model.centre) / model.scale
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    x = _directions(model, features.values)
     kept: list[int] = []
     for i in range(len(x)):
         if not kept or float((x[kept] @ x[i]).max()) < COPY:
@@ -268,6 +279,28 @@ def _different(model: PhotoModel, name: str, photos: Photos, progress: Progress)
     count = min(MOST, len(kept))
     rows = np.array(kept)[np.arange(count) * len(kept) // count]
     return features.values[rows], features.keys[rows], len(x) - len(kept)
+
+
+def _directions(model: PhotoModel, features: Array) -> Array:
+    """Return standardised statistics of unit length: for cosines."""
+    x: Array = (features - model.centre) / model.scale
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _one_object(model: PhotoModel, features: Array) -> bool:
+    """Return whether photos are much closer to each other than those of every known class, as whitened."""
+    remembered = Remembered.of(model)
+    if remembered is None:
+        return False
+    classes = [remembered.seen.z[remembered.labels == y] for y in range(model.config.fitted)]
+    spreads = [_spread(z) for z in classes if len(z) >= FEWEST]
+    z = model.fitted_part(features.astype(np.float64)).z
+    return bool(spreads) and _spread(z) < ONE_OBJECT * min(spreads)
+
+
+def _spread(z: Array) -> float:
+    """Return half the mean squared distance of two of n photos, (n, D)."""
+    return float(np.square(z - z.mean(0)).sum() / (len(z) - 1))
 
 
 def _accepted(model: PhotoModel, features: Array) -> tuple[str | None, int]:
@@ -338,7 +371,8 @@ def _assembled(
     taught = TaughtClasses.of(z, base.known.span)._asdict()
     weights = {f"taught_{name}": values.astype(np.float32) for name, values in taught.items()}
     made = _copy(base, [record["name"] for record in records], weights)
-    unseen = left_out(made, features)
+    series = [first_alike(_directions(base, photos)) for photos in features]
+    unseen = left_out(made, features, series)
     recalls = [
         float((seen.logits.argmax(1) == base.config.fitted + c).mean()) for c, seen in enumerate(unseen)
     ]
@@ -349,7 +383,11 @@ def _assembled(
     if "training_keys" in base.held_out:
         made.held_out["training_keys"] = np.unique(np.concatenate((base.held_out["training_keys"], *keys)))
     if remembered is not None:
-        replace(updated_scores(made, remembered, unseen, keys), out_of_fold=True).attach(made)
+        held_out = HeldOut.of(base)
+        scores = updated_scores(made, remembered, unseen, keys, series)
+        # what is remembered was taken on these occasions, whatever images calibrated the model
+        occasions = held_out is None or held_out.occasions or _calibrated(base)
+        replace(scores, out_of_fold=True, occasions=occasions).attach(made)
     made.held_out |= {BEFORE + name: each for name, each in before.items()}
     for c in range(len(records)):
         made.held_out |= {f"{PHOTOS}{c}.features": features[c], f"{PHOTOS}{c}.keys": keys[c]}

@@ -16,7 +16,7 @@ MASS_ROUNDING = 1e-12
 LIKELY = 64
 """Classes of an image that nearly always add up to its confidence."""
 TAUGHT_BOUND = 0.05
-"""The smallest ratio of a class that was taught with too few photos for one of its own."""
+"""The largest bound of a class that was taught, and that of one with too few photos for one of its own."""
 OLD_CLASS = -1
 """In the column ``taught``: the image is of no class that was taught."""
 
@@ -123,14 +123,17 @@ class Truths:
         return self._smallest(self._members(group), cut)
 
     def bounds(self, cut: float) -> dict[int, float]:
-        """Return the same for each class that was taught; ``TAUGHT_BOUND`` if it has too few images."""
+        """Return the same for each class that was taught: ``TAUGHT_BOUND`` at most.
+
+        With too few images it is that. With more, their ratios may all be 1, if they show one object.
+        """
         if self.taught is None or self.ratios is None:
             return {}
         bounds = {}
         for y in np.unique(self.taught[self.taught != OLD_CLASS]).tolist():
             rows = self.taught == y
             enough = rejected_ranks(int((rows & self.first).sum()), cut) > 0 if cut < 1 else True
-            bounds[y] = self._smallest(rows, cut) if enough else TAUGHT_BOUND
+            bounds[y] = min(self._smallest(rows, cut), TAUGHT_BOUND) if enough else TAUGHT_BOUND
         return bounds
 
     def _members(self, group: int) -> Array:

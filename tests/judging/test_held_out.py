@@ -1,6 +1,8 @@
 """One entry adds a score, also one with a measurement of its own; detectors are fitted once and saved."""
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import pytest
 import candid
 from candid import CandidError, GenerativeClassifier, Score
 from candid._support.numbers import Array
+from candid.cli.export import _write_thresholds
 from candid.inference.predictions import predict
 from candid.judging import calibrate as calibration
 from candid.judging.calibrate import calibrate
 from candid.judging.detection import Detection, unseen
 from candid.judging.examine import Examiner
-from candid.judging.held_out import HeldOut, measures_of, needed
+from candid.judging.held_out import HeldOut, measures_of, needed, thresholds
 from candid.judging.watched import WatchedScore
 from candid.models.checkpoint import load
 from candid.models.protocol import Outputs
@@ -129,6 +132,21 @@ def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
     assert watched.watch(model.class_names).score == "margin"
     with pytest.raises(CandidError, match="no score 'marginal' for this model"):
         WatchedScore.of(model, score="marginal")
+
+
+def test_thresholds_of_an_exported_model_are_those_of_a_rule_without_a_tree(tmp_path: Path) -> None:
+    """`everyday` has a tree, whose bound is for kinds of classes: 1 rules every other class out."""
+    (file,) = _write_thresholds("everyday", [tmp_path / "everyday.onnx"])
+    limits = json.loads(file.read_text())
+    assert limits == thresholds(candid.load("everyday"))
+    rule = replace(needed(candid.load("everyday")), tree=None).rule(Levels(score="combined"))
+    posterior = np.random.default_rng(0).dirichlet(np.full(1000, 0.01), 50)
+    ratio, order = limits["smallest_ratio"], np.argsort(-posterior, axis=1)
+    falling = np.take_along_axis(posterior, order, 1)
+    before = falling.cumsum(1) - falling < limits["confidence"] - 1e-12
+    named = np.zeros_like(before)
+    np.put_along_axis(named, order, before | (falling >= ratio * falling[:, :1]), 1)
+    assert ratio < 0.1 and np.array_equal(named, rule.named(posterior))
 
 
 def test_a_name_is_registered_once() -> None:

@@ -11,7 +11,7 @@ import candid
 from candid import CandidError
 from candid.judging.held_out import needed
 from candid.models.photo.gaussian import stratified_folds
-from candid.training.photo_report import first_alike
+from candid.training.photo_report import first_alike, standardised
 from candid.trust.ranking import ALL
 from tests.photo_models import CLASSES, write_photos
 
@@ -20,7 +20,7 @@ def test_near_duplicates_are_found_and_stay_in_one_fold() -> None:
     random = np.random.default_rng(0)
     photos = random.normal(size=(40, 30))
     rows = np.concatenate((photos, photos[:10] + 0.01 * random.normal(size=(10, 30))))
-    first = first_alike(rows, photos)
+    first = first_alike(standardised(rows, photos))
     assert first.tolist() == [*range(40), *range(10)]
     folds = stratified_folds(np.arange(50) % 3, 5, series=first)
     assert (folds[40:] == folds[:10]).all()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ from candid.data.images import decode_as, to_float
 from candid.judging.held_out import HeldOut, needed
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
-from candid.training.remembered import Remembered
+from candid.training.remembered import Remembered, left_out
 from candid.training.teach import DISCARDED, TeachResult
 from candid.trust.ranking import ALL
+from candid.trust.sets import TAUGHT_BOUND
+from candid.trust.tree import Tree
 from tests.helpers import RecordedProgress
 from tests.photo_models import CLASSES, PhotoRun, photo, write_photos
 
@@ -251,3 +254,42 @@ def test_a_killed_teaching_loses_nothing(
     if not (out / "model.json").exists():
         assert command(arguments) is None
     assert record(out) == record(taught[1])
+
+
+def test_series_and_occasions_stay_and_a_tree_waits(photo_run: PhotoRun, photos: Path) -> None:
+    model = candid.load(photo_run.model)
+    scores, count = needed(model), len(needed(model))
+    above = {"dots": "round", "rings": "round", "round": "pattern", "stripes": "pattern"}
+    tree = Tree.of(above, model.class_names)
+    kinds = {"kind_ratio": np.ones(count), "kind_mass": np.zeros(count), "series": np.arange(count) // 2}
+    replace(scores, statistics=scores.statistics.with_columns(kinds), tree=tree).attach(model)
+    model.tree = tree
+    model.held_out["remembered.series"] = np.arange(count) // 2
+    made = candid.teach(model, {"checks": photos / "checks"}).model
+    taught = needed(made)
+    promises = taught.rule().promises[ALL]
+    assert promises.occasions and promises.n_reference == len(np.unique(taught.statistics["series"]))
+    assert (taught.statistics["series"][:count] == np.arange(count) // 2).all()
+    assert taught.statistics["series"][count:].min() == count // 2
+    assert taught.tree is None and taught.rule().tree is None  # a kind would be said of fitted classes alone
+    assert candid.forget(made, "checks").tree == tree
+
+
+def test_photos_of_one_object_are_named(photo_run: PhotoRun, tmp_path: Path) -> None:
+    one = photo("checks", 51)
+    for i in range(8):
+        one.rotate(2 * i).crop((8 + i, 6, 92 + 3 * i, 98)).save(tmp_path / f"{i}.png")
+    result = candid.teach(photo_run.model, {"checks": tmp_path})
+    assert result.lessons[0].one_object and "look like one object" in " ".join(result.sentences())
+    assert needed(result.model).rule().bounds == {3: TAUGHT_BOUND}
+
+
+def test_the_photos_of_a_series_are_left_out_together(photo_run: PhotoRun, photos: Path) -> None:
+    model = candid.teach(photo_run.model, {"checks": photos / "checks"}).model
+    features = model.held_out["taught.0.features"]
+    apart, pairs = (
+        left_out(model, [features], [series])[0].logits for series in (np.arange(6), np.arange(6) // 2)
+    )
+    third = left_out(model, [features], [np.array([0, 0, 1, 2, 3, 4])])[0].logits
+    assert np.array_equal(third[2:], apart[2:]) and np.array_equal(third[:2], pairs[:2])
+    assert (pairs[:, 3] != apart[:, 3]).all()

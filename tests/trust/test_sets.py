@@ -100,11 +100,14 @@ def test_a_small_kind_can_be_accepted() -> None:
 
 
 def test_a_taught_class_has_a_bound_of_its_own() -> None:
-    ratios = np.linspace(0.2, 1, 100)
+    ratios = np.linspace(0.01, 1, 100)
     taught = np.full(100, -1)
     for n, expected in ((10, TAUGHT_BOUND), (19, None)):
         taught[:] = -1
         taught[:n] = 7
+        one_object = np.where(taught == 7, 1.0, ratios)  # all photos left out are recognised
+        capped = Truths(one_object, np.full(100, ALL), np.ones(100, bool), taught).bounds(0.05)
+        assert capped == {7: TAUGHT_BOUND}
         truths = Truths(ratios, np.full(100, ALL), np.ones(100, bool), taught)
         (bound,) = truths.bounds(0.05).values()
         assert bound == (ratios[:n].min() if expected is None else expected)
