@@ -264,6 +264,8 @@ def session_of(content: bytes) -> "InferenceSession":
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads()
     options.log_severity_level = 3
+    # weights would double the memory arena, which is for what changes
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     offered = onnxruntime.get_available_providers()
     providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in offered]
     try:
@@ -275,10 +277,11 @@ def session_of(content: bytes) -> "InferenceSession":
 def _cached(path: Path) -> bytes | None:
     """Return the graph in a file that begins with the SHA-256 of the rest; None if it is not whole."""
     try:
-        stored = path.read_bytes()
+        with path.open("rb") as file:
+            digest, content = file.read(32), file.read()
     except OSError:
         return None
-    return stored[32:] if hashlib.sha256(stored[32:]).digest() == stored[:32] else None
+    return content if hashlib.sha256(content).digest() == digest else None
 
 
 class Builder:
