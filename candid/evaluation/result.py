@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from candid.judging.detection import GROUPS, Detection
 from candid.judging.examine import examinations
 from candid.judging.held_out import LEVEL
 from candid.models.protocol import Model, require
+from candid.trust.conformal import discovery_cut
 from candid.trust.ranking import ALL, OTHERS
 from candid.trust.rule import Rule
 from candid.trust.scores import SCORES, Columns
-from candid.trust.verdict import KINDS, Examination, Promises, Verdict
+from candid.trust.verdict import KINDS, Examination, Promises, Verdict, with_novel
 
 Metrics = dict[str, Interval | None]
 AT_ONCE = 1000
@@ -184,12 +186,22 @@ def judged_sets(
 ) -> dict[str, JudgedSet]:
     """Return sets of images with the verdicts of a rule."""
 
-    def examine(part: Predictions) -> list[Examination]:
-        numbers = None if groups is None else groups.numbers(part)
-        are_classes = groups is not None and groups.by == "class"
-        return rule.examine(part.statistics, part.paths, class_names, numbers, are_classes)
+    def numbers(part: Predictions) -> Array | None:
+        return None if groups is None else groups.numbers(part)
 
-    return {name: _judged(predictions, examine) for name, predictions in sets.items()}
+    def examine(cut: float | None, part: Predictions) -> list[Examination]:
+        are_classes = groups is not None and groups.by == "class"
+        judged = rule.examine(part.statistics, part.paths, class_names, numbers(part), are_classes)
+        return judged if cut is None else with_novel(judged, cut)
+
+    judged = {}
+    for name, predictions in sets.items():
+        cut = None
+        if rule.levels.fdr is not None:  # all images of a set decide together
+            p_values = [rule.p_values(part.statistics, numbers(part)) for part in _parts(predictions)]
+            cut = discovery_cut(np.concatenate(p_values), rule.levels.fdr)
+        judged[name] = _judged(predictions, partial(examine, cut))
+    return judged
 
 
 def _judged(predictions: Predictions, examine: Callable[[Predictions], list[Examination]]) -> JudgedSet:

@@ -72,7 +72,9 @@ class GroupResult:
     def places(self) -> dict[str, str]:
         """Return the folder that each image belongs to, by its path."""
         places = {
-            examined.path: f"{ACCEPTED}/{examined.label}" if examined.verdict == "accept" else AMBIGUOUS
+            examined.path: AMBIGUOUS
+            if examined.verdict != "accept"
+            else f"{ACCEPTED}/{examined.node or examined.label}"
             for examined in self.examinations
         }
         places |= {single.path: SINGLE for single in self.singles}

@@ -153,6 +153,8 @@ class HeldOut:
             detectors=detectors,
         )
         promises, novelty = rule.promises[ALL], levels.novelty
+        if promises.fewest_discoveries > 1:
+            raise CandidError(promises.raised()[0])
         if novelty is not None and checked_level("novelty", novelty) < promises.novelty.in_force:
             raise CandidError(
                 f"With {n} held-out images no image can be called novel at the level {novelty} by the "

@@ -142,6 +142,9 @@ class PromisesResponse(BaseModel):
     risk: RiskResponse | None = None
     confidence: float = Field(0.0, description="An accepted answer has at least this posterior.")
     fdr: float | None = Field(None, description="The rate of false discoveries, if it decides.")
+    fdr_proven: bool = Field(True, description="Whether this rate is proven.")
+    accept_kinds: int = Field(0, description="Named kinds of at most this many classes are accepted, too.")
+    out_of_fold: bool = Field(False, description="Held-out images trained the model: no bound is proven.")
     copies: int = Field(0, description="Held-out images that are copies of others: they count once.")
     occasions: bool = Field(False, description="Held-out images are of the occasions of the training images.")
     plain: str = Field("", description="The promises in one line.")
@@ -162,7 +165,10 @@ class ExaminationResponse(BaseModel):
     class_p_value: float | None = Field(description="Among held-out images of the same predicted class.")
     verdict: Verdict | None
     plain: str = Field(description="What the verdict means, in one line.")
-    classes: list[str] | None = Field(description="The classes that the answer names; others are ruled out.")
+    classes: list[str] | None = Field(
+        description="The classes that the answer names, at most the five likeliest; others are ruled out."
+    )
+    class_count: int | None = Field(description="The number of classes that the answer names.")
     node: str | None = Field(description="A kind that covers them, such as 'terrier'; null for a list.")
     node_leaves: int | None = Field(description="The number of classes of that kind.")
     log_density_nats: float | None = Field(description="Log density of the 8-bit image, or of its features.")

@@ -18,7 +18,7 @@ from candid.inference.predictions import Predictions
 from candid.training.features import Features
 from candid.training.options import PhotoOptions
 from candid.trust.scores import Columns
-from candid.trust.series import series_of
+from candid.trust.series import FEWEST_SERIES, series_of
 
 SUSPECT = 0.05
 """A label is suspect if its out-of-fold posterior is below this and another class is likely."""
@@ -33,8 +33,6 @@ MOST = 60
 """Photos of each kind on the page; the CSV has all of them."""
 THUMBNAIL = 128
 ROWS = 1024
-FEWEST_SERIES = 6
-"""With fewer series than this, photos are not divided by them."""
 KINDS = ("label", "conflict", "duplicate", "leak", "odd")
 PAIRS = ("conflict", "duplicate", "leak")
 """Kinds of findings that are two photos."""
@@ -297,6 +295,11 @@ def in_series(
         together = table.of(names)
     numbers = series_of(Columns({"keys": alike}), together)
     count = len(np.unique(numbers))
+    if count < FEWEST_SERIES and together is not None:
+        raise CandidError(
+            f"--together leaves {count} series of photos: name at least {FEWEST_SERIES} objects, scenes or "
+            "days, or leave it out."
+        )
     if count < FEWEST_SERIES:  # all look the same, which is said elsewhere
         numbers = np.arange(len(numbers))
     if together is not None:

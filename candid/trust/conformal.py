@@ -9,7 +9,7 @@ https://arxiv.org/abs/2006.09273
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -51,10 +51,19 @@ def discoveries(p_values: Array, fdr: float) -> Array:
     >>> discoveries(np.array([0.01, 0.04, 0.9, 0.5]), 0.1)
     array([ True,  True, False, False])
     """
+    return p_values <= discovery_cut(p_values, fdr)
+
+
+def discovery_cut(p_values: Array, fdr: float) -> float:
+    """Return the largest p-value that is a discovery, see :func:`discoveries`; 0 if there is none."""
     checked_level("fdr", fdr)
+    if p_values.ndim != 1 or not ((p_values > 0) & (p_values <= 1)).all():
+        raise CandidError(
+            "The p-values of N images must be N numbers above 0 and at most 1: give those of one batch."
+        )
     ordered = np.sort(p_values)
     passed = np.flatnonzero(ordered <= fdr * np.arange(1, len(ordered) + 1) / len(ordered) + 1e-12)
-    return p_values <= (ordered[passed[-1]] if passed.size else -1.0)
+    return float(ordered[passed[-1]]) if passed.size else 0.0
 
 
 def rounding(scores: Array) -> Array:
@@ -74,7 +83,12 @@ class Detector(ABC):
     `p_value` takes it, too, and is conformal, (N,) in float64: if an image is exchangeable with the held-out
     ones, its p-value is at most t with a probability of at most t, for every t and any n, ties or not. The
     probability is over the draw of the image and of the held-out ones.
+
+    `fixed_score` says whether the p-value falls with a score that is fixed before the images that rank it are
+    seen: false discoveries are then bounded, see :func:`discoveries`.
     """
+
+    fixed_score: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, held_out: Array) -> Self:
@@ -171,6 +185,8 @@ class OneTailed(ScalarDetector):
     >>> test.accepted(0.01)
     (0.0, inf)
     """
+
+    fixed_score = True
 
     def score(self, statistic: Array) -> Array:
         """Return -statistic."""
@@ -327,6 +343,7 @@ class DensityDetector(Detector):
     valid, however bad the density is. n held-out images give p-values of 1 / (n / 2 + 1) and more.
     """
 
+    fixed_score = True
     _columns: int = 0
     _densities: list[KernelDensity] | None = None
     _scores: Array

@@ -28,7 +28,7 @@ from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, Standard
 from candid.trust.rule import Rule
 from candid.trust.tree import Tree
-from candid.trust.verdict import Examination, NoveltyPromise, Promises, Risk, discovered
+from candid.trust.verdict import NOVELTY, Examination, NoveltyPromise, Promises, Risk, discovered
 
 log = logging.getLogger("candid")
 RECORD, FORMAT, VERSION = "monitor.json", "candid-monitor", 1
@@ -56,7 +56,7 @@ class Monitor:
     the smallest that it does; :meth:`sentences` says what is in force.
 
     Args:
-        novelty: the share of ordinary images that may be called novel.
+        novelty: the share of ordinary images that may be called novel; 0.05 unless ``fdr`` is given.
         error: the share of ordinary images whose answer may miss the true class.
         risk: the share of accepted images that may be wrong; None for no such promise. With it, one half of
             the images fixes the rest of the rule and the other half tests the whole rule.
@@ -89,7 +89,7 @@ class Monitor:
 
     def __init__(
         self,
-        novelty: float | None = 0.05,
+        novelty: float | None = None,
         error: float | None = 0.05,
         risk: float | None = None,
         delta: float = 0.05,
@@ -99,7 +99,8 @@ class Monitor:
         accept_kinds: int = 0,
         fdr: float | None = None,
     ) -> None:
-        self.novelty, self.error, self.risk, self.delta = novelty, error, risk, delta
+        self.novelty = NOVELTY if novelty is None and fdr is None else novelty
+        self.error, self.risk, self.delta = error, risk, delta
         self.score, self.novelty_promise, self.confidence = score, novelty_promise, confidence
         self.accept_kinds, self.fdr = accept_kinds, fdr
 
@@ -111,7 +112,7 @@ class Monitor:
     def levels(self) -> Levels:
         """The arguments of the constructor, checked."""
         values = {name: getattr(self, name) for name in Levels.__dataclass_fields__}
-        return Levels(**values if self.fdr is None else values | {"novelty": None})
+        return Levels(**values)
 
     def fit(
         self,
@@ -121,7 +122,7 @@ class Monitor:
         class_names: Sequence[str] | None = None,
         by: Any = None,
         together: Any = None,
-        tree: Mapping[str, str] | Tree | None = None,
+        tree: Mapping[str, str] | Tree | str | os.PathLike[str] | None = None,
     ) -> Self:
         """Learn from labelled images that the classifier was not trained on.
 
@@ -137,7 +138,8 @@ class Monitor:
                 the name of the group of each image, (N,), such as its camera.
             together: the name of the object, scene or day of each image, (N,): images with one name count
                 once and are on one side of every split. Copies are found without it.
-            tree: the kind above each class and each kind, such as ``{"cat": "animal", "dog": "animal"}``.
+            tree: the kind above each class and each kind, such as ``{"cat": "animal", "dog": "animal"}``;
+                or a CSV file with a class or kind, and the kind above it, on each line.
 
         Returns:
             The monitor itself.
@@ -153,7 +155,7 @@ class Monitor:
         truth = checked_labels(labels, arrays, names)
         kind, group_names, groups = _groups(by, arrays, names)
         named = None if together is None else checked_groups(together, len(arrays), "together")
-        kinds = Tree.of(tree, names) if isinstance(tree, Mapping) else tree
+        kinds = _tree(tree, names)
         rule = Rule.fit(arrays.columns, truth, groups, named, levels, kinds)
         width = None if arrays.features is None else arrays.features.shape[1]
         self._fitted = Fitted(rule, names, width, kind, group_names)
@@ -182,14 +184,15 @@ class Monitor:
         examinations = fitted.rule.examine(
             arrays.columns, names, fitted.class_names, groups, groups_are_classes=fitted.by == "class"
         )
-        return examinations if self.fdr is None else discovered(examinations, self.fdr)
+        fdr = fitted.rule.levels.fdr
+        return examinations if fdr is None else discovered(examinations, fdr)
 
     @staticmethod
     def select(p_values: Any, fdr: float) -> Array:
         """Return which images are novel, (N,), with at most a share ``fdr`` of false discoveries on average.
 
-        The p-values must come from a monitor with ``fdr`` or with the promise "confident": its score is fixed
-        before the images that rank it are seen.
+        The p-values, (N,), must come from a monitor with ``fdr`` or with the promise "confident": its score
+        is fixed before the images that rank it are seen.
 
         >>> Monitor.select([0.001, 0.9, 0.5], fdr=0.1)
         array([ True, False, False])
@@ -271,6 +274,22 @@ class Monitor:
         monitor = cls(**{name: getattr(levels, name) for name in Levels.__dataclass_fields__})
         monitor._fitted = fitted
         return monitor
+
+
+def _tree(
+    tree: Mapping[str, str] | Tree | str | os.PathLike[str] | None, class_names: tuple[str, ...]
+) -> Tree | None:
+    """Return the tree of these classes that was given."""
+    if isinstance(tree, str | os.PathLike):
+        return Tree.read(tree, class_names)
+    if isinstance(tree, Mapping):
+        return Tree.of(tree, class_names)
+    if tree is not None and len(tree.class_parents) != len(class_names):
+        raise CandidError(
+            f"The tree is of {len(tree.class_parents)} classes, but the logits have {len(class_names)} "
+            "columns: give the tree of these classes."
+        )
+    return tree
 
 
 def _rising(statistic: Array) -> Array:

@@ -124,6 +124,11 @@ class Levels:
             )
         if self.fdr is not None and self.novelty is not None:
             raise CandidError("Both novelty and fdr say what is novel: leave one of them out.")
+        if self.fdr is not None and self.risk is not None:
+            raise CandidError(
+                "The risk is tested image by image, but fdr decides about all images of a call: leave one of "
+                "them out."
+            )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from candid.trust.conformal import (
 from candid.trust.gaussians import FitImages
 from candid.trust.learned import LearnedScore
 from candid.trust.scores import Columns, Score, learning_scores
-from candid.trust.series import firsts, halves, in_series, series_of, shuffled_rows
+from candid.trust.series import FEWEST_SERIES, firsts, halves, in_series, series_of, shuffled_rows
 
 FEW = 400
 """With fewer images than this, scores that learn are cross-fitted."""
@@ -386,9 +386,14 @@ def fit_rankings(
 
     if not learners and (promise == "average" or not several):
         return [ranking(np.arange(len(first)), {})]
+    if (count := int(first.sum())) < FEWEST_SERIES:
+        raise CandidError(
+            f"The held-out images are {count} distinct images or series, and some must fit the score that "
+            f"others rank: give at least {FEWEST_SERIES}, of different objects, scenes or days."
+        )
     order_of = shuffled_rows(columns, groups) if order is None else order(columns.images)
     rows = in_series(order_of, series)
-    if learners and first.sum() < FEW and promise == "average":
+    if learners and count < FEW and promise == "average":
         return _cross_fitted(score, learners, columns, rows, series, ranking)
     learned: dict[str, LearnedScore] = {}
     if learners:

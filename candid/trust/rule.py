@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ from candid.trust.verdict import (
     rounded_up,
 )
 
+MOST_NAMED = 3
+"""Up to this number of small groups, each has a sentence."""
 PER_CLASS = 40
 """Held-out images of a predicted class from which on images are ranked among them, too."""
 NO_LABELS = (
@@ -169,8 +172,18 @@ class Rule:
             within = allowed(n, images)
             return within[0].in_force <= novelty.in_force and within[1].in_force <= error.in_force
 
-        name, n = rankings[0].score.name, counts(ALL)[0]
-        promises = {ALL: Promises(name, n, novelty, error, confidence=levels.confidence, fdr=levels.fdr)}
+        whole = Promises(
+            rankings[0].score.name,
+            counts(ALL)[0],
+            novelty,
+            error,
+            confidence=levels.confidence,
+            fdr=levels.fdr,
+            fdr_proven=first.new_detector().fixed_score and rankings[0].first is None,
+            accept_kinds=0 if tree is None else levels.accept_kinds,
+            out_of_fold=not proven,
+        )
+        promises = {ALL: whole}
         small = set()
         for group in np.unique(truths.groups[truths.groups != ALL]).tolist():
             n, images = counts(group)
@@ -385,11 +398,19 @@ class Rule:
     def too_small(self, names: Sequence[str]) -> list[str]:
         """Return a sentence about each group that is too small for the levels within it."""
         sentences, whole, rest = [], self.promises[ALL], self.promises.get(OTHERS, self.promises[ALL])
-        small = [name for group, name in enumerate(names) if group not in self.promises]
-        for group, name in enumerate(names):
-            if group in self.promises:
-                continue
-            n, images = _counts(self.rankings, self.truths, group)
+        small = {
+            name: _counts(self.rankings, self.truths, group)
+            for group, name in enumerate(names)
+            if group not in self.promises
+        }
+        if len(small) > MOST_NAMED:
+            named = ", ".join(f"'{name}' {n}" for name, (n, _) in islice(small.items(), MOST_NAMED))
+            sentences.append(
+                f"{len(small)} of {len(names)} groups have too few held-out images to rank among for these "
+                f"levels within them ({named}, …): their images are ranked among those of small groups; give "
+                "more images of them."
+            )
+        for name, (n, images) in small.items() if len(small) <= MOST_NAMED else ():
             hint = "give more images of it"
             if n:
                 within = _levels(self.levels, len(self.rankings), 1, True, n, images)
@@ -501,6 +522,7 @@ def _levels(
     levels: Levels, folds: int, least_rank: int, proven: bool, n: int, images: int
 ) -> tuple[Level, Level]:
     """Return the levels of novelty and error among ``n`` and ``images`` held-out images."""
-    novelty = level(levels.novelty, NOVELTY, max(n, 0), levels.novelty_promise, folds, least_rank)
+    promise = levels.novelty_promise if levels.fdr is None else "average"
+    novelty = level(levels.novelty, NOVELTY, max(n, 0), promise, folds, least_rank)
     error = NOTHING if images < 0 else level(levels.error, ERROR, images)
     return (novelty, error) if proven else (novelty._replace(proven=1.0), error._replace(proven=1.0))

@@ -9,6 +9,9 @@ from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid.trust.scores import Columns
 
+FEWEST_SERIES = 6
+"""Fewer series than this are not divided into those that fit a score and those that rank it."""
+
 
 def digests(*columns: Array) -> list[bytes]:
     """Return a digest of each row, (N,) or (N, d) of each column."""

@@ -223,6 +223,8 @@ def _check(above: Mapping[str, str], class_names: Sequence[str], roots: set[str]
             f"The tree has '{unknown[0]}', which is no class of the model: "
             f"{did_you_mean(unknown[0], class_names)}"
         )
+    for name in above:  # also where no class lies, there may be a circle
+        _path(above, name)
     if len(roots) > 1:
         first, second, *_ = sorted(roots)
         raise CandidError(

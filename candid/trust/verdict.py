@@ -13,7 +13,7 @@ import numpy as np
 
 from candid._support.numbers import Array
 from candid._support.text import percent
-from candid.trust.conformal import discoveries
+from candid.trust.conformal import discovery_cut
 
 Verdict = Literal["accept", "ambiguous", "novel"]
 TOP = 5
@@ -65,8 +65,8 @@ class Level(NamedTuple):
     promise: NoveltyPromise
     """Whether the rate holds on average over held-out sets, or with 95 % confidence for this model."""
     proven: float
-    """What is proven for the average: the level in force, more with cross-conformal scores, and 1 (nothing)
-    if the model has learned from its held-out images."""
+    """What is proven for the average: the level in force, more with cross-conformal scores, at most 1
+    (nothing), as if the model has learned from its held-out images."""
     upper: float
     """The 95 % upper end of the rate for this model, since its held-out images are one draw."""
     cut: float
@@ -114,6 +114,12 @@ class Promises:
     """An accepted answer has at least this posterior."""
     fdr: float | None = None
     """The share of ordinary images among those that one call names novel; None if novelty decides."""
+    fdr_proven: bool = True
+    """Whether this share is proven: with a score that is fixed before the images that rank it are seen."""
+    accept_kinds: int = 0
+    """A named kind of at most this many classes is accepted, too."""
+    out_of_fold: bool = False
+    """Whether the model has learned from held-out images, each left out in turn: no bound is proven then."""
     copies: int = 0
     """How many held-out images are copies of others, or of one series with others: these count once."""
     occasions: bool = False
@@ -126,7 +132,7 @@ class Promises:
 
     def plain(self) -> str:
         """Return the promises in one line for everybody; :meth:`sentences` has all numbers and conditions."""
-        unproven = self.novelty.proven == 1
+        unproven = self.out_of_fold
         levels = [(self.novelty, "are called novel")] if self.fdr is None else []
         if self.error.in_force < 1:
             levels.append((self.error, "get an answer without their true class"))
@@ -138,39 +144,59 @@ class Promises:
         parts = [f"{' and '.join(rates)}, {how}" for how, rates in shares.items()]
         lines = [f"Of ordinary photos, {', and '.join(parts)}"] if parts else []
         if self.fdr is not None:
-            lines.append(f"At most {in_percent(self.fdr)} of what is called novel is ordinary, on average")
+            about = "At most" if self.fdr_proven and not unproven else "About"
+            lines.append(f"{about} {in_percent(self.fdr)} of what is called novel is ordinary, on average")
         if self.risk is not None:
             lines.append(f"At most {in_percent(self.risk.asked)} of the accepted answers are wrong")
             if not unproven:
                 lines[-1] += f", with {in_percent(1 - self.risk.delta)} confidence"
+        unproven = unproven or not self.fdr_proven
         return f"{'. '.join(lines)}{'; no bound is proven' * unproven}."
 
     def raised(self) -> list[str]:
         """Return a sentence for each level that had to be raised above what was asked."""
         sentences = []
         for name, level, default in (("novelty", self.novelty, NOVELTY), ("error", self.error, ERROR)):
+            if name == "novelty" and self.fdr is not None:
+                continue
             asked = default if level.asked is None else level.asked
             if asked < level.in_force < 1:
                 sentences.append(
                     f"The level of {name} is {in_percent(level.in_force)} instead of {in_percent(asked)}: "
                     "there are too few held-out images for a smaller one."
                 )
+        if self.fdr is not None and self.fewest_discoveries > 1:
+            sentences.append(
+                f"No image can be called novel at a rate of false discoveries of {in_percent(self.fdr)}: "
+                f"{self.n_reference:,} held-out images rank others, and at least "
+                f"{math.ceil((self.n_reference + 1) * self.fewest_discoveries - 1e-9) - 1:,} are needed."
+            )
         return sentences
+
+    @property
+    def fewest_discoveries(self) -> float:
+        """The share of the images of a call that are called novel if any is; above 1 none can be."""
+        return 0.0 if self.fdr is None else self.novelty.smallest / self.fdr
 
     def sentences(self) -> list[str]:
         """Return the promises in words; first the levels that differ from what was asked, if any do."""
         sentences = [
             *self.raised(),
             self._novelty(),
-            _rate("Error", self.error, "of ordinary images has an answer without its true class"),
+            _rate("Error", self.error, "of ordinary images has an answer without its true class", self),
         ]
         if self.confidence:
             sentences.append(
                 f"Confidence: an accepted answer has a posterior of at least {in_percent(self.confidence)}."
             )
+        if self.accept_kinds:
+            sentences.append(
+                f"Kinds: a named kind of at most {self.accept_kinds} classes is accepted as an answer; the "
+                "level of error and the confidence hold for it, too."
+            )
         if self.risk is not None:
             how = f"with {in_percent(1 - self.risk.delta)} confidence for this model"
-            if self.novelty.proven == 1:
+            if self.out_of_fold:
                 how = f"as tested; {UNPROVEN}"
             sentences.append(
                 f"Risk {in_percent(self.risk.asked)}: at most this share of accepted images is wrong, {how}; "
@@ -187,26 +213,40 @@ class Promises:
 
     def _novelty(self) -> str:
         if self.fdr is None:
-            return _rate("Novelty", self.novelty, "of ordinary images is called novel")
-        return (
-            f"False discoveries {in_percent(self.fdr)}: of the images of this call that are called novel, at "
-            "most this share is ordinary, on average over held-out sets and calls."
+            return _rate("Novelty", self.novelty, "of ordinary images is called novel", self)
+        about = "at most" if self.fdr_proven and not self.out_of_fold else "about"
+        share = (
+            f"{in_percent(self.fdr)}: of the images of this call that are called novel, {about} "
+            "this share is ordinary, on average over held-out sets and calls"
         )
+        if self.out_of_fold:
+            share += f"; {UNPROVEN}"
+        elif not self.fdr_proven:
+            share += f"; no bound is proven for the score '{self.score}'" + " with copies" * bool(self.copies)
+        if self.fewest_discoveries <= 1:
+            share += (
+                f"; with {self.n_reference:,} held-out images to rank among, none or at least "
+                f"{in_percent(self.fewest_discoveries)} of these images are called novel"
+            )
+        return f"False discoveries {share}."
 
 
-def _rate(name: str, level: Level, what: str) -> str:
+def _rate(name: str, level: Level, what: str, promises: Promises) -> str:
     if level.in_force == 1:
         return f"{name}: nothing is promised about classes, since the held-out images have no labels."
     shown = in_percent(level.in_force)
     upper = f"95 % upper end for this model: {in_percent(level.upper)}."
-    if level.proven == 1:
+    if promises.out_of_fold:
         return f"{name} about {shown}: this share {what}, as measured; {UNPROVEN}; {upper}"
     if level.promise == "confident":
         return f"{name} {shown}: at most this share {what}, with 95 % confidence for this model."
     if level.proven > level.in_force:
+        proven = f"proven is at most {in_percent(level.proven)}"
+        if level.proven >= 1:
+            proven = "no bound is proven with so few held-out images"
         return (
-            f"{name} about {shown}: this share {what}, on average over held-out sets as measured; proven is "
-            f"at most {in_percent(level.proven)}; {upper}"
+            f"{name} about {shown}: this share {what}, on average over held-out sets as measured; {proven}; "
+            f"{upper}"
         )
     return f"{name} {shown}: at most this share {what}, on average over held-out sets; {upper}"
 
@@ -323,7 +363,8 @@ class Examination:
             without held-out scores.
         class_p_value: the same among held-out images of the same predicted class.
         verdict: a key of :data:`KINDS`: ``"accept"``, ``"ambiguous"`` or ``"novel"``.
-        classes: the names in the class set, most probable first; empty of a novel image.
+        classes: the names in the class set, most probable first; empty of a novel image. :meth:`to_dict` has
+            the first five, and their number.
         node: a kind of classes that covers them, such as "terrier"; None for a list, or if no kind is small
             enough to say something.
         node_leaves: the number of classes of the kind.
@@ -366,6 +407,8 @@ class Examination:
         """What the verdict means, in one line for everybody."""
         if self.verdict is None:
             return "The most probable class; without held-out images, nothing says whether to trust it."
+        if self.verdict == "accept" and self.node is not None:
+            return "Looks like known photos; one kind of classes fits clearly."
         return KINDS[self.verdict].sentence
 
     @property
@@ -383,7 +426,7 @@ class Examination:
         return f"{', '.join(classes[:-1])} or {classes[-1]}" if len(classes) > 1 else "".join(classes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the examination as JSON, with the five most probable classes."""
+        """Return the examination as JSON, with the five most probable classes, also of those that fit."""
         shares = self.posterior if isinstance(self.posterior, Posterior) else Posterior.of(self.posterior)
         return {
             "path": self.path,
@@ -394,7 +437,8 @@ class Examination:
             "class_p_value": self.class_p_value,
             "verdict": self.verdict,
             "plain": self.plain,
-            "classes": None if self.classes is None else list(self.classes),
+            "classes": None if self.classes is None else list(self.classes[:TOP]),
+            "class_count": None if self.classes is None else len(self.classes),
             "node": self.node,
             "node_leaves": self.node_leaves,
             "log_density_nats": self.log_density,
@@ -411,9 +455,16 @@ class Examination:
 def discovered(examinations: Sequence[Examination], fdr: float) -> list[Examination]:
     """Return examinations of which those that are discoveries at this rate are novel, and no others."""
     p_values = [1.0 if e.p_value is None else e.p_value for e in examinations]
+    return with_novel(examinations, discovery_cut(np.array(p_values), fdr))
+
+
+def with_novel(examinations: Sequence[Examination], cut: float) -> list[Examination]:
+    """Return examinations of which those with a p-value of at most ``cut`` are novel."""
     return [
-        replace(examined, **Answer("novel")._asdict()) if novel else examined
-        for examined, novel in zip(examinations, discoveries(np.array(p_values), fdr).tolist(), strict=True)
+        examined
+        if examined.p_value is None or examined.p_value > cut
+        else replace(examined, **Answer("novel")._asdict())
+        for examined in examinations
     ]
 
 

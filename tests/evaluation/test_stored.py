@@ -120,6 +120,19 @@ def test_the_table_of_scores_has_the_score_behind_the_verdicts(
     assert found["false_positives"][score]["0.05"] >= sets["test"]["novel"]
 
 
+def test_false_discoveries_are_decided_about_each_set_together(folder: Path) -> None:
+    found = evaluate(held_out=Path("val.npz"), test=Path("test.npz"), ood={"far": "far.npz"}, fdr=0.1)
+    assert found is not None and found.metrics["verdicts"]["sets"]["far"]["novel"] == 1
+    for name in ("test", "far"):
+        judged = [each for part, _, each in found.examinations() if part == name]
+        p_values = np.array([each.p_value for each in judged])
+        novel = np.array([each.verdict == "novel" for each in judged])
+        assert np.array_equal(novel, Monitor.select(p_values, fdr=0.1))
+        assert found.metrics["verdicts"]["sets"][name]["novel"] == pytest.approx(novel.mean())
+    with pytest.raises(CandidError, match="leave one of them out"):
+        metrics_of(fdr=0.1, risk=0.1)
+
+
 def test_the_risk_of_accepted_images_is_promised_or_refused(folder: Path) -> None:
     found = metrics_of(risk=0.05, delta=0.1)
     promised = found["verdicts"]["promises"]["risk"]

@@ -73,7 +73,8 @@ def test_a_record_has_five_classes_and_the_promises(model: GenerativeClassifier)
     record = found.to_dict()
     assert list(record) == [
         *("path", "label", "confidence", "posterior", "p_value", "class_p_value"),
-        *("verdict", "plain", "classes", "node", "node_leaves", "log_density_nats", "promises"),
+        *("verdict", "plain", "classes", "class_count", "node", "node_leaves"),
+        *("log_density_nats", "promises"),
     ]
     assert record["plain"] == found.plain
     assert len(record["posterior"]) == 5

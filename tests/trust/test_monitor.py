@@ -141,8 +141,62 @@ def test_fdr_replaces_the_level_of_novelty() -> None:
     verdicts = [e.verdict for e in monitor.examine(mixed[0], mixed[2])]
     assert verdicts[190:].count("novel") >= 8 and verdicts[:190].count("novel") <= 5
     assert "False discoveries 10 %" in " ".join(monitor.sentences())
+    monitor.fdr = None  # what was fitted counts
+    assert [e.verdict for e in monitor.examine(mixed[0], mixed[2])] == verdicts
+    for two in (Monitor(fdr=0.1, novelty=0.1), Monitor(fdr=0.1, risk=0.1)):
+        with pytest.raises(CandidError, match="leave one of them out"):
+            two.fit(*images(60))
     with pytest.raises(CandidError, match="leave one of them out"):
         candid.examine("waste", np.zeros((32, 32, 3)), novelty=0.1, fdr=0.1)
+
+
+@pytest.mark.parametrize("wrong", [[0.1, float("nan")], [[0.1], [0.2]], [0.0, 0.5], [1.5]])
+def test_what_are_no_p_values_of_a_batch_is_refused(wrong: Any) -> None:
+    with pytest.raises(CandidError, match="p-values of N images must be N numbers"):
+        Monitor.select(wrong, fdr=0.1)
+    assert Monitor.select([], fdr=0.1).shape == (0,)
+
+
+def test_false_discoveries_say_what_is_not_proven_and_what_few_images_allow() -> None:
+    said = {score: fitted(600, fdr=0.1, score=score).sentences()[0] for score in ("energy", "combined")}
+    assert all("at most this share is ordinary" in each and "proven" not in each for each in said.values())
+    assert "with 600 held-out images to rank among, none or at least 1.66 %" in said["energy"]
+    known = images(600)
+    copied = Images(*(np.concatenate((part, part[:1])) for part in known))
+    unproven = Monitor(fdr=0.1, score="energy").fit(*copied)
+    assert "about this share" in unproven.sentences()[0] and "no bound is proven" in unproven.promises.plain()
+    none = Monitor(fdr=0.02, score="energy").fit(*images(30)).sentences()[0]
+    assert (
+        none.startswith("No image can be called novel")
+        and "30 held-out images rank others, and at least 49" in none
+    )
+    assert set(Monitor(fdr=0.02, score="energy").fit(*images(49)).promises.raised()) == set()
+
+
+SPLITS: list[dict[str, Any]] = [{}, {"fdr": 0.1}, {"novelty_promise": "confident"}]
+
+
+def test_few_series_give_one_sentence() -> None:
+    known = images(60)
+    for together in (np.zeros(60), np.arange(60) % 2):
+        for options in SPLITS:
+            with pytest.raises(CandidError, match=r"are [12] distinct images or series, .*: give at least 6"):
+                Monitor(**options).fit(*known, together=together)
+    assert (
+        "novelty is 50 % instead" in Monitor(score="energy").fit(*known, together=np.zeros(60)).sentences()[0]
+    )
+    for options in SPLITS:
+        assert Monitor(**options).fit(*known, together=np.arange(60) % 6).promises.copies == 54
+
+
+def test_many_small_groups_have_one_sentence() -> None:
+    monitor = Monitor(novelty=0.05).fit(*images(180), by=np.arange(180).clip(140) - 140)
+    (sentence,) = [each for each in monitor.sentences() if "groups have" in each]
+    assert (
+        sentence.startswith("39 of 40 groups have too few held-out images")
+        and "('1' 1, '10' 1, '11' 1, …)" in sentence
+    )
+    assert sum("small groups" in each for each in monitor.sentences()) <= 2
 
 
 def test_a_score_that_learns_nothing_needs_no_split() -> None:

@@ -124,6 +124,12 @@ def test_levels_with_few_images_are_named() -> None:
     crossed = Promises("energy", 180, level(0.05, 0.01, 180, folds=5), level(None, 0.05, 180))
     assert crossed.novelty.proven == pytest.approx(0.1 + 0.95 * 8 / 185)
     assert "proven is at most 14.1 %" in crossed.sentences()[0]
+    saturated = Promises("energy", 20, level(0.45, 0.01, 20, folds=5), level(None, 0.05, 20))
+    assert saturated.novelty.proven == 1 and "learned" not in " ".join(saturated.sentences())
+    assert "no bound is proven with so few held-out images" in saturated.sentences()[0]
+    learned = replace(saturated, out_of_fold=True)
+    assert "since the model has learned from held-out images" in learned.sentences()[0]
+    assert learned.plain().endswith("; no bound is proven.")
 
 
 @given(st.floats(1e-6, 0.99))

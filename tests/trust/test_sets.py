@@ -1,5 +1,7 @@
 """Answers: the larger of the conformal set and the most probable classes, trees, taught classes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from candid import CandidError, Monitor
 from candid._support.numbers import Array, softmax
+from candid.judging.group import GroupResult
 from candid.trust.ranking import ALL
 from candid.trust.scores import Columns
 from candid.trust.sets import LIKELY, TAUGHT_BOUND, Truths, answers
@@ -95,6 +98,21 @@ def test_a_small_kind_can_be_accepted() -> None:
         )
         kinds = [e for e in monitor.examine(logits) if e.node == "cat"]
         assert len(kinds) > 50 and {e.verdict for e in kinds} == {verdict}
+        accepted = "one kind of classes fits clearly" in kinds[0].plain
+        assert accepted == (verdict == "accept")
+        assert any("kind of at most 4 classes is accepted" in s for s in monitor.sentences()) == accepted
+        record = kinds[0].to_dict()
+        assert record["class_count"] == 4 and record["promises"]["accept_kinds"] == accept
+        place = f"accepted/{kinds[0].node}" if accepted else "ambiguous"
+        assert GroupResult((kinds[0],), (), ()).places() == {kinds[0].path: place}
+    undecided = Monitor(error=0.01, confidence=0.95).fit(
+        np.log(posteriors(400, 0.3, 1)), labels, class_names=NAMES, tree=ABOVE
+    )
+    (wide, *_) = [e for e in undecided.examine(logits) if e.classes is not None and len(e.classes) > 5]
+    record = wide.to_dict()
+    assert record["classes"] == list((wide.classes or ())[:5]) and record["class_count"] == len(
+        wide.classes or ()
+    )
     with pytest.raises(CandidError, match="leave accept_kinds"):
         Monitor(accept_kinds=4, risk=0.1).fit(logits, labels)
 
@@ -124,6 +142,7 @@ BAD = {
     "tabby,cat\nlynx,cat\ndog,pet\n": "2 roots, such as 'cat' and 'pet'",
     "tabby,cat\nlynx,cat\ndog,cat\nmouse,cat\n": "'mouse', which is no class of the model",
     "tabby,cat\nlynx,tabby\ndog,cat\n": "'tabby' is a class and also a kind",
+    "tabby,cat\nlynx,cat\ndog,cat\nup,down\ndown,up\n": "in a circle: (up > down > up|down > up > down)",
     "tabby cat\n": "Line 1",
     "tabby,cat\ntabby,pet\n": "stands below 'cat' and below 'pet'",
 }
@@ -136,6 +155,18 @@ def test_a_wrong_tree_is_refused_in_one_sentence(text: str, tmp_path_factory: py
     with pytest.raises(CandidError, match=BAD[text]) as refused:
         Tree.read(path, ("tabby", "lynx", "dog"))
     assert "\n" not in str(refused.value)
+
+
+def test_monitors_take_trees_as_files_and_of_their_classes_only(tmp_path: Path) -> None:
+    logits, labels = np.log(posteriors(300, 1, 0)), np.arange(300) % 9
+    file = tmp_path / "tree.csv"
+    file.write_text("\n".join(f"{name},{kind}" for name, kind in ABOVE.items()))
+    for path in (file, str(file)):
+        assert Monitor().fit(logits, labels, class_names=NAMES, tree=path).fitted.rule.tree == TREE
+    with pytest.raises(CandidError, match="tree is of 9 classes, but the logits have 8 columns"):
+        Monitor().fit(logits[:, :8], labels % 8, tree=TREE)
+    with pytest.raises(CandidError, match="can't be read"):
+        Monitor().fit(logits, labels, class_names=NAMES, tree=tmp_path / "none.csv")
 
 
 def test_a_tree_is_saved_with_its_monitor(tmp_path_factory: pytest.TempPathFactory) -> None:
