@@ -12,20 +12,23 @@ from candid._support.options import Option
 from candid._support.progress import is_first_process
 from candid.cli.app import Panel, Typed, command, safe
 from candid.inference.options import Devices
-from candid.training.options import PhotoOptions, TrainOptions, check_call
+from candid.training.options import PhotoOptions, TrainOptions, VectorOptions, check_call
 
 if TYPE_CHECKING:
     from candid._support.progress import Row
     from candid.training.run_folder import RunFolder
 
-PHOTOS, NETWORKS = Panel("Photos"), Panel("Networks on pixels")
+PHOTOS, NETWORKS, FEATURES = Panel("Photos"), Panel("Networks on pixels"), Panel("Networks on features")
 
 
 @command
 def train(
     data: Annotated[
         str | None,
-        Option("'digits', a folder of images, idx files or CIFAR-10 batches, or tar shards.", metavar="DATA"),
+        Option(
+            "'digits', a folder of images, idx files or CIFAR-10 batches, tar shards, or features (.npz).",
+            metavar="DATA",
+        ),
     ] = None,
     /,
     *,
@@ -50,6 +53,7 @@ def train(
         NETWORKS,
     ] = (),
     networks: Annotated[dict[str, Any], Typed(TrainOptions), NETWORKS],
+    vectors: Annotated[dict[str, Any], Typed(VectorOptions), FEATURES],
 ) -> None:
     """Train a generative classifier, or the ResNet that matches it.
 
@@ -57,11 +61,15 @@ def train(
     a generative head. Smaller images train an invertible network on pixels; so do --preset, --recipe, --set,
     --baseline and --start. Networks take the options of photos, too, except --eye, --priors and --thumbnails.
 
+    --preset vector trains an invertible network on features: of photos seen through --eye, or those of a file
+    with the arrays features, labels and class_names. It takes --beta, --epochs (6), --batch (250),
+    --learning-rate (0.001), --label-smoothing (0), --holdout (0.2), and the options of its own below.
+
     If an option of a network is not given, the preset's recipe sets it; if the recipe does not, the default
     below holds.
     """
     check_call(data, out, recipe, resume)
-    options = {**photos, **networks}
+    options = {**photos, **networks, **vectors}
     if changes:
         options["model"] = _parsed(changes)
 
@@ -105,15 +113,16 @@ def _parsed(settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _print_results(best: Path, results: dict[str, Any]) -> None:
     table = Table(title=f"the best model, in {safe(best)}", title_justify="left")
-    has_bits = any("bits_per_dim" in results.get(part, {}) for part in ("val", "test"))
-    for column in ("", "accuracy", "cross-entropy (nats)", *(["bits/dim"] if has_bits else [])):
+    densities = {"bits_per_dim": "bits/dim", "nats_per_feature": "nats/feature"}
+    shown = [name for name in densities if name in results.get("val", {})]
+    for column in ("", "accuracy", "cross-entropy (nats)", *map(densities.__getitem__, shown)):
         table.add_column(column, justify="right" if column else "left")
     unseen = "out of fold" if results.get("out_of_fold") else "validation"
     for part, name in (("val", unseen), ("test", "test")):
         if part in results:
             metrics = results[part]
-            bits = [f"{metrics['bits_per_dim']:.3f}"] if "bits_per_dim" in metrics else []
+            of_density = [f"{metrics[density]:.3f}" for density in shown]
             table.add_row(
-                name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *bits
+                name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *of_density
             )
     Console().print(table)

@@ -317,11 +317,11 @@ class _Images:
 
     def measured(self, distances: Array | None) -> tuple[Array, Array | None]:
         """Return the uncertainties of pairs of classes, and their distances unless they are given."""
-        process = launch(1, network=can(self.model, "invert"))
+        process = launch(1, network=can(self.model, "mixture"))
         passes = Runner(self.model, process, workers=self.options.workers, progress=self.progress)
         predictions = passes.predictions(self.split, self.model.preprocessing, self.part)
         assert predictions is not None
-        if distances is None and can(self.model, "invert"):
+        if distances is None and can(self.model, "mixture"):
             labelled = predictions[np.flatnonzero(predictions.labels >= 0)]
             means = self.model.geometry.distances()
             distances = measured_distances(labelled.logits, labelled.labels, means)

@@ -147,13 +147,8 @@ def measure(
         found = without(found, known.columns["keys"], "those that scores are fitted to", runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
-    scores = held_out_scores(found, known, runner.model.tree)
-    if "invert" in runner.model.can and scores.pair_uncertainty is not None:
-        distances = runner.model.geometry.distances()
-        measured = measured_distances(found.logits, found.labels, distances)
-        if np.isfinite(measured).all():  # every class has images
-            scores = replace(scores, pair_distances=measured.astype(np.float32))
-    return scores
+    distances = runner.model.geometry.distances() if "mixture" in runner.model.can else None
+    return held_out_scores(found, known, runner.model.tree, distances)
 
 
 def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:
@@ -173,7 +168,10 @@ def without(found: Predictions, keys: Array | None, which: str, progress: Progre
 
 
 def held_out_scores(
-    found: Predictions, known: Predictions | None = None, tree: Tree | None = None
+    found: Predictions,
+    known: Predictions | None = None,
+    tree: Tree | None = None,
+    distances: Array | None = None,
 ) -> HeldOut:
     """Return the scores of held-out images from what a model says of them.
 
@@ -183,10 +181,14 @@ def held_out_scores(
             one half of ``found`` if it has features and no density, and the other half is held out; no copy
             of an image, and no other one of its series, is in the other half.
         tree: kinds above the classes.
+        distances: of the class means of a trained mixture, (M, M); they are then measured on the images.
     """
-    pairs = None
+    pairs = apart = None
     if found.logits.shape[1] <= MOST_CLASSES:
         pairs = measured_uncertainty(found.posterior, found.labels).astype(np.float32)
+        if distances is not None:
+            apart = measured_distances(found.logits, found.labels, distances).astype(np.float32)
+            apart = apart if np.isfinite(apart).all() else None  # some class has no images
     keys, temperature = None, fit_temperature(found.logits, found.labels)
     if known is None and found.log_density is None and "features" in found.columns:
         series = series_of(found.statistics, found.columns.get("series"))
@@ -200,7 +202,15 @@ def held_out_scores(
     statistics = scored(found, learned).statistics.statistics()
     if tree is not None:
         statistics["kind_ratio"], statistics["kind_mass"] = tree.reach(found.posterior, found.labels)
-    return HeldOut(Columns(statistics), temperature, learned, keys, pair_uncertainty=pairs, tree=tree)
+    return HeldOut(
+        Columns(statistics),
+        temperature,
+        learned,
+        keys,
+        pair_uncertainty=pairs,
+        pair_distances=apart,
+        tree=tree,
+    )
 
 
 def scored(found: Predictions, scores: Mapping[str, LearnedScore]) -> Predictions:

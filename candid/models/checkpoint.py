@@ -71,6 +71,7 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "generative": Kind("candid.models.flow.classifier", "ClassifierConfig", "GenerativeClassifier", True),
+    "vector": Kind("candid.models.flow.vector", "VectorConfig", "VectorClassifier", True),
     "resnet": Kind("candid.models.resnet", "ResNetConfig", "ResNet", True),
     "photo": Kind("candid.models.photo.model", "PhotoConfig", "PhotoModel"),
     "adopted": Kind("candid.models.photo.adopted", "AdoptedConfig", "AdoptedModel"),

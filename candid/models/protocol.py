@@ -19,9 +19,10 @@ from candid.trust.tree import Tree
 NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 
 DensityOf = Literal["pixels", "features"] | None
-Ability = Literal["geometry", "invert", "class maps", "gradients", "teach", "density"]
-"""What a model may be able to do: class means in a latent space, a latent that goes back to an image, maps
-that add up to the score of a class, gradients with respect to images, new classes by examples, a density."""
+Ability = Literal["geometry", "mixture", "invert", "class maps", "gradients", "teach", "density"]
+"""What a model may be able to do: class means in a latent space, means that were trained and can be refitted,
+a latent that goes back to an image, maps that add up to the score of a class, gradients with respect to
+images, new classes by examples, a density."""
 
 
 class Outputs(NamedTuple):
@@ -348,6 +349,11 @@ def missing(model: Any, ability: Ability, purpose: str) -> CandidError:
         return CandidError(
             f"{cause} gives no gradients, so this model can't {purpose}: train it with an eye in torch, such "
             "as lite0 or a .pt2 file."
+        )
+    if ability == "class maps" and name == "vector":
+        return CandidError(
+            "The logits of a vector model are not linear in the maps of its eye, so there are no heatmaps: "
+            "train a photo model with 'candid train PHOTOS'."
         )
     if ability == "class maps" and eye is not None:
         return CandidError(

@@ -75,7 +75,7 @@ class Service:
         score = None if held_out is None else WatchedScore.of(model)
         self.examiner = Examiner(model, name, evidence=True, watched=score)
         self.model, self.classes = self.examiner.model, model.class_names
-        has_means = "geometry" in self.model.can and len(self.classes) > 1
+        has_means = {"geometry", "class maps"} <= self.model.can and len(self.classes) > 1
         has_maps = "geometry" not in self.model.can and "class maps" in self.model.can
         top = TOP if has_means else TOP_WITHOUT_MEANS
         self.explainer = Explainer(self.model, top) if has_means or has_maps else None

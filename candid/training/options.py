@@ -17,6 +17,8 @@ Crop = Literal["none", "shift", "jitter", "resized"]
 MeansStart = Literal["random", "pooled", "blocks"]
 SplitRule = Literal["hash", "shuffled"]
 Memory = Literal["plain", "inverse"]
+FEATURES_FILE = ".npz"
+"""The ending of a file with features."""
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
 ENOUGH = 1000
@@ -78,6 +80,55 @@ class PhotoOptions:
 
 
 @dataclass(frozen=True)
+class VectorOptions:
+    """Everything that decides what a training on features computes.
+
+    >>> VectorOptions(data="features.npz").beta
+    1.0
+    """
+
+    data: Annotated[str, Option("A folder of photos, or an .npz file with features.", hidden=True)]
+    preset: Annotated[Literal["vector"], Option("What is trained.", hidden=True)] = "vector"
+    eye: Annotated[str | None, Option("Pretrained network that photos are seen through.")] = None
+    beta: Annotated[MaybeInfinite, Option("Weight of the classification loss; it can be inf.", least=0)] = 1.0
+    couplings: Annotated[int, Option("Coupling blocks of the network.", least=1, most=64)] = 4
+    width: Annotated[int, Option("Width of the two hidden layers in a coupling.", least=1)] = 512
+    noise: Annotated[
+        float,
+        Option(
+            "Standard deviation of the noise on features, in standard deviations of their group. Without "
+            "noise there is no density.",
+            above=0,
+        ),
+    ] = 0.05
+    epochs: Annotated[int, Option("Passes over the training features.", least=1)] = 6
+    batch: Annotated[int, Option("Features per step.", least=2)] = 250
+    learning_rate: Annotated[float, Option("Highest learning rate.", above=0)] = 1e-3
+    label_smoothing: Annotated[float, Option("Share of a label for all classes.", least=0, most=1)] = 0.0
+    priors: Annotated[
+        Literal["frequency", "uniform"], Option("How probable classes are before features are seen.")
+    ] = "frequency"
+    holdout: Annotated[float, Option("Held-out share, if there is no val part.", above=0, below=1)] = SHARE
+    split_seed: Annotated[int, SPLIT_SEED] = 0
+    tree: Annotated[str | None, TREE] = None
+    skip_bad: SkipBad = False
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def stored(self) -> bool:
+        """Whether the features are in a file."""
+        return self.data.endswith(FEATURES_FILE)
+
+    @property
+    def eye_name(self) -> str | None:
+        """The eye that features come from; None of stored ones for which none is named."""
+        return self.eye or (None if self.stored else DEFAULT_EYE)
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Everything that decides what a training run computes; ``config.toml`` of a run folder stores it.
 
@@ -91,7 +142,7 @@ class TrainOptions:
     preset: Annotated[
         str,
         Option(
-            "Size of the network: imagenet, tiny, cifar or digits.",
+            "Size of the network: imagenet, tiny, cifar or digits; or vector.",
             default="tiny, cifar or digits, by the size of the images",
         ),
     ] = "digits"

@@ -61,7 +61,7 @@ class PhotoData:
         parts = {"train": data.train, "val": data.val, "test": data.test}
         if isinstance(data.train, FileSplit) and isinstance(data.val, FileSplit):
             few = len(data.train) + len(data.val) < ENOUGH if options.holdout is None else not options.holdout
-            if few and not _has_val(options.data, options.tree == "folders"):
+            if few and not has_val(options.data, options.tree == "folders"):
                 paths, labels = (*data.train.paths, *data.val.paths), (data.train.labels, data.val.labels)
                 parts |= {"train": FileSplit(paths, np.concatenate(labels)), "val": None}
         elif data.train.can_index:
@@ -106,7 +106,7 @@ class PhotoData:
         return warnings
 
 
-def _has_val(data: str, nested: bool) -> bool:
+def has_val(data: str, nested: bool) -> bool:
     """Return whether the data set has its own part to validate on."""
     read = format_of(data).read
     return read is not None and "val" in read(Query(data, True, nested=nested)).parts
@@ -132,7 +132,7 @@ def _train(
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
     digests = {"data": data.digest, "options": _digest_of(options)}
-    earlier = _earlier(folder, digests)
+    earlier = earlier_results(folder, digests)
     if earlier is not None:
         show.log(f"this run is finished: {folder.path}")
         return earlier
@@ -175,7 +175,7 @@ def _check_counts(train: Features, class_names: tuple[str, ...]) -> None:
             )
 
 
-def _earlier(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | None:
+def earlier_results(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | None:
     """Return the results of a finished run; None of a new one, and of one that was killed at its end.
 
     Raises:
@@ -243,7 +243,7 @@ def _finish(
         remembered = replace(remembered, series=alike)
     model.held_out = {"training_keys": np.unique(train.keys)}
     if len(held_out) >= FEWEST_HELD_OUT:
-        own_val = val is not None and _has_val(options.data, options.tree == "folders")
+        own_val = val is not None and has_val(options.data, options.tree == "folders")
         scores = held_out_scores(held_out, tree=model.tree)
         occasions = options.together is None and not own_val
         replace(scores, out_of_fold=val is None, occasions=occasions).attach(model)

@@ -14,8 +14,8 @@ from candid._support.old_formats import renamed_options
 from candid._support.options import build, from_dict, named_option, to_dict
 from candid.data import PHOTO_SIDE, shards
 from candid.data.formats import FORMATS, Query, format_of
-from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET
-from candid.training.options import PhotoOptions, TrainOptions
+from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET, VECTOR
+from candid.training.options import FEATURES_FILE, PhotoOptions, TrainOptions, VectorOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""
@@ -37,7 +37,7 @@ def load_options(recipe: str | Path | None = None, **flags: Any) -> TrainOptions
     if recipe is None:
         name = flags.get("preset") or preset_for(str(flags["data"]))
         if name not in PRESETS:
-            raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), PRESETS)}")
+            raise CandidError(f"There is no preset '{name}': {did_you_mean(str(name), [*PRESETS, VECTOR])}")
         flags["preset"], recipe = name, RECIPE_OF_PRESET[name]
     values = renamed_options(read_toml(_file_of(recipe)))
     table = values.get("model", {})
@@ -67,9 +67,12 @@ def photo_options(
     given = {key: value for key, value in given.items() if value is not None and value != {}}
     known = {field.name for field in fields(PhotoOptions)}
     pixel = {field.name for field in fields(TrainOptions)}
+    vector = {field.name for field in fields(VectorOptions)}
     for key in given:
+        if key not in known | pixel | vector:
+            raise CandidError(f"There is no option '{key}': {did_you_mean(key, known | pixel | vector)}")
         if key not in known | pixel:
-            raise CandidError(f"There is no option '{key}': {did_you_mean(key, known | pixel)}")
+            raise CandidError(f"{_shown(key)} is for a network on features: add {_shown('preset')} vector.")
     others = [key for key in given if key not in known | ACCEPTED]
     own = {key: value for key, value in given.items() if key in known}
     if run is not None:
@@ -87,6 +90,32 @@ def photo_options(
         remedy = f"leave it out, or add {_shown('preset')} to train one on these photos."
         raise CandidError(_only_pixels(others[0], remedy))
     return build(PhotoOptions, own)
+
+
+def vector_options(
+    given: Mapping[str, Any], recipe: str | Path | None = None, run: Path | None = None
+) -> VectorOptions | None:
+    """Return the options of a training on features; None if something else is to be trained.
+
+    Args:
+        given: the options; those that are None are left out.
+        recipe: the recipe.
+        run: the folder of the run that is resumed, which has its own options.
+
+    Raises:
+        CandidError: if an option is for other models.
+    """
+    given = {key: value for key, value in given.items() if value is not None and value != {}}
+    if run is not None:
+        recorded = read_toml(run / "config.toml") if (run / "config.toml").is_file() else {}
+        return from_dict(VectorOptions, {**recorded, **given}) if recorded.get("preset") == VECTOR else None
+    if given.get("preset", VECTOR if str(given["data"]).endswith(FEATURES_FILE) else None) != VECTOR:
+        return None
+    known = {field.name for field in fields(VectorOptions)}
+    for key in [*given, *(["recipe"] if recipe is not None else [])]:
+        if key not in known | ACCEPTED:
+            raise CandidError(f"{_shown(key)} is no option of {named_option('preset')} vector: leave it out.")
+    return build(VectorOptions, {key: value for key, value in given.items() if key in known})
 
 
 def network_named_by(given: Mapping[str, Any], recipe: str | Path | None = None) -> str | None:
@@ -158,6 +187,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise CandidError(f"'{path}' can't be read as TOML: {error}.") from error
 
 
-def write_toml(options: TrainOptions | PhotoOptions) -> str:
+def write_toml(options: TrainOptions | PhotoOptions | VectorOptions) -> str:
     """Return ``options`` as TOML; those that are None are left out."""
     return tomli_w.dumps({key: value for key, value in to_dict(options).items() if value is not None})

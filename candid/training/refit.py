@@ -1,6 +1,7 @@
 """Refit the mixture of a trained model: put its class means where held-out images say they belong."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from candid.models.protocol import Model, require
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+    from torch import Tensor
 
     from candid.models.flow.classifier import GenerativeClassifier
 
@@ -96,7 +98,7 @@ def refit(
     if target is None and isinstance(model, str | os.PathLike):
         target = checkpoint.own_folder(model)
     loaded = require(checkpoint.resolve(model), "geometry", "Refitting")
-    if loaded.density_of == "features":
+    if "mixture" not in loaded.can:
         raise CandidError(
             "The head of this model is fitted in closed form: its class means are where the photos are, and "
             "there is nothing to refit. To measure held-out photos again, run 'candid calibrate'."
@@ -117,7 +119,7 @@ def refit(
 
 def can_refit(model: Model) -> bool:
     """Return whether ``model`` has class means that :func:`refit_mixture` can move."""
-    if "invert" not in model.can:
+    if "mixture" not in model.can:
         return False
     from candid.models.flow.means import span_of
 
@@ -137,13 +139,11 @@ def refit_mixture(
 ) -> RefitResult:
     """Refit ``model`` in place, in all processes alike; its held-out scores are dropped."""
     import torch
-    from scipy.optimize import minimize_scalar
 
-    from candid.models.flow.means import rescale, restore, span_of
+    from candid.models.flow.means import restore, span_of
 
     restore(model)
     span = span_of(model.mixture)
-    log_priors = torch.as_tensor(model.log_priors).double()
     runner = Runner(model, fabric, None, workers, progress)
 
     def coordinates(batch: NamedBatch) -> Array:
@@ -153,11 +153,32 @@ def refit_mixture(
 
     parts = runner.each(coordinates, fewer(held_out), preprocessing, "latents of held-out images")
     places = torch.cat([span.places[:0], *map(torch.from_numpy, parts)])
-    images = int(summed(fabric, np.array([float(len(places))]))[0])
+    return _refitted(model, places, lambda values: summed(fabric, values))
+
+
+def refit_to(model: Any, latents: Array) -> RefitResult:
+    """Refit ``model``, which was not refitted before, to its latents of held-out images, (N, D)."""
+    import torch
+
+    from candid.models.flow.means import span_of
+
+    span = span_of(model.mixture)
+    return _refitted(model, span.layer.coordinates(torch.from_numpy(latents).double()), lambda values: values)
+
+
+def _refitted(model: Any, places: "Tensor", added: Callable[[Array], Array]) -> RefitResult:
+    """Refit to places in the span of the means, (N, M - 1); ``added`` adds numbers of all processes."""
+    import torch
+    from scipy.optimize import minimize_scalar
+
+    from candid.models.flow.means import rescale, span_of
+
+    span, log_priors = span_of(model.mixture), torch.as_tensor(model.log_priors).double()
+    images = int(added(np.array([float(len(places))]))[0])
 
     def mean(log_scale: float) -> float:
         total = span.log_likelihood(places, log_priors, log_scale).sum()
-        return float(summed(fabric, total[None].numpy())[0]) / images
+        return float(added(total[None].numpy())[0]) / images
 
     before, distance = mean(0.0), _mean_distance(model)
     best = minimize_scalar(lambda log_scale: -mean(log_scale), bounds=LOG_SCALES, method="bounded")
@@ -168,6 +189,6 @@ def refit_mixture(
     return result
 
 
-def _mean_distance(model: "GenerativeClassifier") -> float:
+def _mean_distance(model: Any) -> float:
     distances = model.mixture.pairwise_distances()
     return float(distances.sum() / (len(distances) * (len(distances) - 1)))

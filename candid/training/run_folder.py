@@ -36,7 +36,7 @@ from candid.data.datasets import Dataset
 from candid.data.splits import ArraySplit, FileSplit, Split
 from candid.models import saving
 from candid.models.protocol import Model
-from candid.training.options import PhotoOptions, TrainOptions
+from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
 from candid.training.recipes import read_toml, write_toml
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class RunFolder:
         except OSError as error:
             raise CandidError(f"'{self.path}' can't be made ({error}): choose another one.") from error
 
-    def create(self, options: TrainOptions | PhotoOptions) -> None:
+    def create(self, options: TrainOptions | PhotoOptions | VectorOptions) -> None:
         self.write_text("config.toml", write_toml(options))
 
     def options(self) -> TrainOptions:

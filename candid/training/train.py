@@ -17,7 +17,13 @@ from candid.models import checkpoint, saving
 from candid.models.protocol import Model
 from candid.training.options import PlaneOptions, TrainOptions, check_call
 from candid.training.photos import train_photos
-from candid.training.recipes import are_photos, load_options, network_named_by, photo_options
+from candid.training.recipes import (
+    are_photos,
+    load_options,
+    network_named_by,
+    photo_options,
+    vector_options,
+)
 from candid.training.run_folder import AfterEpoch, RunFolder
 
 if TYPE_CHECKING:
@@ -93,6 +99,14 @@ def train(
     """
     check_call(data, out, recipe, resume)
     given = {"data": data, **options}
+    vectors = vector_options(given, recipe, Path(out) if resume and out is not None else None)
+    if vectors is not None:
+        require_extra("torch", "paper", "Training a network")
+        from candid.training.vectors import train_vectors
+
+        folder = RunFolder(Path("runs") / vectors.preset if out is None else Path(out))
+        rows, results = train_vectors(vectors, folder, resume, devices, progress or SILENT)
+        return TrainResult(folder.path, True, rows, results)
     photos = photo_options(given, recipe, Path(out) if resume and out is not None else None)
     if photos is not None:
         folder = RunFolder(Path("runs/photos") if out is None else Path(out))

@@ -19,7 +19,7 @@ from candid.models.flow.invertible import Invertible
 from candid.models.flow.network import full_precision
 from candid.models.flow.pooling import DCTPooling, HaarPooling
 from candid.models.flow.reversible import Chain
-from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
+from candid.models.flow.subnets import bottleneck, low_resolution_entry, perceptron, pointwise, strided_entry
 
 
 def build_flow(config: FlowConfig) -> Chain:
@@ -40,12 +40,15 @@ def build_flow(config: FlowConfig) -> Chain:
             config, DownsamplingCoupling(channels, strided, low, config.clamp), 4 * channels
         )
         channels *= 4
-    layers["haar"] = HaarPooling()
-    channels *= 4
-    one_pixel = partial(pointwise, width=config.pointwise_width)
-    layers["pointwise"] = _block(config, AffineCoupling(channels, one_pixel, config.clamp), channels)
+    if config.pooling == "haar":
+        layers["haar"] = HaarPooling()
+        channels *= 4
+        one_pixel = partial(pointwise, width=config.pointwise_width)
+        layers["pointwise"] = _block(config, AffineCoupling(channels, one_pixel, config.clamp), channels)
     for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths, strict=True), start=1):
         subnet = partial(bottleneck, width=width, preactivation=config.preactivation)
+        if config.pooling == "none":
+            subnet = partial(perceptron, width=width)
         for block in range(1, blocks + 1):
             coupling: Invertible
             if stage > 1 and block == 1:

@@ -44,6 +44,8 @@ class FlowConfig:
     """Largest absolute log-scale of a coupling."""
     span: tuple[int, int] | None = None
     """The numbers of directions and prototypes of the last layer of a refitted model; None: it has none."""
+    pooling: Literal["haar", "none"] = "haar"
+    """none: for vectors, (C, 1, 1): no Haar pooling, one stage, and subnets that see one position."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,6 +67,10 @@ class FlowConfig:
                 "A downsampling entry splits the channels and needs at least 2: "
                 "for one-channel images set entry = 'none'."
             )
+        if self.pooling == "none" and (self.halvings or self.height * self.width > 1):
+            raise CandidError(
+                "pooling = 'none' is for vectors: set height = width = 1 and entry = 'none', and one stage."
+            )
         if self.height % self.downsampling or self.width % self.downsampling:
             raise CandidError(
                 f"Images of {self.height} x {self.width} can't be halved {self.halvings} times: "
@@ -75,7 +81,7 @@ class FlowConfig:
 
     @property
     def halvings(self) -> int:
-        return (self.entry != "none") + 1 + (len(self.blocks) - 1)
+        return (self.entry != "none") + (self.pooling == "haar") + (len(self.blocks) - 1)
 
     @property
     def downsampling(self) -> int:
@@ -156,6 +162,20 @@ def check_priors(priors: Sequence[float] | None, classes: int) -> None:
         raise CandidError(
             "Class priors must be positive and sum to one: divide the class counts by their sum."
         )
+
+
+VECTOR = "vector"
+"""The preset for features in place of pixels."""
+
+
+def vector_flow(features: int, couplings: int = 4, width: int = 512) -> FlowConfig:
+    """Return the network of the preset ``vector``, for this number of features.
+
+    >>> vector_flow(1408).dimensions
+    1408
+    """
+    layout: dict[str, Any] = {"entry": "none", "pooling": "none", "mixing": "permutation"}
+    return FlowConfig(features, 1, 1, blocks=(couplings,), widths=(width,), **layout)
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

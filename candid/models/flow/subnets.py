@@ -54,6 +54,18 @@ def pointwise(channels_in: int, channels_out: int, width: int) -> nn.Sequential:
     )
 
 
+def perceptron(channels_in: int, channels_out: int, width: int) -> nn.Sequential:
+    """Return two hidden layers of ``width`` for vectors, (B, C, 1, 1)."""
+    layers = _initialised(
+        _conv(channels_in, width, 1, bias=True),
+        nn.ReLU(inplace=True),
+        _conv(width, width, 1, bias=True),
+        nn.ReLU(inplace=True),
+        _conv(width, channels_out, 1, bias=True),
+    )
+    return Perceptron(*layers)
+
+
 def strided_entry(
     channels_in: int, channels_out: int, width: int, kernel: int = 3, output_gain: float = 1.0
 ) -> nn.Sequential:
@@ -91,6 +103,20 @@ def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
             case layer, *layers:
                 x = layer(x)
     return x
+
+
+class Perceptron(Subnet):
+    """Layers for vectors, (B, C, 1, 1): as matrix products, 1 x 1 convolutions take half of the time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self:
+            match layer:
+                case nn.Conv2d():
+                    x = F.linear(x, layer.weight.flatten(1), layer.bias)
+                case _:
+                    x = layer(x)
+        return x[:, :, None, None]
 
 
 class FullResolutionEntry(Subnet):
