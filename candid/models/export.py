@@ -92,6 +92,10 @@ def export(
     if batch is not None and batch < 1:
         raise CandidError(f"--batch takes a number from 1 on, or 'dynamic', not {batch}.")
     model = checkpoint.resolve(model)
+    if model.density_of == "features" and "mixture" in model.can:
+        raise CandidError(
+            f"A {model.kind} model can't be exported: train a photo model, or a pixel model, for that."
+        )
     metadata = metadata_of(model)
     graph = _photo_graph(model, batch) if "onnx" in targets.values() else None
     if graph is None or "torch-export" in targets.values():

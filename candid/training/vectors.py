@@ -19,7 +19,7 @@ from candid._support.progress import SILENT, Progress, Row
 from candid._support.randomness import draws, generator
 from candid.data.images import image_keys
 from candid.inference.predictions import Predictions
-from candid.judging.calibrate import FEWEST_IMAGES, held_out_scores, tree_of
+from candid.judging.calibrate import FEWEST_IMAGES, held_out_scores
 from candid.models import saving
 from candid.models.flow.config import vector_flow
 from candid.models.flow.coupling import ActNorm
@@ -27,7 +27,7 @@ from candid.models.flow.mixture import Losses, information_bottleneck_loss
 from candid.models.flow.vector import VectorClassifier, VectorConfig, nats_per_feature
 from candid.models.photo.eye import Eye
 from candid.models.photo.gaussian import Moments, Standardised, class_sums, inverse_root
-from candid.models.photo.opening import open_eye
+from candid.models.photo.opening import open_eye, tree_of
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
 from candid.training.photo_report import in_series

@@ -80,6 +80,8 @@ def test_images_need_an_eye_and_features_a_length(model: VectorClassifier) -> No
         model.outputs(np.zeros((1, 3, 224, 224), np.float32))
     with pytest.raises(CandidError, match=r"\(batch, 7\), not \(2, 6\)"):
         model.outputs_of(np.zeros((2, 6), np.float32))
+    with pytest.raises(CandidError, match="A vector model can't be exported"):
+        candid.export(model)
     with pytest.raises(CandidError, match="trained on stored features"):
         candid.examine(model, np.zeros((1, 32, 32, 3)))
 
