@@ -1,6 +1,7 @@
 """Measure teaching and grouping on folders of photos.
 
 ``python -m experiments.open_world teach DATA_FOLDER --out runs/open-world/teach.json``
+``python -m experiments.open_world bounds DATA_FOLDER --out runs/open-world/bounds.json``
 ``python -m experiments.open_world group DATA_FOLDER --out runs/open-world/group.json``
 
 ``DATA_FOLDER`` is as for ``experiments.photos``. The features of the photos are computed once and stored in
@@ -16,10 +17,10 @@ from types import ModuleType
 from candid._support.files import write_texts
 from candid.models.photo.efficientnet import PackagedEye
 from candid.models.photo.eyes import EYES
-from experiments.open_world import grouping, teaching
+from experiments.open_world import bounds, grouping, teaching
 from experiments.photo_sets import FAR, Reader
 
-STUDIES: dict[str, ModuleType] = {"teach": teaching, "group": grouping}
+STUDIES: dict[str, ModuleType] = {"teach": teaching, "bounds": bounds, "group": grouping}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

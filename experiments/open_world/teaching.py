@@ -22,6 +22,7 @@ from candid.training.remembered import Remembered
 from candid.training.teach import _assembled
 from candid.trust.gaussians import unit
 from candid.trust.ranking import CombinedRanks
+from candid.trust.scores import Columns
 from experiments.measures import missed, share
 from experiments.photo_sets import Photos, PhotoSet
 from experiments.photos import scaling
@@ -162,11 +163,10 @@ class PooledSpace:
         return np.concatenate((old, (logsumexp(old) + odds)[:, None]), 1)
 
 
-def fitted(task: Task, eye: PackagedEye) -> PhotoModel:
-    """Return the model of the known classes, as ``candid train`` leaves it."""
-    train, held_out, _ = task.old
-    head = fit_head(train.statistics, train.labels, task.classes, eye.groups)
-    model = PhotoModel.of(head, eye, [str(y) for y in range(task.classes)])
+def photo_model(train: Photos, held_out: Photos, classes: int, eye: PackagedEye) -> PhotoModel:
+    """Return a model as ``candid train`` leaves it."""
+    head = fit_head(train.statistics, train.labels, classes, eye.groups)
+    model = PhotoModel.of(head, eye, [str(y) for y in range(classes)])
     seen = model.fitted_part(held_out.statistics)
     assert seen.terms is not None
     keys = np.arange(len(held_out))
@@ -176,6 +176,13 @@ def fitted(task: Task, eye: PackagedEye) -> PhotoModel:
     held_out_scores(predictions).attach(model)
     model.held_out |= Remembered(seen, held_out.labels, keys).columns()
     return model
+
+
+def said(model: PhotoModel, photos: Photos) -> Columns:
+    """Return what a model says of photos."""
+    outputs = model.outputs_of(photos.statistics)
+    images, unknown = np.zeros((len(photos), 1)), np.full(len(photos), -1)
+    return Predictions.of(outputs, model, (images, unknown, ("",) * len(photos))).statistics
 
 
 def _plain(model: PhotoModel, own: Array, statistics: Array) -> Array:
@@ -252,7 +259,7 @@ def measured(sets: dict[str, PhotoSet], far: Photos, eye: PackagedEye) -> dict[s
         by_number: dict[str, dict[str, list[Figures]]] = {str(n): {} for n in NUMBERS}
         for seed in SPLITS:
             task = Task.of(sets[set_name], new, seed)
-            model = fitted(task, eye)
+            model = photo_model(*task.old[:2], task.classes, eye)
             rivals = Retrained(task, eye), PooledSpace(task)
             for n in NUMBERS:
                 for draw in range(DRAWS):
