@@ -135,66 +135,81 @@ def count(tally: Tally, rule: Rule, new: Columns, labels: Array) -> None:
     """Count novel images and class sets that miss, at each level."""
     p, posterior = rule.p_values(new), new["posterior"]
     true = posterior[np.arange(len(labels)), labels] / posterior.max(1)
-    n, images = sum(r.count(ALL) for r in rule.distinct or rule.rankings), rule.truths.count(ALL)
+    n, images = sum(r.distinct.count(ALL) for r in rule.rankings), rule.truths.count(ALL)
     for level in LEVELS:
         tally.add("novel", level, p <= level + 1e-12, n)
         tally.add("missed", level, true < rule.truths.smallest_ratio(ALL, level), images)
 
 
-def by_monitor(score: str, features: Array, labels: Array) -> tuple[Rule, Callable[[Array], Columns]]:
-    """Return the rule of a monitor."""
-    monitor = candid.Monitor(score=score, novelty=0.5, error=0.5)  # levels are counted from p-values
-    rule = monitor.fit(WORLD.logits(features), labels, features).fitted.rule
-    return rule, lambda new: Columns({"logits": WORLD.logits(new), "features": new.astype(np.float32)})
+Made = Iterator[tuple[str, Rule, Callable[[Array], Columns]]]
+"""Names of scores, their rules, and what makes columns of the features of new images."""
 
 
-def by_calibrate(score: str, features: Array, labels: Array) -> tuple[Rule, Callable[[Array], Columns]]:
-    """Return the rule of a model without a density, calibrated without training images."""
-    _, keys = np.unique(features[:, 0], return_inverse=True)
+def by_monitor(features: Array, labels: Array) -> Made:
+    """Yield the rules of monitors; levels are counted from p-values, so any will do."""
+    for score in SCORES:
+        monitor = candid.Monitor(score=score, novelty=0.5, error=0.5)
+        rule = monitor.fit(WORLD.logits(features), labels, features).fitted.rule
+        yield score, rule, said_of
 
-    def said(features: Array, labels: Array, keys: Array) -> Predictions:
+
+def said_of(features: Array) -> Columns:
+    """Return the columns of new images."""
+    return Columns({"logits": WORLD.logits(features), "features": features.astype(np.float32)})
+
+
+def by_calibrate(features: Array, labels: Array) -> Made:
+    """Yield the rules of a model without a density, calibrated without training images."""
+
+    def predictions(features: Array, labels: Array, keys: Array) -> Predictions:
         columns = {"features": features.astype(np.float16), "keys": keys}
         names = ("",) * len(features)
         return Predictions(names, labels, WORLD.logits(features), np.zeros(CLASSES), columns)
 
-    held_out = held_out_scores(said(features, labels, keys))
-    rule = held_out.rule(Levels(score=score, novelty=0.5, error=0.5))
-    unknown = np.full(NEW, -1)
-    return rule, lambda new: scored(said(new, unknown, unknown), held_out.learned).statistics
+    def said(features: Array) -> Columns:
+        unknown = np.full(len(features), -1)
+        return scored(predictions(features, unknown, unknown), held_out.learned).statistics
+
+    held_out = held_out_scores(
+        predictions(features, labels, np.unique(features[:, 0], return_inverse=True)[1])
+    )
+    for score in SCORES:
+        yield score, held_out.rule(Levels(score=score, novelty=0.5, error=0.5)), said
 
 
-def copies(sets: int, make: Callable[..., Any] = by_monitor) -> str:
+def _tallies(
+    sets: int, n: int, times: int, make: Callable[[Array, Array], Made] = by_monitor
+) -> dict[str, Tally]:
+    """Return the counts of each score with sets of n rows, in which each image is there several times."""
+    tallies = {score: Tally() for score in SCORES}
+    for seed in range(sets):
+        random = np.random.default_rng((n, times, seed))
+        features, labels = WORLD.held_out(random, n // times)
+        order = random.permutation(np.repeat(np.arange(len(labels)), times))
+        new, truth = WORLD.draw(random, NEW)
+        for score, rule, columns in make(features[order], labels[order]):
+            count(tallies[score], rule, columns(new), truth)
+    return tallies
+
+
+def copies(sets: int, make: Callable[[Array, Array], Made] = by_monitor) -> str:
     """Return how levels hold if each held-out image is there several times."""
     rows = []
     for n in ROWS:
         for times in COPIES:
-            for score in SCORES:
-                tally = Tally()
-                for seed in range(sets):
-                    random = np.random.default_rng((n, times, seed))
-                    features, labels = WORLD.held_out(random, n // times)
-                    order = random.permutation(np.repeat(np.arange(len(labels)), times))
-                    rule, columns = make(score, features[order], labels[order])
-                    new, truth = WORLD.draw(random, NEW)
-                    count(tally, rule, columns(new), truth)
-                kinds = ("novel", "missed") if score == SCORES[0] else ("novel",)
-                rows += [[str(n), str(times), score, kind, *tally.row(kind)] for kind in kinds]
-                print(rows[-1], flush=True)
+            for score, tally in _tallies(sets, n, times, make).items():
+                rows.append([str(n), str(times), score, "novel", *tally.row("novel")])
+            rows.append([str(n), str(times), "", "sets that miss", *tally.row("missed")])
+            print(rows[-len(SCORES) - 1 :], flush=True)
     return markdown(["held-out rows", "each image, times", "score", "", *_percents()], rows)
 
 
 def few(sets: int) -> str:
     """Return how levels hold if few images are cross-fitted."""
-    rows = []
-    for n in FEW:
-        for score in SCORES:
-            tally = Tally()
-            for seed in range(sets):
-                random = np.random.default_rng((n, seed))
-                rule, columns = by_monitor(score, *WORLD.held_out(random, n))
-                new, truth = WORLD.draw(random, NEW)
-                count(tally, rule, columns(new), truth)
-            rows.append([str(n), score, *tally.row("novel")])
+    tallies = {n: _tallies(sets, n, 1) for n in FEW}
+    rows = [
+        [str(n), score, *tally.row("novel")] for n, each in tallies.items() for score, tally in each.items()
+    ]
     return markdown(["held-out images", "score", *_percents()], rows)
 
 
@@ -215,7 +230,7 @@ def groups(sets: int) -> str:
             monitor.fit(WORLD.logits(features), labels, features, by=group)
             rule = monitor.fitted.rule
             new_group, new, truth = draw(random, NEW, large, smalls)
-            columns = Columns({"logits": WORLD.logits(new), "features": new.astype(np.float32)})
+            columns = said_of(new)
             names = list(monitor.fitted.group_names)
             numbers = np.array([names.index(str(g)) if str(g) in names else ALL for g in new_group])
             ranked = rule.ranked_in(numbers)
@@ -269,8 +284,7 @@ def fdr(batches: int) -> str:
             rule = monitor.fitted.rule
             for share in NOVEL:
                 new, novel = _batch(random, share)
-                columns = Columns({"logits": WORLD.logits(new), "features": new.astype(np.float32)})
-                p = rule.p_values(columns)
+                p = rule.p_values(said_of(new))
                 for name, chosen in (("fdr", discoveries(p, FDR)), ("level", p <= FIXED + 1e-12)):
                     outcomes.setdefault((share, name), []).append(_discovered(chosen, novel))
         ranking = rule.rankings[0].count(ALL)
