@@ -258,11 +258,12 @@ class Study:
         nested = self.work / "nested"
         for part in ("train", "validation", "test"):
             for kind, names in FOLDERS.items():
-                (nested / part / kind).mkdir(parents=True, exist_ok=True)
                 for name in names:
-                    link = nested / part / kind / name
-                    if not link.is_symlink():
-                        link.symlink_to((self.data / "clothing10" / part / name).resolve())
+                    (nested / part / kind / name).mkdir(parents=True, exist_ok=True)
+                    for photo in (self.data / "clothing10" / part / name).iterdir():
+                        link = nested / part / kind / name / photo.name
+                        if not link.is_symlink():
+                            link.symlink_to(photo)
         out = self.work / "nested-model"
         if not (out / "model").exists():
             import candid
