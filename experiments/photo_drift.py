@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from candid._support.numbers import Array
-from candid.data.formats import image_files, part_folders
+from candid.data.formats import image_files, part_folders, subfolders
 from candid.data.images import decode_as
 from candid.judging.held_out import needed
 from candid.judging.watched import WatchedScore, _rows
@@ -37,7 +37,7 @@ from candid.trust.ranking import Standard
 from candid.trust.scores import OWN_PARTS, Columns
 from experiments.drift import LEVEL, _cell, class_wealth, first, log_wealth, sequential, summary
 from experiments.open_world.teaching import photo_model, said
-from experiments.photo_sets import FAR, OWN_SPLIT, SPLITS, Photos, PhotoSet, Reader
+from experiments.photo_sets import FAR, SPLITS, UNKNOWN, Photos, PhotoSet, Reader
 from experiments.tables import markdown
 
 RADIUS, BLURRED = 2, 150
@@ -132,11 +132,10 @@ class Study:
     def _blurred(self, name: str, photos: PhotoSet) -> Photos:
         """Return some of the test photos, blurred."""
         folder = self.data / name
-        folders = [folder]
-        if name == OWN_SPLIT:
-            folders = [part_folders(folder)[part] for part in ("train", "val", "test")]
-        files = [image_files(each, photos.class_names) for each in folders]
-        paths = [path for split in files for path in split.paths]
+        parts = part_folders(folder) or {"all": folder}
+        files = [image_files(each, [entry.name for entry in subfolders(each)]) for each in parts.values()]
+        unknown = UNKNOWN.get(name)
+        paths = [path for split in files for path in split.paths if path.parent.name != unknown]
         assert len(paths) == len(photos.photos)
         test = np.flatnonzero(stratified_folds(photos.photos.labels, SPLITS) == 0)
         test = test[np.linspace(0, len(test) - 1, BLURRED).round().astype(int)]

@@ -40,7 +40,7 @@ from candid.trust.tree import LIST, NAMED, Tree
 from candid.trust.verdict import Examination, Posterior
 from experiments.open_world.teaching import photo_model, said
 from experiments.photo_sets import SPLITS, PhotoSet, Reader
-from experiments.tables import markdown
+from experiments.tables import decimal, markdown
 
 UNEVEN = "trashnet6"
 COUNTS = (25, 200)
@@ -109,7 +109,7 @@ class Compared(NamedTuple):
     def cells(self) -> list[str]:
         """Return the cells of a table, in percent."""
         value, low, high = (100 * end for end in self.difference)
-        shares = [f"{100 * share:.1f}" for share in (*self[:7], *self[8:])]
+        shares = [decimal(None if np.isnan(share) else share, 1, 100) for share in (*self[:7], *self[8:])]
         return [*shares[:7], f"{value:+.2f} ({low:+.2f} to {high:+.2f})", *shares[7:]]
 
 

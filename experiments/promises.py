@@ -26,6 +26,8 @@ from candid.data.datasets import open_part
 from candid.inference.predictions import FEATURES, Predictions
 from candid.inference.runner import Runner
 from candid.trust.promises import walk
+from candid.trust.ranking import ALL
+from candid.trust.scores import Columns
 
 MODELS = ("cifar10-resnet", "cifar10-beta1")
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -112,7 +114,7 @@ def _risk_coverage(confidence: Array, wrong: Array) -> tuple[Array, Array]:
 
 
 def whole_rule(predictions: Predictions, risk: float, sets: int, size: int) -> Kept:
-    """Return what becomes of the promise of a whole monitor: novelty 1 %, error 5 % and the risk."""
+    """Return what becomes of the promise of a whole monitor: the default levels, and the risk."""
     logits, labels = predictions.logits, predictions.labels
     wrong = logits.argmax(1) != labels
     random = np.random.default_rng(1)
@@ -124,7 +126,9 @@ def whole_rule(predictions: Predictions, risk: float, sets: int, size: int) -> K
         except CandidError:
             none += 1
             continue
-        accepted = np.array([each.verdict == "accept" for each in monitor.examine(logits)])
+        rule, columns = monitor.fitted.rule, Columns({"logits": logits})
+        novel = rule.p_values(columns) <= rule.cuts[ALL]
+        accepted = ~novel & (rule.named(columns["posterior"]).sum(1) == 1)
         coverage += float(accepted.mean())
         broken += bool(wrong[accepted].mean() > risk)
     return Kept(coverage / sets, none / sets, broken / sets)
