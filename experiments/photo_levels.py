@@ -300,9 +300,10 @@ class Answers:
         ordered = np.take_along_axis(posterior, order, 1)
         self.ratios, self._mass = ordered / ordered[:, :1], ordered.cumsum(1)
         self.reach, self.before = tree.reach(posterior, seen.labels)
-        leaves = np.stack([tree.counts[tree.covers(row)] for row in order])
+        covers = np.stack([tree.covers(row) for row in order])
+        named, leaves = (covers > 0) & (tree.counts[covers] <= NAMED), tree.counts[covers]
+        kinds = np.select([named & (leaves <= 20), named], [2, 3], 4)
         sizes = np.arange(posterior.shape[1])
-        kinds = np.select([leaves <= 20, leaves <= min(NAMED, posterior.shape[1] - 1)], [2, 3], 4)
         self._kinds = np.where(sizes < 1, 0, np.where(sizes < LIST, 1, kinds))  # (N, M): of the first k + 1
 
     def scores(self, confidence: float) -> Array:
