@@ -42,7 +42,8 @@ def logsumexp(values: Array, axis: int = -1, keepdims: bool = False) -> Array:
     largest = values.max(axis=axis, keepdims=True)
     finite = np.where(np.isfinite(largest), largest, 0)
     with np.errstate(divide="ignore"):
-        result = np.log(np.exp(values - finite).sum(axis=axis, keepdims=True)) + finite
+        shifted = values - finite
+        result = np.log(np.exp(shifted, out=shifted).sum(axis=axis, keepdims=True)) + finite
     return result if keepdims else result.squeeze(axis)
 
 
@@ -63,8 +64,9 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     """
     import numpy as np
 
-    shifted = np.exp(logits - logits.max(axis=axis, keepdims=True))
-    return shifted / shifted.sum(axis=axis, keepdims=True)
+    shifted = logits - logits.max(axis=axis, keepdims=True)
+    np.exp(shifted, out=shifted)
+    return np.divide(shifted, shifted.sum(axis=axis, keepdims=True), out=shifted)
 
 
 def as_array(values: Any) -> Array:

@@ -82,14 +82,20 @@ class CombinedRanks:
     def __init__(self, held_out: Array) -> None:
         self._held_out = checked_held_out(held_out, 2)
         n, columns = len(self._held_out), np.ascontiguousarray(self._held_out.T)
-        self._columns = columns  # (J, n)
         self._ordered = np.sort(columns, axis=1)  # (J, n)
         # among the held-out images, itself included
         rank = np.stack([n - np.searchsorted(a, v) for a, v in zip(self._ordered, columns, strict=True)])
         # if the new image has a lower score, and what is added if its score is at least as high
-        self._lower = _terms(rank / (n + 1))
-        self._added = _terms((rank + 1) / (n + 1)) - self._lower
-        self._base = self._lower.sum(0)
+        lower = _terms(rank / (n + 1))
+        added = _terms((rank + 1) / (n + 1)) - lower  # never positive
+        base = lower.sum(0)
+        order = np.argsort(base, kind="stable")
+        self._columns, self._added, self._base = columns[:, order], added[:, order], base[order]
+        least = self._base
+        for column in self._added:
+            least = least + column
+        # of the images from each place on, the smallest sum if the new image has higher scores
+        self._smallest = np.minimum.accumulate(least[::-1])[::-1]
 
     def __len__(self) -> int:
         return len(self._held_out)
@@ -97,20 +103,30 @@ class CombinedRanks:
     def p_values(self, scores: Array) -> Array:
         """Return the p-values of N images from their scores (N, J), (N,): 1 / (n + 1), ..., 1.
 
-        It takes J n steps for each image, and a bounded memory.
+        A combination lies between those with lower and with higher scores of the new image. It is added up
+        only where these lie on both sides of the new one, which is seldom. The memory is bounded.
         """
         rows = self._checked(scores)
         rows = rows - rounding(rows)
         least = self._combined(rows) - TOLERANCE
-        counts = np.empty(len(rows))
+        first = self._base.searchsorted(least)
+        after = np.maximum(self._smallest.searchsorted(least), first)
+        counts = len(self) - after
         size = max(1, CHUNK // len(self))
         for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            sums = self._base
-            for column, held_out, added in zip(part.T, self._columns, self._added, strict=True):
-                sums = sums + (column[:, None] >= held_out) * added
-            counts[start : start + size] = (sums >= least[start : start + size, None]).sum(1)
+            part = slice(start, start + size)
+            counts[part] += self._between(rows[part], least[part], first[part], after[part])
         return (1 + counts) / (len(self) + 1)
+
+    def _between(self, rows: Array, least: Array, first: Array, after: Array) -> Array:
+        """Return how many held-out images from ``first`` to ``after`` have at least this combination."""
+        lengths = after - first
+        image = np.repeat(np.arange(len(rows)), lengths)
+        place = np.arange(len(image)) + np.repeat(first - (lengths.cumsum() - lengths), lengths)
+        sums = self._base[place]
+        for column, held_out, added in zip(rows.T, self._columns, self._added, strict=True):
+            sums = sums + (column[image] >= held_out[place]) * added[place]
+        return np.bincount(image[sums >= least[image]], minlength=len(rows))
 
     def statistic(self, scores: Array) -> Array:
         """Return the :func:`combination` of the p-values that N images have by each score, (N,).
@@ -249,7 +265,10 @@ class Ranking:
         same rank however it is computed.
         """
         values = self.parts(columns)
-        return values if self.fixed is None else -self.fixed.statistic(values - rounding(values))
+        if self.fixed is None:
+            return values
+        values = values.astype(np.float64, copy=False)
+        return -self.fixed.statistic(values - rounding(values))
 
     def parts(self, columns: Columns) -> Array:
         """Return the score of N images, (N,), or what is combined to it, (N, J)."""

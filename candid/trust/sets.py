@@ -49,8 +49,9 @@ def answers(
     for y, bound in (bounds or {}).items():
         named[:, y] = ratios[:, y] >= min(bound, 1.0)
     if (unsure := np.flatnonzero(largest < confidence)).size:
-        rows = posterior[unsure]
-        named[unsure] |= rows >= _last_of(rows, confidence)[:, None]
+        last = np.full(len(posterior), np.inf)
+        last[unsure] = _last_of(posterior if unsure.size == len(last) else posterior[unsure], confidence)
+        named |= posterior >= last[:, None]
     return named
 
 

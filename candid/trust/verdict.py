@@ -18,6 +18,8 @@ from candid.trust.conformal import discovery_cut
 Verdict = Literal["accept", "ambiguous", "novel"]
 TOP = 5
 """Classes in a record."""
+FEW_NAMES = 64
+"""Up to this number of classes, their names are sorted at once."""
 WIDTHS = (24, 10, 8, 10, 0)
 """Columns of a line."""
 CONFIDENCE = 0.95
@@ -303,9 +305,14 @@ class Posterior(Mapping[str, float]):
         ordered = self._falling(classes)[:count]
         return dict(zip((self._names[y] for y in ordered), self._values[ordered].tolist(), strict=True))
 
-    def among(self, named: Array) -> tuple[str, ...]:
-        """Return the names of some classes, (M,), the most probable first."""
-        return tuple(self._names[y] for y in self._falling(np.flatnonzero(named)))
+    def among(self, named: Array) -> Sequence[str]:
+        """Return the names of some classes, (M,), the most probable first; of many, sorted when needed."""
+        classes = np.flatnonzero(named)
+        return self.names(classes) if len(classes) <= FEW_NAMES else Names(self, classes)
+
+    def names(self, classes: Array) -> tuple[str, ...]:
+        """Return the names of classes by number, the most probable first."""
+        return tuple(self._names[y] for y in self._falling(classes))
 
     def _falling(self, classes: Array) -> list[int]:
         """Return the numbers of some classes, the most probable first."""
@@ -343,11 +350,47 @@ class Posterior(Mapping[str, float]):
         return repr(self._all())
 
 
+class Names(Sequence[str]):
+    """The names of many classes, the most probable first: sorted when one of them is first needed.
+
+    >>> posterior = Posterior(("cat", "dog"), np.array([0.1, 0.9]))
+    >>> names = Names(posterior, np.array([0, 1]))
+    >>> len(names), names[0], names == ("dog", "cat")
+    (2, 'dog', True)
+    """
+
+    __slots__ = ("_classes", "_posterior", "_sorted")
+
+    def __init__(self, posterior: Posterior, classes: Array) -> None:
+        self._posterior, self._classes = posterior, classes
+        self._sorted: tuple[str, ...] | None = None
+
+    def _all(self) -> tuple[str, ...]:
+        if self._sorted is None:
+            self._sorted = self._posterior.names(self._classes)
+        return self._sorted
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._all()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
 class Answer(NamedTuple):
     """What is said of an image."""
 
     verdict: Verdict
-    classes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
     node: str | None = None
     node_leaves: int | None = None
 
@@ -384,7 +427,7 @@ class Examination:
     p_value: float | None = None
     class_p_value: float | None = None
     verdict: Verdict | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Sequence[str] | None = None
     node: str | None = None
     node_leaves: int | None = None
     log_density: float | None = None

@@ -39,7 +39,7 @@ def images(photo_run: PhotoRun, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def found(photo_run: PhotoRun, images: Path) -> GroupResult:
-    return candid.group(photo_run.model, images)
+    return candid.group(photo_run.model, images, novelty=0.06)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ def test_the_page_is_whole_and_escaped(photo_run: PhotoRun, tmp_path: Path) -> N
     folder.mkdir()
     for i in range(6):
         photo("noise", 500 + i).save(folder / f"{i}.png")
-    page = groups_page(candid.group(photo_run.model, folder, groups=1))
+    page = groups_page(candid.group(photo_run.model, folder, groups=1, novelty=0.06))
     assert page.count("data:image/jpeg;base64,") == 6
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page
     assert "http" not in page
@@ -121,7 +121,7 @@ def test_images_are_sorted_and_a_group_is_taught(
     photo_run: PhotoRun, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, out = content(images), tmp_path / "sorted"
-    arguments = ["group", photo_run.model, str(images), "--groups", "2"]
+    arguments = ["group", photo_run.model, str(images), "--groups", "2", "--novelty", "0.06"]
     arguments += ["--out", str(tmp_path / "groups"), "--sort-into", str(out)]
     assert command(arguments) is None
     first = content(out)
@@ -229,7 +229,7 @@ def test_a_full_disk_is_one_sentence(images: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_killed_sorting_goes_on(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
     before, out = content(images), tmp_path / "sorted"
-    arguments = ["group", photo_run.model, str(images), "--groups", "2"]
+    arguments = ["group", photo_run.model, str(images), "--groups", "2", "--novelty", "0.06"]
     arguments += ["--out", str(tmp_path / "groups"), "--sort-into", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-m", "candid", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -247,7 +247,7 @@ def test_a_killed_sorting_goes_on(photo_run: PhotoRun, images: Path, tmp_path: P
 def test_mistakes_get_one_sentence(photo_run: PhotoRun, images: Path, tmp_path: Path) -> None:
     model = candid.load(photo_run.model)
     with pytest.raises(CandidError, match="can't be divided into 99 groups"):
-        candid.group(model, images, groups=99)
+        candid.group(model, images, groups=99, novelty=0.06)
     (tmp_path / "bad.png").write_text("no image")
     with pytest.raises(CandidError, match="bad.png' can't be used"):
         candid.group(model, [*images.rglob("*.png"), tmp_path / "bad.png"])
