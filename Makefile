@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check lint bench red models results clean
+.PHONY: help demo test check lint bench red models results planes clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -40,6 +40,9 @@ models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; a
 
 results: $(READY) ## Make docs/results from the bundled models (DATA=cifar-10-batches-bin; OOD='--ood NAME=PATH ...'; TINY=tiny20; about 1.5 hours)
 	$(BIN)/python -m experiments.results $(DATA) $(OOD) $(if $(TINY),--tiny $(TINY))
+
+planes: $(READY) ## Make the decision planes and trajectories of the pages (DATA=cifar-10-batches-bin; TINY=tiny20; CLOTHES=clothing10; about an hour)
+	$(BIN)/python -m experiments.planes $(DATA) $(TINY) $(CLOTHES)
 
 clean: ## Remove everything that the other targets made, except models and results
 	rm -rf .venv demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,8 +1,20 @@
-"""Classes for a plane are picked by how well they are separated."""
+"""Classes for a plane are picked by how well they are separated; the page has what was measured."""
+
+import json
 
 import numpy as np
 
-from experiments.planes import picked
+from experiments.planes import FIGURES, IMAGES, PAGE, RECORD, picked, planes_table
+from experiments.tables import filled
+
+
+def test_the_page_has_the_recorded_planes_and_their_figures() -> None:
+    planes = json.loads(RECORD.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page, {"planes": planes_table(planes)}) == page
+    assert planes
+    for figure in (FIGURES[name] for name in planes):
+        assert (IMAGES / figure).is_file() and f"(images/{figure})" in page
 
 
 def test_of_classes_that_look_alike_one_is_picked() -> None:
