@@ -60,7 +60,7 @@ CLAIMS: dict[str, Callable[[], tuple[str, ...]]] = {
     r'says "shoes" with (\d+) %': lambda: ("99",),  # what the picture shows
     r"trained on fewer than (\d+) photos": lambda: (str(ENOUGH),),
     r"You need Python (\S+) or newer": lambda: (python_needed(),),
-    r"At the default level of (\S+) % it happens to (\d+) % .* cell, (\d+) % of unknown waste and (\d+) %": lambda: (
+    r"At the default level of (\S+) % it happens to (\d+) % .* cell, (\d+) % .* waste and (\d+) %": lambda: (
         f"{100 * NOVELTY:g}",
         *near_accepted(),
     ),
