@@ -31,7 +31,9 @@ from candid.trust.scores import Columns, available_scores
 from experiments.tables import markdown
 
 LEVELS = (0.01, 0.05, 0.1)
-CLASSES, FEATURES, SPREAD, FARTHER = 10, 64, 0.45, 1.5
+CLASSES, FEATURES, SPREAD = 10, 64, 0.45
+UNKNOWN = {"near": 1.5, "far": 6.0}
+"""How many times as far from the centre the unknown class is as known ones."""
 NEW = 1000
 """New images for each set of held-out ones."""
 SCORES = ("combined", "mahalanobis++", "knn")
@@ -42,7 +44,8 @@ HARDER = 1.6
 """The standard deviation of features in small groups; 1 in the large one."""
 FEW = (50, 100, 180, 300)
 FDR, FIXED = 0.1, 0.05
-HELD_OUT, BATCH, NOVEL = (2000, 10_000), 1000, (0.0, 0.01, 0.1)
+HELD_OUT, BATCH = (2000, 10_000), 1000
+NOVEL = ((0.0, "near"), (0.01, "near"), (0.1, "near"), (0.01, "far"), (0.1, "far"))
 Cells = list[tuple[int, int, float]]
 """New images, ranking ones and the level, by set and group."""
 
@@ -53,7 +56,6 @@ class World:
     def __init__(self) -> None:
         random = np.random.default_rng(7)
         self.means = SPREAD * random.normal(size=(CLASSES + 1, FEATURES))
-        self.means[CLASSES] *= FARTHER
 
     def draw(self, random: np.random.Generator, n: int, scale: Any = 1.0) -> tuple[Array, Array]:
         """Return features and labels of n ordinary images; ``scale`` is the spread within classes, (n,)."""
@@ -68,9 +70,9 @@ class World:
             if len(np.unique(labels)) == CLASSES:
                 return features, labels
 
-    def unknown(self, random: np.random.Generator, n: int) -> Array:
+    def unknown(self, random: np.random.Generator, n: int, kind: str) -> Array:
         """Return features of n images of the unknown class."""
-        return self.means[CLASSES] + random.normal(size=(n, FEATURES))
+        return UNKNOWN[kind] * self.means[CLASSES] + random.normal(size=(n, FEATURES))
 
     def logits(self, features: Array) -> Array:
         """Return what the model says, (N, CLASSES)."""
@@ -253,19 +255,18 @@ def groups(sets: int) -> str:
                     allowed.append(forces)
         for place in ("all images", "large group", "small groups"):
             counts = [str(tally[f"{kind}, {place}", level]) for kind in ("novel", "missed")]
-            forces = (
-                [f"{100 * mean:.1f}" for mean in np.mean(allowed, axis=0)] if place[0] == "s" else ["", ""]
-            )
-            rows.append([f"{large:.0%}, {level:.0%}", place, *counts, *forces])
+            means = np.mean(allowed, axis=0).tolist() if place == "small groups" else []
+            in_force = [f"{100 * mean:.1f}" for mean in means] or ["", ""]
+            rows.append([f"{large:.0%}, {level:.0%}", place, *counts, *in_force])
     head = ["large group, level", "", "novel (band)", "missed (band)", "novelty in force", "error in force"]
     return markdown(head, rows)
 
 
-def _batch(random: np.random.Generator, share: float) -> tuple[Array, Array]:
+def _batch(random: np.random.Generator, share: float, kind: str) -> tuple[Array, Array]:
     """Return a batch of images, and which of them are novel."""
     novel = np.arange(BATCH) < round(share * BATCH)
     ordinary, _ = WORLD.draw(random, BATCH)
-    return np.where(novel[:, None], WORLD.unknown(random, BATCH), ordinary), novel
+    return np.where(novel[:, None], WORLD.unknown(random, BATCH, kind), ordinary), novel
 
 
 def _discovered(chosen: Array, novel: Array) -> tuple[float, float]:
@@ -278,32 +279,26 @@ def fdr(batches: int) -> str:
     """Return false discoveries and power of ``fdr`` and of a fixed level, each batch with its own monitor."""
     rows = []
     for n in HELD_OUT:
-        outcomes: dict[tuple[float, str], list[tuple[float, float]]] = {}
+        outcomes: dict[tuple[float, str, str], list[tuple[float, float]]] = {}
         for seed in range(batches):
             random = np.random.default_rng((n, seed))
             features, labels = WORLD.held_out(random, n)
             monitor = candid.Monitor(fdr=FDR).fit(WORLD.logits(features), labels, features)
             rule = monitor.fitted.rule
-            for share in NOVEL:
-                new, novel = _batch(random, share)
+            for share, kind in NOVEL:
+                new, novel = _batch(random, share, kind)
                 p = rule.p_values(said_of(new))
                 for name, chosen in (("fdr", discoveries(p, FDR)), ("level", p <= FIXED + 1e-12)):
-                    outcomes.setdefault((share, name), []).append(_discovered(chosen, novel))
+                    outcomes.setdefault((share, kind, name), []).append(_discovered(chosen, novel))
         ranking = rule.rankings[0].count(ALL)
-        for (share, name), pairs in outcomes.items():
+        for (share, kind, name), pairs in outcomes.items():
             false, power = np.array(pairs).T
             error = false.std(ddof=1) / len(false) ** 0.5
+            shown = f"{100 * false.mean():.2f} ± {100 * error:.2f}"
             called = f"fdr {FDR:.0%}" if name == "fdr" else f"novelty {FIXED:.0%}"
-            found = "–" if share == 0 else f"{100 * power.mean():.1f}"
-            rows.append(
-                [
-                    f"{n:,} ({ranking:,})",
-                    f"{share:.0%}",
-                    called,
-                    f"{100 * false.mean():.2f} ± {100 * error:.2f}",
-                    found,
-                ]
-            )
+            found = f"{100 * power.mean():.1f}" if share else "–"
+            batch = f"{share:.0%} {kind}" if share else "none"
+            rows.append([f"{n:,} ({ranking:,})", batch, called, shown, found])
     head = ["held out (ranking)", "novel images", "rule", "false discoveries (%)", "novel ones found (%)"]
     return markdown(head, rows)
 

@@ -46,6 +46,7 @@ UNEVEN = "trashnet6"
 COUNTS = (25, 200)
 """Photos of the first two classes of the uneven set; all photos of the others."""
 CIFAR = ("cifar10-beta1", "cifar10-betainf", "cifar10-resnet")
+NOVELTIES = (0.01, 0.02, 0.05, 0.1, 0.2)
 HALVES, SAMPLES = 400, 2000
 ERRORS, CONFIDENCES = (0.01, 0.05, 0.1), (0.0, 0.8)
 KINDS = ("one class", f"list of 2 or {LIST}", "kind <= 20", f"kind 21 to {NAMED}", "no common kind")
@@ -201,18 +202,26 @@ class Study:
         """Judge every photo of each set by a model that has not seen it."""
         sets = Reader(self.eye, self.work / "features").sets(self.data)
         sets[f"{UNEVEN}, uneven"] = uneven(sets[UNEVEN])
-        rows = []
+        rows, by_level = [], []
         for name, photos in sets.items():
-            parts = []
+            parts: dict[float, list[Judged]] = {level: [] for level in NOVELTIES}
             for split in range(SPLITS):
                 train, held_out, test = photos.parts(split)
                 model = photo_model(train, held_out, len(photos.class_names), self.eye)
-                rule = needed(model).rule(Levels())
-                columns = (said(model, each) for each in (test, photos.unknown))
-                parts.append(judged(rule, next(columns), test.labels, next(columns)))
-            rows.append([name, *compared(parts).cells()])
-            print(rows[-1], flush=True)
-        return markdown(["", *HEAD], rows)
+                known, unknown = said(model, test), said(model, photos.unknown)
+                for level, judgements in parts.items():
+                    rule = needed(model).rule(Levels(novelty=level))
+                    judgements.append(judged(rule, known, test.labels, unknown))
+            rows.append([name, *compared(parts[0.05]).cells()])
+            for kind, flags in (
+                ("unknown", lambda part: part.unknown[0]),
+                ("known", lambda part: part.accepted),
+            ):
+                shares = [np.concatenate([flags(part) for part in some]).mean() for some in parts.values()]
+                by_level.append([f"{kind}, {name}", *(f"{100 * share:.0f}" for share in shares)])
+            print(rows[-1], by_level[-2:], flush=True)
+        levels = markdown(["accepted", *(f"{level:.0%}" for level in NOVELTIES)], by_level)
+        return f"{markdown(['', *HEAD], rows)}\n\n{levels}"
 
     def bundled(self) -> str:
         """Judge test images; of ``everyday``, one half of the held-out photos by the other."""
@@ -272,10 +281,10 @@ class Study:
         model = checkpoint.resolve(str(out))
         runner = Runner(model, folder=self.work / "work" / "nested")
         parts = []
-        names: tuple[Part, ...] = ("val", "test")
-        for part in names:
-            split = open_part(str(nested), model.class_names, part, model.record.config).split
-            seen = runner.predictions(split, model.preprocessing, part, measures_of(model))
+        held_out: tuple[Part, ...] = ("val", "test")
+        for which in held_out:
+            split = open_part(str(nested), model.class_names, which, model.record.config).split
+            seen = runner.predictions(split, model.preprocessing, which, measures_of(model))
             assert seen is not None
             parts.append(seen)
         first, second = len(parts[0]), len(parts[1])

@@ -24,8 +24,8 @@ RESAMPLES = 500
 NOVEL_LAST = -math.inf
 RULES = {
     "verdicts": "verdicts",
-    "plain": "plain threshold, none novel",
-    "without_novelty": "plain threshold alone",
+    "plain": "plain threshold",
+    "without_novelty": "no novelty test",
 }
 """Rules that accept equally many images, and what tables call them."""
 
