@@ -38,8 +38,8 @@ red: $(READY) ## Attack the server, models, runs and caches on this machine (abo
 models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
-results: $(READY) ## Make docs/results from the bundled models (DATA=cifar-10-batches-bin; OOD='--ood NAME=PATH ...'; TINY=tiny20; about 1.5 hours)
-	$(BIN)/python -m experiments.results $(DATA) $(OOD) $(if $(TINY),--tiny $(TINY))
+results: $(READY) ## Make docs/results from the bundled models (DATA=cifar-10-batches-bin; OOD='--ood NAME=PATH ...'; TINY=tiny20; PHOTOS=photos; about 1.5 hours)
+	$(BIN)/python -m experiments.results $(DATA) $(OOD) $(if $(TINY),--tiny $(TINY)) $(if $(PHOTOS),--photos $(PHOTOS))
 
 planes: $(READY) ## Make the decision planes and trajectories of the pages (DATA=cifar-10-batches-bin; TINY=tiny20; CLOTHES=clothing10; about an hour)
 	$(BIN)/python -m experiments.planes $(DATA) $(TINY) $(CLOTHES)

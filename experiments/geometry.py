@@ -1,39 +1,46 @@
 """Check whether the mixture of the bundled generative models describes the latents of test images.
 
-``python -m experiments.geometry images --json geometry.json``
+``python -m experiments.geometry cifar-10-batches-bin --tiny tiny20 --photos photos --json geometry.json``
 
-``images`` is CIFAR-10, as a folder with ``test/<class>/*.png`` or as published. Each model makes one pass
-over the test images. A refitted model is described as it was trained (before) and as it is now (after), any
-other one only as it was trained. The table is printed as Markdown, the JSON file has all numbers.
+``photos`` has the folders ``bloodcells8``, ``clothing10`` and ``trashnet6``. Each model makes one pass over
+its test images and one over its held-out images; what the JSON file has of a model is kept. A refitted model
+is described as it was trained (before) and as it is now (after). Distances of classes are judged by
+confusions of test images (``experiments.similarity``); of a photo model, these are its means alone.
 """
 
 import argparse
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.spatial.distance import cdist
-from scipy.stats import spearmanr
 
 from candid._support.files import replacing
 from candid._support.numbers import Array, softmax
+from candid._support.processes import launch
 from candid._support.progress import SILENT
+from candid.data import Part
 from candid.data.batches import named_batches
 from candid.data.images import to_float
 from candid.explanations.decision_space import CONFIDENT, MASS, decision_spaces
 from candid.explanations.overview import open_images
 from candid.explanations.similarity import expected_uncertainty
 from candid.inference.metrics import measured_uncertainty
+from candid.inference.runner import Runner
 from candid.models import checkpoint, zoo
 from candid.models.flow.backbone import SpanScaling
 from candid.models.flow.classifier import FlowOutputs, GenerativeClassifier
 from candid.models.flow.means import restore, span_of
 from candid.models.flow.network import array_of
 from candid.models.protocol import Outputs, batch_size
+from experiments import similarity
+from experiments.models import with_test
+from experiments.photo_models import SETS
+from experiments.similarity import Seen
 from experiments.tables import Cell, shown, table, text
 
 DRAWS = 2000
@@ -51,7 +58,6 @@ COLUMNS = {
     "measured": "measured",
     "expected_pair": f"expected, {'–'.join(PAIR)}",
     "measured_pair": "measured",
-    "rank_correlation": "rank correlation",
     "log_density": "log density (nats)",
     "largest_change": "largest change of a posterior",
 }
@@ -61,15 +67,15 @@ SHARES = ("inside", "expected", "measured")
 
 
 @torch.no_grad()
-def outputs_of(model: GenerativeClassifier, data: str, images: int | None) -> tuple[FlowOutputs, Array]:
-    """Return what the network makes of the test images, and their labels."""
-    split, _ = open_images(model, data, None, images, False, SILENT)
+def seen(model: GenerativeClassifier, data: str, part: Part | None = None, images: int | None = None) -> Seen:
+    """Return what the network makes of the test images, or of those of a part, and their labels."""
+    split, _ = open_images(model, data, part, images, False, SILENT)
     frozen, passes, labels = model.frozen(), [], []
     for x, y, _ in named_batches(split, model.preprocessing, batch_size(model)):
         passes.append(frozen(torch.from_numpy(to_float(x)).to(model.device)))
         labels.append(y)
     z, log_det, logits = (torch.cat(parts) for parts in zip(*passes, strict=True))
-    return FlowOutputs(z, log_det, logits), np.concatenate(labels)
+    return Seen(FlowOutputs(z, log_det, logits), np.concatenate(labels))
 
 
 @torch.no_grad()
@@ -111,7 +117,6 @@ def geometry(model: GenerativeClassifier, outputs: FlowOutputs, labels: Array) -
         "measured": float(measured[pairs].mean()),
         "expected_pair": None if pair is None else float(expected[pair]),
         "measured_pair": None if pair is None else float(measured[pair]),
-        "rank_correlation": float(spearmanr(expected[pairs], measured[pairs]).statistic),
         "log_density": float(model.log_density_of(outputs).mean()),
         "largest_change": None,
     }
@@ -125,16 +130,62 @@ def _inside(model: GenerativeClassifier, z: Array, logits: Array) -> tuple[float
     return float(inside.mean()), float(confident.mean()) if len(confident) else None
 
 
-def measured_geometry(model: GenerativeClassifier, data: str, images: int | None) -> dict[str, Any]:
-    """Return the metrics of one model, before and after it was refitted."""
-    outputs, labels = outputs_of(model, data, images)
+def of_pixel_model(model: GenerativeClassifier, data: str, images: int | None) -> dict[str, Any]:
+    """Return the metrics of a pixel model, before and after it was refitted."""
+    test, held_out = seen(model, data, images=images), seen(model, data, "val")
+    outputs, labels = test
+    found = {"images": len(labels), "similarity": similarity.of_pixel_model(model, test, held_out)}
     if model.config.flow.span is None:
-        return {"images": len(labels), "before": geometry(model, outputs, labels)}
+        return found | {"before": geometry(model, outputs, labels)}
     before, earlier = as_trained(model, outputs)
     after = geometry(model, outputs, labels)
     change = outputs.logits.double().softmax(1) - earlier.logits.double().softmax(1)
     after["largest_change"] = float(change.abs().max())
-    return {"images": len(labels), "before": geometry(before, earlier, labels), "after": after}
+    return found | {"before": geometry(before, earlier, labels), "after": after}
+
+
+def of_photo_model(model: Any, data: str, images: int | None) -> dict[str, Any]:
+    """Return how the means of a photo model agree with confusions."""
+    split, part = open_images(model, data, None, images, False, SILENT)
+    predictions = Runner(model, launch(1, network=False)).predictions(split, model.preprocessing, part)
+    assert predictions is not None
+    found = similarity.of_means(model, predictions.labels, predictions.logits.argmax(1))
+    return {"images": len(predictions.labels), "similarity": found}
+
+
+def measured_geometry(
+    data: Mapping[str, str], file: Path | None = None, images: int | None = None
+) -> dict[str, Any]:
+    """Return the metrics of bundled models, by name.
+
+    Args:
+        data: the data of each model.
+        file: JSON with what was measured; what it has of models that are still the same is kept.
+        images: number of test images; all by default.
+    """
+    models = {} if file is None or not file.is_file() else json.loads(file.read_text(encoding="utf-8"))
+    for name, source in data.items():
+        model: Any = checkpoint.load(name)
+        same = {"fingerprint": model.fingerprint(), "asked": images}
+        if same.items() <= models.get(name, {}).items():
+            continue
+        print(name, flush=True)
+        measure = of_pixel_model if isinstance(model, GenerativeClassifier) else of_photo_model
+        models[name] = same | measure(model, source, images)
+        if file is not None:
+            with replacing(file) as temporary:
+                temporary.write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
+    return {name: models[name] for name in data}
+
+
+def sources(cifar10: str, tiny: str | None = None, photos: Path | None = None) -> dict[str, str]:
+    """Return the data of each bundled generative model, by name; CIFAR-10's by beta."""
+    betas = {name: zoo.card(name)["beta"] for name in zoo.names() if name.startswith("cifar10")}
+    names = sorted(
+        (name for name, beta in betas.items() if beta is not None), key=lambda name: float(betas[name])
+    )
+    data = dict.fromkeys(names, cifar10) | ({} if tiny is None else {"tiny20": tiny})
+    return data if photos is None else data | {name: str(photos / each.folder) for name, each in SETS.items()}
 
 
 def markdown(models: dict[str, Any]) -> str:
@@ -161,17 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", metavar="DATA", help="CIFAR-10, as a folder of images or as published")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the file for all numbers")
     parser.add_argument("--images", type=int, metavar="N", help="number of test images; all by default")
+    parser.add_argument(
+        "--tiny", metavar="FOLDER", help="20 classes of Tiny ImageNet: train/ and test/ (or val/)"
+    )
+    parser.add_argument("--photos", type=Path, metavar="FOLDER", help="the folder of the photo sets")
+    parser.add_argument("--work", type=Path, default=Path("runs/geometry"), help="the folder for links")
     asked = parser.parse_args(arguments)
-    models = {}
-    for name in (name for name in zoo.names() if name.startswith("cifar10")):
-        model = checkpoint.load(name)
-        if isinstance(model, GenerativeClassifier):
-            print(name, flush=True)
-            models[name] = measured_geometry(model, asked.data, asked.images)
-    if asked.json is not None:
-        with replacing(asked.json) as file:
-            file.write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")
-    print(markdown(models))
+    tiny = None if asked.tiny is None else str(with_test(asked.tiny, asked.work))
+    data = sources(asked.data, tiny, asked.photos)
+    print(markdown(measured_geometry(data, asked.json, asked.images)))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ results replace those of the page, so do it in a copy of the repository.
 """
 
 import argparse
-import csv
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +32,13 @@ from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
 from candid.inference.predictions import Predictions
 from candid.models import zoo
-from candid.reports.demo.chapters import SAMPLES
 from candid.reports.plots import comparison as comparison_plots
 from candid.reports.plots import style
 from experiments.cards import add_figures
-from experiments.geometry import main as geometry
+from experiments.class_tables import compared_distances
+from experiments.decisions import SHOWN
+from experiments.decisions import draw as draw_decisions
+from experiments.geometry import measured_geometry, sources
 from experiments.models import NOT_BUNDLED, command, with_test
 from experiments.results_tables import card_figures, headline, tables
 from experiments.tables import filled, title
@@ -47,8 +48,6 @@ PAGE, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 RESULTS = PAGE / "results.json"
 TEMPLATE = Path(__file__).parent / "page.md"
 """Its words; the tables are put between the marks."""
-SHOWN = "cifar10-beta1"
-"""The model that explanations are shown of."""
 ATTACKED = ("cifar10-beta1", "cifar10-betainf", "cifar10-resnet")
 """The models under all nine attacks of the paper."""
 ZONES = "cifar10-betainf"
@@ -192,36 +191,13 @@ def at_64_pixels(data: str, counts: Counts, work: Path) -> Any:
     return found | {"corruptions": record, "closest_pairs": explanation["closest_pairs"]}
 
 
-def examined(work: Path) -> None:
-    """Pages of four images, as the paper's Figure 4 has them: sure, torn between two, unsure, novel.
+def described(work: Path, data: Mapping[str, str], counts: Counts) -> Any:
+    """Return whether mixtures describe the latents of test images, and similarity their confusions.
 
-    The novel one is a photo that may be shown on a page: the bottom of a tin.
+    Of models without data here, it is what was measured earlier.
     """
-    with (work / "evaluation" / SHOWN / "images.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if Path(row["path"]).is_file()]
-    usual = [row for row in rows if row["set"] == "test" and float(row["p_value"]) > 0.2]
-    confident = sorted((r for r in usual if float(r["confidence"]) > 0.95), key=lambda r: r["confidence"])
-    torn = [row for row in usual if row["classes"].count(";") == 1]
-    chosen = {
-        "sure": confident[len(confident) // 2]["path"],
-        "torn": min(torn, key=lambda row: abs(float(row["confidence"]) - 0.5))["path"],
-        "unsure": min(usual, key=lambda row: float(row["confidence"]))["path"],
-        "novel": SAMPLES / "waste" / "tin.jpg",
-    }
-    for kind, path in chosen.items():
-        out = work / "pages" / kind
-        shutil.rmtree(out, ignore_errors=True)
-        candid("examine", SHOWN, path, "--figures", out)
-        (page,) = out.glob("*.png")
-        shutil.copy(page, PAGE / f"page-{kind}.png")
-
-
-def described(work: Path, data: str, counts: Counts) -> Any:
-    """Return whether the mixtures of all models describe the latents of test images."""
-    file = work / "geometry.json"
-    if not file.is_file():
-        geometry(["--json", str(file), data, *map(str, counts.flags)])
-    return json.loads(file.read_text(encoding="utf-8"))
+    found = measured_geometry(data, work / "geometry.json", counts.images)
+    return found | {name: each for name, each in _earlier()["geometry"].items() if name not in found}
 
 
 def measured(data: str, ood: Sequence[str], counts: Counts, work: Path) -> Any:
@@ -245,10 +221,9 @@ def measured(data: str, ood: Sequence[str], counts: Counts, work: Path) -> Any:
         else [each for each in _earlier()["corruptions"] if each["model"] in names],
         "attacks": attacked(names, data, counts.attacked, work) if counts.attacked else _earlier()["attacks"],
         "explanations": explained(names, data, work),
-        "geometry": described(work, data, counts),
         "tiny20": _earlier().get("tiny20"),
     }
-    examined(work)
+    draw_decisions(work / "evaluation" / SHOWN, work)
     return with_not_bundled(results)
 
 
@@ -269,10 +244,11 @@ def _earlier() -> Any:
 def written(results: Any) -> None:
     """The pages' tables and the figures on the cards."""
     template = TEMPLATE.read_text(encoding="utf-8")
-    paper = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    paper, theory = ((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("paper", "theory"))
     for path, text in (
         (PAGE / "README.md", filled(template, tables(results))),
         (ROOT / "docs/paper.md", filled(paper, {"headline": headline(results)})),
+        (ROOT / "docs/theory.md", filled(theory, {"distances": compared_distances(results)})),
     ):
         with replacing(path) as file:
             file.write_text(text, encoding="utf-8")
@@ -297,6 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FOLDER",
         help="20 classes of Tiny ImageNet: train/ and test/ (or val/); else earlier results",
     )
+    parser.add_argument(
+        "--photos", type=Path, metavar="FOLDER", help="the folder of the photo sets; else earlier results"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
     parser.add_argument(
         "--images", type=int, metavar="N", help="test images, and images of each other set; all by default"
@@ -314,6 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = measured(as_images(asked.data, asked.work), ood, counts, asked.work)
         if tiny is not None:
             results["tiny20"] = at_64_pixels(tiny, counts, asked.work)
+        models = sources(asked.data, tiny, asked.photos)
+        results["geometry"] = described(asked.work, models, counts)
         with replacing(RESULTS) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     written(_earlier())

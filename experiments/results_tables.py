@@ -5,6 +5,12 @@ from typing import Any
 
 from candid._support.text import number
 from candid.robustness.corruptions.benchmark import CORRUPTIONS
+from experiments.class_tables import (
+    geometry_table,
+    similar_classes,
+    similarity_by_confusions,
+    tiny20_pairs,
+)
 from experiments.imagenet import paper
 from experiments.tables import (
     Cell,
@@ -24,6 +30,7 @@ from experiments.tables import (
     title,
     with_interval,
 )
+from experiments.trends import trends_table
 
 BY_CORRUPTION = ("two-tailed", "joint", "mahalanobis", "combined", "max-posterior", "code-length")
 ON_OTHER_IMAGES = ("two-tailed", "joint", "mahalanobis", "combined")
@@ -44,11 +51,13 @@ def tables(results: Results) -> dict[str, str]:
         "other-images": _other_images(results),
         "accepted": _accepted(results),
         "attacks": _attacks(results),
-        "similar-classes": _similar_classes(results),
+        "trends": trends_table(results),
+        "similar-classes": similar_classes(results),
+        "similarity": similarity_by_confusions(results),
         "receptive-fields": _receptive_fields(results),
-        "geometry": _geometry(results),
+        "geometry": geometry_table(results),
         "tiny20": _tiny20(results),
-        "tiny20-pairs": _tiny20_pairs(results),
+        "tiny20-pairs": tiny20_pairs(results),
         "tiny20-corruptions": _tiny20_corruptions(results),
     }
 
@@ -271,54 +280,6 @@ def detected(attack: Results) -> str:
     return "–" if detection is None else area(detection["two_tailed"], ends)
 
 
-def _similar_classes(results: Results) -> str:
-    explained = results["explanations"]
-    distances = {
-        name: {frozenset(pair["classes"]): pair["distance"] for pair in each["closest_pairs"]}
-        for name, each in explained.items()
-    }
-
-    def distance(name: str) -> tuple[str, Cell]:
-        own = distances[name]
-        return f"{title(name)}: distance (σ)", lambda pair: decimal(own[frozenset(pair["classes"])], 2)
-
-    first = next(iter(explained.values()))["closest_pairs"][:6]
-    return table(first, (("closest classes", _pair), *map(distance, explained)))
-
-
-def _pair(pair: Results) -> str:
-    return " – ".join(pair["classes"])
-
-
-def _geometry(results: Results) -> str:
-    def records() -> Iterator[dict[str, Any]]:
-        for name, model in results["geometry"].items():
-            for state in ("before", "after"):
-                gain = model[state]["log_density"] - model["before"]["log_density"]
-                yield {**model[state], "title": f"**{title(name)}**, {state}", "gain": gain, "state": state}
-
-    def if_after(cell: Cell) -> Cell:
-        return lambda record: "–" if record["state"] == "before" else cell(record)
-
-    return table(
-        records(),
-        (
-            ("", text("title")),
-            ("distance of class means (σ)", shown(2, 1, "mean_distance")),
-            ("of class averages", shown(2, 1, "class_average_distance")),
-            ("in the 90 % region (%)", shown(1, 100, "inside")),
-            ("confident images", shown(1, 100, "inside_confident")),
-            ("expected uncertainty (%)", shown(1, 100, "expected")),
-            ("measured", shown(1, 100, "measured")),
-            ("cat–dog: expected", shown(1, 100, "expected_pair")),
-            ("measured", shown(1, 100, "measured_pair")),
-            ("rank correlation", shown(2, 1, "rank_correlation")),
-            ("gain (nats per image)", if_after(lambda record: f"{record['gain']:+.2f}")),
-            ("largest change of a posterior", if_after(lambda record: f"{record['largest_change']:.0e}")),
-        ),
-    )
-
-
 def _tiny20(results: Results) -> str:
     model = results["tiny20"]
     rows = (
@@ -329,18 +290,6 @@ def _tiny20(results: Results) -> str:
     )
     figures = (f"{model['images']:,} test photos", lambda row: row[1](model))
     return table(rows, (("", lambda row: row[0]), figures))
-
-
-def _tiny20_pairs(results: Results) -> str:
-    return table(
-        results["tiny20"]["closest_pairs"][:8],
-        (
-            ("closest classes", _pair),
-            ("distance (σ)", shown(2, 1, "distance")),
-            ("expected uncertainty (%)", shown(1, 100, "expected_uncertainty")),
-            ("measured (%)", shown(1, 100, "measured_uncertainty")),
-        ),
-    )
 
 
 def _receptive_fields(results: Results) -> str:

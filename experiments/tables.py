@@ -58,6 +58,8 @@ def title(name: str) -> str:
     >>> title("cifar10-betainf"), title("cifar10-resnet-unsmoothed"), title("cifar10-beta1-seed1")
     ('β = ∞', 'ResNet, hard labels', 'β = 1, second seed')
     """
+    if not name.startswith("cifar10"):
+        return f"`{name}`"
     beta = re.search(r"beta(\d+|inf)", name)
     kind = "ResNet" if beta is None else f"β = {number(float(beta[1]))}"
     if "unsmoothed" in name:

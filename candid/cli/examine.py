@@ -15,7 +15,7 @@ from candid._support.options import Option, check_fields
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
 from candid.cli.app import MODEL_HELP, command
-from candid.explanations.options import HeatmapRule
+from candid.explanations.options import HeatmapRule, Regions
 from candid.models import zoo
 from candid.trust.promises import ExamineOptions
 
@@ -49,6 +49,13 @@ class PageOptions:
         Option(
             "Heatmaps: 'candid' subtracts what classes share in proportion to the saliency of a position, "
             "'paper' as the paper's text words it, which makes the maps of all classes look alike."
+        ),
+    ] = "candid"
+    regions: Annotated[
+        Regions,
+        Option(
+            "Decision space: 'candid' draws regions that hold 90 % of their class, 'paper' the paper's "
+            "circles, which hold 90 % in each of the two directions."
         ),
     ] = "candid"
     towards: Annotated[
@@ -151,7 +158,7 @@ def _drawing(
         for name, spec in (("towards", pages.towards), ("against", pages.against))
     )
     explainer = Explainer(
-        model, pages.top, pages.contrast, towards, pages.target, pages.heatmap_rule, against
+        model, pages.top, pages.contrast, towards, pages.target, pages.heatmap_rule, against, pages.regions
     )
 
     def draw(examined: "Examination") -> dict[str, Any]:
@@ -217,6 +224,8 @@ def _record(explanation: "Explanation", page: Path, names: Sequence[str]) -> dic
     record: dict[str, Any] = {"page": str(page)}
     if explanation.summary is not None:
         record = {"summary": explanation.summary.sentence, **record}
+    if explanation.parts:
+        record["p_values_of_parts"] = explanation.parts
     if explanation.nearest is not None:
         nearest = explanation.nearest
         record["nearest_known_photos"] = [names[photo.y] for photo in nearest.nearest]

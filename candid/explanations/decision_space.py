@@ -10,6 +10,7 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, softmax
 from candid._support.text import listed, percent
+from candid.explanations.options import Regions, check_regions
 from candid.explanations.similarity import Pair, expected_uncertainty
 from candid.models.protocol import Model, Outputs, require
 from candid.trust.verdict import Verdict
@@ -47,7 +48,7 @@ class DecisionSpace:
     """Positions of the class means."""
     means_away: tuple[float, ...]
     half_width: float
-    """Half axis, along the line, of the ellipse that holds ``MASS`` of a class; see `region`."""
+    """Half axis, along the line, of the region of a class; see `region`."""
     half_height: float
     """The other half axis: distance from the line."""
     boundary: float
@@ -59,16 +60,13 @@ class DecisionSpace:
     p_value: float | None = None
     """Share of held-out images that are at least as unusual; None without held-out scores."""
     verdict: Verdict | None = None
+    regions: Regions = "candid"
+    """Whether a region holds ``MASS`` of its class, or ``MASS`` in each direction as the paper's circles."""
 
     @property
     def distance(self) -> float:
         """Distance between the means of the two most probable classes."""
         return self.means_along[1] - self.means_along[0]
-
-    @property
-    def similar(self) -> bool:
-        """Whether the mean of each of the two most probable classes lies in the region of the other."""
-        return self.distance < self.half_width
 
     @property
     def inside(self) -> tuple[bool, bool]:
@@ -85,13 +83,16 @@ class DecisionSpace:
         return self.outside / self.outside_expected
 
 
-def decision_spaces(model: Model, outputs: Outputs, top: int = TOP) -> list[DecisionSpace]:
+def decision_spaces(
+    model: Model, outputs: Outputs, top: int = TOP, regions: Regions = "candid"
+) -> list[DecisionSpace]:
     """Return the decision space of each image, from one forward pass.
 
     Args:
         model: a model with class means.
         outputs: what ``model.outputs(images)`` returned, of B images.
         top: number of the most probable classes that a space shows.
+        regions: "paper" for its circles, which hold 90 % of a class in each of two directions.
 
     Returns:
         One space for each image.
@@ -104,6 +105,7 @@ def decision_spaces(model: Model, outputs: Outputs, top: int = TOP) -> list[Deci
     (5, 2.314, 3.405)
     """
     require(model, "geometry", "A decision space")
+    check_regions(regions)
     assert outputs.latent is not None
     if min(len(model.class_names), top) < 2:
         raise CandidError(
@@ -112,12 +114,12 @@ def decision_spaces(model: Model, outputs: Outputs, top: int = TOP) -> list[Deci
     posterior = softmax(outputs.logits.astype(np.float64))
     best = np.argsort(-posterior, axis=1, kind="stable")[:, :top]
     return [
-        _space(model, z, classes, shares[classes])
+        _space(model, z, classes, shares[classes], regions)
         for z, shares, classes in zip(outputs.latent, posterior, best, strict=True)
     ]
 
 
-def _space(model: Model, z: Array, classes: Array, posterior: Array) -> DecisionSpace:
+def _space(model: Model, z: Array, classes: Array, posterior: Array, regions: Regions) -> DecisionSpace:
     means = model.geometry.means(classes)
     difference = means[1] - means[0]
     distance = float(np.linalg.norm(difference))
@@ -138,10 +140,11 @@ def _space(model: Model, z: Array, classes: Array, posterior: Array) -> Decision
         float(away[0]),
         tuple(along[1:].tolist()),
         tuple(away[1:].tolist()),
-        *region(span.shape[1]),
+        *region(span.shape[1], regions),
         odds / distance if distance else 0.0,
         outside,
         math.sqrt(max(len(z) - span.shape[1], 1)),
+        regions=regions,
     )
 
 
@@ -153,15 +156,15 @@ def _basis(vectors: Array) -> Array:
 
 
 @lru_cache
-def region(dimensions: int) -> tuple[float, float]:
-    """Return the half axes, along the line and away from it, of the ellipse that holds ``MASS`` of a class.
+def region(dimensions: int, regions: Regions = "candid") -> tuple[float, float]:
+    """Return the half axes, along the line and away from it, of the region of a class: an ellipse.
 
     In a span of n dimensions the position along the line is normal, the distance from it chi-distributed with
-    n - 1 degrees of freedom. As in the paper's circles, the share q of a class that lies within one half axis
-    is the same in both directions; q is chosen such that the ellipse itself holds ``MASS``.
+    n - 1 degrees of freedom. The share q of a class that lies within one half axis is the same in both
+    directions. In the paper's circles q is ``MASS``; by default the ellipse itself holds ``MASS``.
 
-    >>> [round(half, 3) for half in region(2)]
-    [2.146, 2.146]
+    >>> [round(half, 3) for half in region(2)], [round(half, 3) for half in region(5, "paper")]
+    ([2.146, 2.146], [1.645, 2.789])
     """
     from scipy.optimize import brentq
     from scipy.special import gammainc, gammaincinv, ndtri
@@ -181,7 +184,7 @@ def region(dimensions: int) -> tuple[float, float]:
         inside = 0.5 * math.pi * weights * density * width * np.cos(angles) * below
         return float(inside.sum()) - MASS
 
-    return half_axes(brentq(excess, MASS, 1 - 1e-9, xtol=1e-12))
+    return half_axes(MASS if regions == "paper" else brentq(excess, MASS, 1 - 1e-9, xtol=1e-12))
 
 
 class Summary(NamedTuple):
@@ -195,8 +198,8 @@ def summarise(space: DecisionSpace, class_names: tuple[str, ...], pair: Pair | N
     """The four cases of the paper's Figure 4.
 
     Novel and confident are the verdict's, or without one, a posterior of at least ``CONFIDENT``. An uncertain
-    decision is between similar classes if a region would hold both of their centres; else between
-    interpretations of the image. If the classes after the first two have a third of the posterior or more,
+    decision is between similar classes (`Pair.similar`), whatever is drawn, or between interpretations of the
+    image. If the classes after the first two have a third of the posterior or more,
     the sentence is about all of them. ``pair`` is the similarity of the first two, by default that of the
     drawn means; its measured uncertainty is named if it differs from the expected one by more than a factor
     of 1.5.
@@ -242,7 +245,7 @@ deviations, the expected uncertainty between them is 21 %. The image lies in the
     either = f"{first} or {second}"
     if others >= OTHERS:
         either = f"{first}, {second} or another class ({_percent(others)})"
-    if pair.distance < space.half_width:
+    if pair.similar:
         return Summary(
             "ambiguous",
             f"Ambiguous: {either}. To the model the two are similar: {uncertainty}. {place}",
@@ -264,7 +267,7 @@ def _novel(space: DecisionSpace, first: str) -> str:
 
 
 def _place(space: DecisionSpace, class_names: tuple[str, ...]) -> str:
-    region = f"the {100 * MASS:.0f} % region"
+    region = "the circle" if space.regions == "paper" else f"the {100 * MASS:.0f} % region"
     first, second = (f"'{class_names[y]}'" for y in space.classes[:2])
     place = {
         (True, True): f"in {region}s of both",

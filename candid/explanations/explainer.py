@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError
@@ -14,12 +14,18 @@ from candid.explanations.options import (
     CONTRAST,
     TARGET,
     HeatmapRule,
+    Regions,
     check_contrast,
+    check_regions,
     check_rule,
     check_target,
 )
 from candid.explanations.similarity import similarity
+from candid.judging.held_out import HeldOut, measures_for
 from candid.models.protocol import Outputs, can, require
+from candid.trust.promises import Levels
+from candid.trust.rule import Rule
+from candid.trust.scores import SCORES, Columns
 from candid.trust.verdict import Examination
 
 if TYPE_CHECKING:
@@ -31,6 +37,12 @@ NO_INVERSE = "This model looks through a pretrained eye, which has no inverse to
 NO_THUMBNAILS = "no photos were kept with this model (--no-thumbnails), so the nearest ones can't be shown"
 NO_MEANS = "This model has no class means, so that an image has no place between classes."
 INSTEAD = "the nearest known photos are shown instead"
+_PARTS = {
+    "two-tailed": "the density of the image",
+    "density-of-states": "the terms of the density together",
+    "code-length": "the length of a code without a model",
+}
+"""What the scores are that others consist of."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,19 @@ class Explanation:
     """The counterfactual, or why there is none; None if it was not asked for."""
     nearest: NearestPhotos | None = None
     """The nearest known photos of a photo model; None if it keeps none."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Of a novel image: the p-values of the parts of the score that decided, smallest first; none if it has
+    none."""
+
+    @property
+    def deciding(self) -> str:
+        """Which parts of the score are unusual, in words; empty if the image is not novel."""
+        if not self.parts:
+            return ""
+        parts = ", ".join(
+            f"{_PARTS.get(name, name)} (p = {p_value:.2g})" for name, p_value in self.parts.items()
+        )
+        return f"What decided, most unusual first: {parts}."
 
     @property
     def sentence(self) -> str:
@@ -90,6 +115,7 @@ class Explainer:
         target: the posterior that it should then have.
         rule: of the heatmaps of pixel models.
         against: a class; adds the map of the most probable class and not this one.
+        regions: of the decision space; see :func:`~candid.explanations.decision_space.decision_spaces`.
     """
 
     def __init__(
@@ -101,6 +127,7 @@ class Explainer:
         target: float = TARGET,
         rule: HeatmapRule = "candid",
         against: int | None = None,
+        regions: Regions = "candid",
     ) -> None:
         self.has_means, self.inverts = can(model, "geometry"), can(model, "invert")
         if not can(model, "class maps"):
@@ -116,9 +143,12 @@ class Explainer:
         check_contrast(contrast)
         check_target(target)
         check_rule(rule)
+        check_regions(regions)
         self.model, self.top, self.contrast = model, min(top, len(model.class_names)), contrast
         self.towards, self.target, self.rule, self.against = towards, target, rule, against
+        self.regions = regions
         self.frozen = model.frozen()
+        self.held_out, self._rules = HeldOut.of(model), dict[str, Rule]()
         self.similarity = similarity(model, order="given") if self.has_means else None
         if self.inverts:
             from candid.explanations.heatmaps import SpatialMixture
@@ -133,7 +163,7 @@ class Explainer:
         maps = self._maps(image, outputs)
         if not self.has_means:
             return Explanation(maps, None, None, None)
-        (space,) = decision_spaces(self.model, outputs)
+        (space,) = decision_spaces(self.model, outputs, regions=self.regions)
         space = replace(space, p_value=examined.p_value, verdict=examined.verdict)
         first, second = space.classes[:2]
         nearest = None
@@ -143,7 +173,28 @@ class Explainer:
             nearest = nearest_photos(self.model, outputs.latent, second if asked in (None, first) else asked)
         pair = None if self.similarity is None else self.similarity.pair(first, second)
         summary = summarise(space, self.model.class_names, pair)
-        return Explanation(maps, space, summary, self._changed(image), nearest)
+        return Explanation(maps, space, summary, self._changed(image), nearest, self._parts(examined))
+
+    def _parts(self, examined: Examination) -> dict[str, float]:
+        """Return the p-values of the parts of the score by which an image is novel, smallest first."""
+        if examined.verdict != "novel" or examined.promises is None or self.held_out is None:
+            return {}
+        image, outputs = examined.evidence
+        if not (names := SCORES[examined.promises.score].of_parts):
+            return {}
+        rules = [self._rule(name) for name in names]
+        measures = measures_for(rule.score for rule in rules)
+        measured = {name: measure(image[None], outputs) for name, measure in measures.items()}
+        columns = Columns({**measured, **outputs.columns()})
+        p_values = {rule.score.name: float(rule.p_values(columns)[0]) for rule in rules}
+        return dict(sorted(p_values.items(), key=lambda part: part[1]))
+
+    def _rule(self, score: str) -> Rule:
+        """Return what gives the p-values of a score."""
+        if score not in self._rules:
+            assert self.held_out is not None
+            self._rules[score] = self.held_out.rule(Levels(score=score))
+        return self._rules[score]
 
     def _maps(self, image: Array, outputs: Outputs) -> ClassMaps | str:
         if self.inverts:

@@ -9,6 +9,8 @@ from candid._support.options import Option, check_fields
 
 HeatmapRule = Literal["candid", "paper"]
 """How posterior heatmaps distribute what all classes share over the positions; see the theory page."""
+Regions = Literal["candid", "paper"]
+"""The regions of a decision space hold 90 % of a class, or 90 % in each direction as the paper's circles."""
 CONTRAST = 0.03
 """The contrast of the paper's heatmaps."""
 TARGET = 0.5
@@ -25,6 +27,12 @@ def check_rule(rule: str) -> None:
     """Raise an error unless there is such a heatmap rule."""
     if rule not in get_args(HeatmapRule):
         raise CandidError(f"There is no heatmap rule '{rule}': {did_you_mean(rule, get_args(HeatmapRule))}")
+
+
+def check_regions(regions: str) -> None:
+    """Raise an error unless there are such regions of a decision space."""
+    if regions not in get_args(Regions):
+        raise CandidError(f"There are no regions '{regions}': {did_you_mean(regions, get_args(Regions))}")
 
 
 def check_target(target: float) -> None:

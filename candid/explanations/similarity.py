@@ -22,6 +22,8 @@ from candid.models.protocol import Model, require
 
 DIFFERENCE = 1.5
 """Expected and measured uncertainties that differ by more than this factor are shown side by side."""
+SIMILAR = 1 / 8
+"""Two classes are similar if a decision between them is expected to be at least this uncertain."""
 OPTIMAL = 300
 """Up to this number of classes, the tree's branches are turned to bring neighbours closest (cubic effort)."""
 
@@ -37,6 +39,11 @@ class Pair(NamedTuple):
     """Expected uncertainty of a decision between the two, 0 to 1/2."""
     measured: float | None = None
     """The same, measured on images of the two; None if there are none."""
+
+    @property
+    def similar(self) -> bool:
+        """Whether the expected uncertainty is at least 1/8: the distance is at most 2.3."""
+        return self.uncertainty >= SIMILAR
 
     @property
     def differs(self) -> bool:

@@ -161,6 +161,7 @@ class Score:
             (B, C, H, W) and the model's outputs, to (B,) or (B, d). Results are cached by this name.
         learns: makes a :class:`~candid.trust.learned.LearnedScore` for a score that learns from ``columns``,
             or the name of one in :mod:`candid.trust.learned`.
+        of_parts: names of scores of parts of its columns: the smallest p-value says which part decided.
 
     Example:
         >>> Score("margin", "classifier", ("max_logit",), "OneTailed").name
@@ -174,6 +175,7 @@ class Score:
     statistic: "Callable[[Columns], Array] | None" = None
     measures: Mapping[str, Any] = field(default_factory=dict)
     learns: "str | Callable[[], LearnedScore] | None" = None
+    of_parts: tuple[str, ...] = ()
 
     def is_available(self, columns: "Mapping[str, Array]") -> bool:
         """Return whether there are the columns that it needs, or its own values."""
@@ -285,7 +287,14 @@ SCORES: dict[str, Score] = {
         Score("complexity", "new", ("log_density", "complexity"), "OneTailed", _beyond_compression),
         Score("typical-set", "new", ("log_density_terms",), "TypicalSet"),
         Score("density-of-states", "new", ("log_density_terms",), "DensityOfStates"),
-        Score("joint", "new", ("log_density_terms", "complexity"), "DensityOfStates", _joint),
+        Score(
+            "joint",
+            "new",
+            ("log_density_terms", "complexity"),
+            "DensityOfStates",
+            _joint,
+            of_parts=("two-tailed", "density-of-states", "code-length"),
+        ),
         Score("waic", "new", ("log_densities",), "OneTailed", lambda columns: waic(columns["log_densities"])),
         Score("max-posterior", "classifier", ("max_posterior",)),
         Score("energy", "classifier", ("log_evidence",)),

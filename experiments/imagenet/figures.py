@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid.explanations.class_maps import ClassMaps
-from candid.explanations.decision_space import DecisionSpace, Summary
+from candid.explanations.decision_space import CONFIDENT, DecisionSpace, Summary
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
 from candid.judging.examine import Examiner, UnusableImage
@@ -26,11 +26,9 @@ from experiments.imagenet import paper
 
 TYPICAL = 0.2
 """The p-value from which a photo is typical enough for the first three cases."""
-OVERLAP = 2 * 1.645
-"""Means that are closer than this, in standard deviations, have overlapping circles."""
 Row = dict[str, str]
-Distance = Callable[[str, str], float]
-"""Of the means of two classes, by their names."""
+Similar = Callable[[str, str], bool]
+"""Whether two classes are similar, by their names."""
 
 
 class Explained(NamedTuple):
@@ -89,7 +87,7 @@ def draw_decisions(model: Model, table: Path, given: Sequence[Path], out: Path) 
     paths = list(given)
     if not paths:
         rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
-        paths = [Path(row["path"]) for row in chosen_photos(rows, _distance(model))]
+        paths = [Path(row["path"]) for row in chosen_photos(rows, similar_classes(model))]
     found = explained(model, paths)
     names = model.class_names
     style.save(_decision_spaces(found, names), out / "figure-4.png")
@@ -127,36 +125,39 @@ def explained(model: Model, paths: Sequence[Path]) -> list[Explained]:
     return photos
 
 
-def _distance(model: Model) -> Distance:
+def similar_classes(model: Model) -> Similar:
+    """Return what says whether two classes of ``model`` are similar."""
     found = similarity(model, order="given")
-    number, distances = {name: i for i, name in enumerate(found.names)}, found.distances
-    return lambda a, b: float(distances[number[a], number[b]])
+    number = {name: i for i, name in enumerate(found.names)}
+    return lambda a, b: found.pair(number[a], number[b]).similar
 
 
-def chosen_photos(rows: Sequence[Row], distance: Distance) -> list[Row]:
+def chosen_photos(rows: Sequence[Row], similar: Similar) -> list[Row]:
     """Return the four cases of the paper's Figure 4, by the model's own numbers; different ones if possible.
 
-    The most confident decision, the most uncertain one between similar classes and the one between different
-    classes, and the photo with the smallest p-value.
+    A right decision of median confidence among the confident ones, the most uncertain one between similar
+    classes and the one between different classes, and the photo with the smallest p-value.
 
     Args:
         rows: of ``images.csv``.
-        distance: of the means of two classes.
+        similar: whether two classes are similar.
     """
     typical = [row for row in rows if float(row["p_value"] or 1) >= TYPICAL] or list(rows)
 
     def second(row: Row) -> float:
         return list(json.loads(row["posterior"]).values())[1]
 
-    def overlap(row: Row) -> bool:
+    def between_similar(row: Row) -> bool:
         first, second, *_ = json.loads(row["posterior"])
-        return distance(first, second) < OVERLAP
+        return similar(first, second)
 
-    confident = max(typical, key=lambda row: (row["label"] == row["true_label"], float(row["confidence"])))
-    near = [row for row in typical if overlap(row)]
-    far = [row for row in typical if not overlap(row)]
+    right = [row for row in typical if row["label"] == row["true_label"]] or typical
+    rising = sorted(right, key=lambda row: float(row["confidence"]))
+    confident = [row for row in rising if float(row["confidence"]) >= CONFIDENT] or rising[-1:]
+    near = [row for row in typical if between_similar(row)]
+    far = [row for row in typical if not between_similar(row)]
     novel = min(rows, key=lambda row: float(row["p_value"] or 1))
-    chosen = [confident]
+    chosen = [confident[len(confident) // 2]]
     for group in (near, far):
         others = [row for row in group or typical if row not in (*chosen, novel)] or group or typical
         chosen.append(max(others, key=second))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scipy.stats import chi, norm
 from candid import ResNet, ResNetConfig
 from candid._support.errors import CandidError
 from candid.explanations.decision_space import MASS, DecisionSpace, decision_spaces, region, summarise
+from candid.explanations.options import Regions
 from candid.explanations.similarity import Pair, expected_uncertainty
 from candid.models.protocol import Outputs
 from candid.reports.plots.examine import draw_decision_space
@@ -97,6 +99,25 @@ def test_the_region_has_equal_shares_in_both_directions() -> None:
     assert region(1)[0] == pytest.approx(norm.ppf(0.95))
 
 
+def test_the_papers_circles_hold_90_percent_in_each_direction() -> None:
+    assert region(5, "paper") == pytest.approx((1.645, 2.789), abs=5e-4)
+    model = mixture_model(classes=6)
+    z = latents(model, 20)
+    ours, theirs = (
+        decision_spaces(model, outputs_for(model, z), regions=regions) for regions in get_args(Regions)
+    )
+    for our, their in zip(ours, theirs, strict=True):
+        assert (their.half_width, their.half_height) == region(5, "paper")
+        assert (our.along, our.away, our.means_along) == (their.along, their.away, their.means_along)
+        assert summarise(our, tuple("abcdef")).kind == summarise(their, tuple("abcdef")).kind
+        assert "circle" in summarise(their, tuple("abcdef")).sentence or sum(their.posterior[:2]) < 2 / 3
+    legend = drawn_axes(replace(space((0.6, 0.4), 2.5), regions="paper")).get_legend()
+    assert legend is not None
+    assert "circle holds 90 % of its class in each direction" in legend.get_title().get_text()
+    with pytest.raises(CandidError, match="There are no regions 'round'"):
+        decision_spaces(model, outputs_for(model, z), regions="round")  # type: ignore[arg-type]
+
+
 def test_what_lies_outside_of_the_span_is_measured_there() -> None:
     model = mixture_model(classes=6, size=(8, 8))
     means = model.mixture.means(torch.arange(6)).detach()
@@ -166,6 +187,15 @@ def test_a_measured_uncertainty_is_named_where_it_differs(measured: float | None
     sentence = summarise(space((0.6, 0.4), 1.68), ("cat", "dog"), pair).sentence
     assert ("measured on held-out images" in sentence) == named
     assert not named or f"{100 * measured:.0f} %)" in sentence  # type: ignore[operator]
+
+
+def test_the_measured_distance_decides_whether_classes_are_similar() -> None:
+    """Not that of the drawn means, which may be near while the classes are far apart."""
+    for of_means, measured, kind in ((1.5, 3.0, "several interpretations"), (3.0, 1.5, "ambiguous")):
+        pair = Pair(0, 1, measured, float(expected_uncertainty(measured)))
+        summary = summarise(space((0.6, 0.4), of_means), ("cat", "dog"), pair)
+        assert (summary.kind, pair.similar) == (kind, kind == "ambiguous")
+        assert f"at a distance of {measured:.1f} standard deviations" in summary.sentence
 
 
 def test_the_figure_names_novelty_outside_of_the_drawing() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from candid.judging.held_out import needed
 from candid.models.flow.coupling import ActNorm
 from candid.trust.promises import ExamineOptions
 from candid.trust.ranking import ALL
+from candid.trust.scores import SCORES
 from candid.trust.verdict import Examination
 from tests.explanations.mixtures import decided_classifier
 from tests.helpers import candid_command, small_classifier
@@ -191,6 +193,27 @@ def test_an_explanation_adds_up(model: GenerativeClassifier, folder: Path) -> No
     already = Explainer(model, towards=goal, target=shares[-1] / 2).explain(found).changed
     assert isinstance(already, str) and "already has" in already
     assert Explainer(model).explain(found).changed is None
+
+
+def test_a_novel_image_is_explained_by_the_most_unusual_part_of_its_score(
+    model: GenerativeClassifier, folder: Path
+) -> None:
+    parts = SCORES["joint"].of_parts
+    (novel,) = Examiner(model, evidence=True).examine(np.zeros((16, 16, 3)))
+    assert isinstance(novel, Examination) and novel.verdict == "novel"
+    explained = Explainer(model).explain(novel)
+    assert {*explained.parts} == {*parts} and [*explained.parts.values()] == sorted(explained.parts.values())
+    for name, p_value in explained.parts.items():
+        (alone,) = Examiner(model, options=ExamineOptions(score=name)).examine(np.zeros((16, 16, 3)))
+        assert isinstance(alone, Examination) and alone.p_value == p_value
+    first, p_value = next(iter(explained.parts.items()))
+    assert re.search(rf"unusual first: the [\w ]+ \(p = {p_value:.2g}\), ", explained.deciding)
+    alone_novel = Examiner(model, options=ExamineOptions(score=first), evidence=True)
+    (found,) = alone_novel.examine(np.zeros((16, 16, 3)))
+    assert isinstance(found, Examination) and Explainer(model).explain(found).parts == {}
+    (usual,) = examined(model, [folder / "0.png"])
+    assert isinstance(usual, Examination) and usual.verdict != "novel"
+    assert Explainer(model).explain(usual).deciding == ""
 
 
 def run(*arguments: object) -> Any:

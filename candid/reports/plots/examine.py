@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 TOP = 5
 """Classes that are shown."""
+_REGION = {
+    "candid": f"region holds {100 * MASS:.0f} % of its class",
+    "paper": f"circle holds {100 * MASS:.0f} % of its class in each direction",
+}
 MOST_MISSING = 3
 """Classes without kept photos that are named."""
 FOR_AND_AGAINST, INFORMATION = "RdBu_r", "viridis"
@@ -76,7 +80,7 @@ def examination(examined: Examination, explanation: Explanation, names: Sequence
         draw_counterfactual(rows[2], changed, names)
     elif nearest is not None:
         _draw_nearest(rows[-1], nearest, names)
-    sentence = textwrap.fill(explanation.summary.sentence, 120)
+    sentence = textwrap.fill(f"{explanation.summary.sentence} {explanation.deciding}".strip(), 120)
     missing = {"No counterfactual": explanation.changed, "No heatmaps": maps}
     for what, reason in missing.items():
         if isinstance(reason, str):
@@ -235,7 +239,7 @@ def draw_decision_space(axes: Axes, space: DecisionSpace, names: Sequence[str]) 
     axes.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, -0.17),
-        title=f"each region holds {100 * MASS:.0f} % of its class",
+        title=f"each {_REGION[space.regions]}",
         fontsize=SMALL,
         title_fontsize=SMALL,
         ncols=2,

@@ -8,7 +8,7 @@ import torch
 from candid import GenerativeClassifier
 from candid.models.flow.classifier import FlowOutputs
 from candid.models.flow.means import rescale
-from experiments.geometry import COLUMNS, geometry, markdown, measured_geometry
+from experiments.geometry import COLUMNS, geometry, markdown, of_pixel_model
 from tests.helpers import randomise
 
 
@@ -16,10 +16,10 @@ def test_one_pass_gives_the_geometry_before_and_after() -> None:
     trained = randomise(GenerativeClassifier.from_preset("digits"), strength=0.05).eval()
     refitted = copy.deepcopy(trained)
     rescale(refitted, 2.0)
-    found = measured_geometry(refitted, "digits", 150)
-    alone = measured_geometry(trained, "digits", 150)
+    found = of_pixel_model(refitted, "digits", 150)
+    alone = of_pixel_model(trained, "digits", 150)
     own, before, after = alone["before"], found["before"], found["after"]
-    assert alone.keys() == {"images", "before"} and found["images"] == 150
+    assert alone.keys() == {"images", "similarity", "before"} and found["images"] == 150
     assert own.keys() == before.keys() == after.keys() == COLUMNS.keys()
     for key, value in before.items():
         assert value == (None if own[key] is None else pytest.approx(own[key], rel=1e-4, abs=1e-4)), key

@@ -8,11 +8,13 @@ import pytest
 
 from candid.models import zoo
 from experiments import photo_models, photo_tables
+from experiments.class_tables import compared_distances
 from experiments.results import PAGE, RESULTS, ROOT, TEMPLATE
 from experiments.results_tables import card_figures, headline, tables
 from experiments.tables import filled
 
 PAPER = ROOT / "docs" / "paper.md"
+THEORY = ROOT / "docs" / "theory.md"
 PHOTOS = PAGE / "photos.md"
 
 
@@ -29,6 +31,69 @@ def test_the_page_has_the_figures_that_were_measured(results: Any) -> None:
 def test_the_page_on_the_paper_has_the_figures_that_were_measured(results: Any) -> None:
     page = PAPER.read_text(encoding="utf-8")
     assert filled(page, {"headline": headline(results)}) == page
+
+
+def generative(results: Any, least_beta: float = 1) -> list[Any]:
+    models = (model for model in results["models"].values() if model["beta"] is not None)
+    return [model for model in models if float(model["beta"]) >= least_beta and "ten_crops" in model]
+
+
+def contains_one(found: Any) -> bool:
+    low, high = found["intervals"]["oce"]
+    return found["oce"] is None or float(low) <= 1 <= float(high)
+
+
+def attacked(results: Any, model: str) -> float:
+    """Return the AUC of the attack without a bound that knows the detector, in percent."""
+    asked = (model, "inf", 1000)
+    metrics = results["attacks"]["metrics"]
+    (attack,) = (each for each in metrics if (each["model"], each["kappa"], each["d"]) == asked)
+    return round(100 * attack["eight_bit"]["detection"]["two_tailed"], 1)
+
+
+CLAIMS: dict[str, Any] = {
+    "add 2 to 3 points to the generative models": lambda results: all(
+        0.02 <= round(model["ten_crops"]["accuracy"] - model["accuracy"], 2) <= 0.03
+        for model in generative(results)
+    ),
+    "All their intervals of OCE contain 1": lambda results: all(map(contains_one, generative(results))),
+    "OCE still can't be distinguished from 1": lambda results: all(
+        contains_one(model["scaled"]) for model in generative(results)
+    ),
+    "14 % at beta 1 and 1.7 % at infinity": lambda results: (
+        (attacked(results, "cifar10-beta1"), attacked(results, "cifar10-betainf")) == (14.2, 1.7)
+    ),
+    "Other photos are found less, too": lambda results: (
+        generative(results)[0]["ood"]["tiny"]["joint"]["auc"]
+        > generative(results)[-1]["ood"]["tiny"]["joint"]["auc"]
+    ),
+    "by at most 0.6 points": lambda results: all(
+        -0.006 <= model["selective"]["difference"]["value"] <= 0
+        for model in generative(results)
+        if model.get("selective")
+    ),
+    "The measured distances agree better than the means for every model that has both": lambda results: all(
+        model["similarity"]["rank"]["line"]["value"] > model["similarity"]["rank"]["means"]["value"]
+        for model in results["geometry"].values()
+        if "line" in model["similarity"]["rank"]
+    ),
+    "Cat and dog are the closest classes at beta 1 and at infinity": lambda results: all(
+        results["geometry"][f"cifar10-beta{beta}"]["similarity"]["closest"]["line"][0] == ["cat", "dog"]
+        for beta in ("1", "inf")
+    ),
+}
+"""Sentences of the page, and whether they hold for all models that were measured."""
+
+
+@pytest.mark.parametrize("sentence", CLAIMS)
+def test_sentences_of_the_page_hold_for_all_betas(results: Any, sentence: str) -> None:
+    assert sentence in " ".join(TEMPLATE.read_text(encoding="utf-8").split())
+    assert CLAIMS[sentence](results)
+
+
+def test_the_theory_page_has_the_distances_that_were_compared(results: Any) -> None:
+    page = THEORY.read_text(encoding="utf-8")
+    assert filled(page, {"distances": compared_distances(results)}) == page
 
 
 def test_the_cards_have_the_figures_that_were_measured(results: Any) -> None:

@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_images
 import candid
 from candid import CandidError, CheckpointError
 from candid._support.numbers import Array, softmax
+from candid.explanations.similarity import similarity
 from candid.judging.held_out import HeldOut
 from candid.models import zoo
 from candid.models.checkpoint import sealed
@@ -44,6 +45,12 @@ def test_a_bundled_model_loads_by_its_name(name: str) -> None:
     if name not in PHOTOS:
         data = "tiny20" if name == "tiny20" else "cifar-10-batches-bin"
         assert Path(model.record.config["data"]).parts == (data,)
+
+
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_the_distances_of_classes_are_measured(name: str) -> None:
+    found = similarity(candid.load(name), order="given")
+    assert not found.of_means and found.measured is not None
 
 
 @pytest.mark.parametrize("name", MODELS)
