@@ -75,7 +75,7 @@ def trends_table(results: Results) -> str:
         return f"{float(_with_order(np.array([values]))[0]):+.2f}" if values else "–"
 
     return table(
-        [trend for trend in _trends(results) if len(trend.points) >= FEWEST],
+        [trend for trend in trends(results) if len(trend.points) >= FEWEST],
         (
             ("", lambda trend: f"**{trend.name}**"),
             ("betas", lambda trend: str(len(trend.points))),
@@ -87,7 +87,8 @@ def trends_table(results: Results) -> str:
     )
 
 
-def _trends(results: Results) -> Iterator[Trend]:
+def trends(results: Results) -> Iterator[Trend]:
+    """Yield how each number changes with beta."""
     models = {
         float(model["beta"]): {"name": name, **model}
         for name, model in results["models"].items()

@@ -12,6 +12,7 @@ from experiments.class_tables import compared_distances
 from experiments.results import PAGE, RESULTS, ROOT, TEMPLATE
 from experiments.results_tables import card_figures, headline, tables
 from experiments.tables import filled
+from experiments.trends import rank_correlation, trends
 
 PAPER = ROOT / "docs" / "paper.md"
 THEORY = ROOT / "docs" / "theory.md"
@@ -76,6 +77,17 @@ CLAIMS: dict[str, Any] = {
         model["similarity"]["rank"]["line"]["value"] > model["similarity"]["rank"]["means"]["value"]
         for model in results["geometry"].values()
         if "line" in model["similarity"]["rank"]
+    ),
+    "ECE and MCE have no trend here, since their intervals include 0": lambda results: all(
+        low <= 0 <= high
+        for trend in trends(results)
+        if trend.name in ("ECE (%)", "MCE (%)")
+        for _, low, high in [rank_correlation(trend.points)]
+    ),
+    "The mean over all pairs is still two or more times the measured one": lambda results: all(
+        found["after"]["expected"] >= 2 * found["after"]["measured"]
+        for name, found in results["geometry"].items()
+        if name.startswith("cifar10") and name != "cifar10-beta0"
     ),
     "Cat and dog are the closest classes at beta 1 and at infinity": lambda results: all(
         results["geometry"][f"cifar10-beta{beta}"]["similarity"]["closest"]["line"][0] == ["cat", "dog"]
