@@ -1,7 +1,6 @@
 """Real processes: killed, stopped, out of space, and two at a time."""
 
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -12,15 +11,16 @@ import pytest
 import torch
 
 import candid
-from tests.training.runs import COMMAND, MODEL, SMALL, curve, environment, run, start, weights
+from tests.training.forks import Training
+from tests.training.runs import MODEL, SMALL, curve, run, start, weights
 
-SETTINGS = ["digits", *SMALL, "--epochs=12"]
+SETTINGS = ["digits", *SMALL, "--epochs=6"]
 PAIR = ["digits", *SMALL, "--epochs=4"]
 
 
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+def wait_for(path: Path, process: "Training | subprocess.Popen[str]") -> None:
     while not path.exists():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, path
         time.sleep(0.02)
 
 
@@ -48,22 +48,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_up_to_six_kills_leave_the_same_bits(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     moments = random.Random(0)
-    process = start(*SETTINGS, "--save-minutes=0", "--out", folder)
+    process = Training(*SETTINGS, "--save-minutes=0", "--out", folder)
+    wait_for(folder / "config.toml", process)
     kills = 0
     while kills < 6:
-        wait_for(folder / "config.toml", process)
         time.sleep(moments.uniform(0, 0.5))
-        process.kill()
-        process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-        if process.returncode == 0:  # a fast machine finished it
+        process.send_signal(signal.SIGKILL)
+        done = process.wait()
+        kills += done.returncode == -signal.SIGKILL
+        if done.returncode == 0:  # a fast machine finished it
             break
-        process = start("--resume", "--out", folder)
-        time.sleep(moments.uniform(2, 4))
+        process = Training("--resume", "--out", folder)
     assert kills
-    if process.returncode is None:
-        _, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err
+    if done.returncode:
+        done = process.wait()
+        assert done.returncode == 0, done.stderr
     assert weights(folder) == weights(whole)
     assert curve(folder, "val_loss") == curve(whole, "val_loss")
     assert not list(folder.rglob(".writing-*"))
@@ -71,39 +70,32 @@ def test_up_to_six_kills_leave_the_same_bits(whole: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(*SETTINGS, "--out", tmp_path / "stopped")
+    process = Training(*SETTINGS, "--out", tmp_path / "stopped")
     wait_for(tmp_path / "stopped" / "metrics.csv", process)
     process.send_signal(number)
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    assert f"go on with: candid train --resume --out {tmp_path / 'stopped'}" in " ".join(err.split())
+    done = process.wait()
+    assert done.returncode == 0, done.stderr
+    assert f"go on with: candid train --resume --out {tmp_path / 'stopped'}" in " ".join(done.stderr.split())
     step = torch.load(tmp_path / "stopped" / "state.pt", weights_only=True)["step"]
-    assert 0 < step < 12 * 13
-    assert run("--resume", "--out", tmp_path / "stopped").returncode == 0
+    assert 0 < step < 6 * 13
+    assert Training("--resume", "--out", tmp_path / "stopped").wait().returncode == 0
     assert weights(tmp_path / "stopped") == weights(whole)
 
 
 def test_a_full_disk_loses_nothing(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "full"
-    process = start(*SETTINGS, "--save-minutes=0", "--out", folder)
+    process = Training(*SETTINGS, "--save-minutes=0", "--out", folder)
     wait_for(folder / "metrics.csv", process)
-    process.kill()
-    process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     before = (folder / "state.pt").read_bytes()
-    limited = subprocess.run(
-        [*COMMAND, "--resume", "--out", str(folder)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )
+    limited = Training("--resume", "--out", folder, largest_file=20_000).wait()
     assert limited.returncode == 2, limited.stderr
     *_, message = limited.stderr.strip().splitlines()
     assert message.startswith("candid: Can't") and "unharmed" in message
     assert (folder / "state.pt").read_bytes() == before
     candid.load(folder / "model" / "last")
-    assert run("--resume", "--out", folder).returncode == 0
+    assert Training("--resume", "--out", folder).wait().returncode == 0
     assert weights(folder) == weights(whole)
 
 
@@ -111,8 +103,8 @@ def test_two_processes_follow_the_curve_of_one(pair: Path, tmp_path: Path) -> No
     """Exactly, if the one cuts its batch in the same two parts; else as far as batch norm lets it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
     runs = {
-        "one": run(*PAIR, "--out", tmp_path / "one"),
-        "parts": run(*PAIR, "--grad-accumulation=2", "--out", tmp_path / "parts"),
+        "one": Training(*PAIR, "--out", tmp_path / "one").wait(),
+        "parts": Training(*PAIR, "--grad-accumulation=2", "--out", tmp_path / "parts").wait(),
         "torchrun": run(*PAIR, "--out", tmp_path / "torchrun", command=[*torchrun, "candid", "train"]),
     }
     for name, process in runs.items():
@@ -142,8 +134,8 @@ def test_two_processes_stop_and_resume_together(pair: Path, tmp_path: Path) -> N
 
 
 def test_a_mistake_is_one_line_however_many_processes(tmp_path: Path) -> None:
-    for devices in ("1", "2"):
-        process = run("digits", "--batch=5001", f"--devices={devices}", "--out", tmp_path / "run")
+    line = ["digits", "--batch=5001", "--out", str(tmp_path / "run")]
+    for process in (Training(*line).wait(), run(*line, "--devices=2")):
         assert process.returncode == 2
         assert process.stderr.strip().count("\n") == 0, process.stderr
         assert process.stderr.startswith("candid: A batch of 5001 is larger than the")
