@@ -3,7 +3,7 @@
 ``python -m experiments.planes cifar-10-batches-bin tiny20 clothing10``
 
 Ten classes of ``tiny20`` are picked on the model's held-out images, never on test images; their plane is
-trained for twelve epochs, that of CIFAR-10's ten classes for four. Runs are kept in ``runs/planes``: what was
+trained for twelve epochs, that of CIFAR-10's ten classes for three. Runs are kept in ``runs/planes``: what was
 stopped goes on where it was, what is finished is only drawn. The record of all planes is
 ``docs/results/planes.json``; without data, the table of the page is written again from it.
 """
@@ -167,7 +167,7 @@ def measure(asked: argparse.Namespace) -> None:
     classes = ",".join(model.class_names[y] for y in picked(*held_out(model, tiny), PICKED))
     planes = {
         "tiny20": plane("tiny20", "tiny20", tiny, classes, asked.work, "--beta", 16, "--epochs", 12),
-        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 4),
+        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 3),
         "clothing": plane("clothing", "clothing", asked.clothing, None, asked.work),
     }
     trajectories("trajectories", asked.work / "cifar10" / "model" / "best", asked.cifar10, asked.work)
