@@ -232,6 +232,25 @@ class Examiner:
             for (name, _), good in zip(batch, finite, strict=True)
         ]
 
+    def examine_features(self, features: Array, names: Sequence[str] | None = None) -> list[Examination]:
+        """Return judgements of stored features, (N, D), as a model of ``--preset vector`` takes them.
+
+        Args:
+            features: what the eye of the model sees of images, or what a network of yours sees.
+            names: what they are called; their numbers by default.
+
+        Raises:
+            CandidError: if the model takes no features.
+        """
+        outputs_of = getattr(self.frozen, "outputs_of", None)
+        if outputs_of is None or "geometry" not in self.model.can:
+            raise CandidError(
+                f"A {self.model.kind} model takes images, not features: examine images with it."
+            )
+        columns = Columns(outputs_of(np.asarray(features, np.float32)).columns())
+        names = [str(i) for i in range(columns.images)] if names is None else names
+        return examinations(columns, names, self.model.class_names, self.rule)
+
     def _examinations(self, outputs: Outputs, images: Array, names: tuple[str, ...]) -> Iterator[Examination]:
         measured = {name: measure(images, outputs) for name, measure in self.measures.items()}
         columns = Columns({**measured, **outputs.columns()})

@@ -12,14 +12,12 @@ from candid import CandidError
 from candid._support.numbers import Array
 from candid._support.processes import OneProcess
 from candid._support.progress import SILENT
-from candid.judging.examine import examinations
 from candid.judging.held_out import HeldOut
 from candid.models.photo.opening import open_eye
 from candid.training.features import Extraction, FeatureCache
 from candid.training.options import PhotoOptions
 from candid.training.photos import PhotoData
 from candid.training.recipes import vector_options
-from candid.trust.scores import Columns
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun
 
@@ -59,14 +57,10 @@ def test_loss_falls_and_the_model_judges(stored: str, tmp_path: Path, beta: floa
 
 
 def test_density_of_new_features_says_which_are_strange(stored: str, tmp_path: Path) -> None:
-    model: Any = candid.train(stored, out=tmp_path / "run", **SMALL).model()
-    held_out = HeldOut.of(model)
-    assert held_out is not None
-    rule, names = held_out.rule(), tuple(map(str, range(90)))
+    examiner = candid.Examiner(candid.train(stored, out=tmp_path / "run", **SMALL).model())
     shares = []
     for shift in (0, 20):
-        features = (drawn(90, seed=1)["features"] + shift).astype(np.float32)
-        judged = examinations(Columns(model.outputs_of(features).columns()), names, model.class_names, rule)
+        judged = examiner.examine_features(drawn(90, seed=1)["features"] + shift)
         shares.append(np.mean([examined.verdict == "novel" for examined in judged]))
     assert shares[0] < 0.2 and shares[1] == 1
 
