@@ -52,6 +52,11 @@ def attacked(results: Any, model: str) -> float:
     return round(100 * attack["eight_bit"]["detection"]["two_tailed"], 1)
 
 
+def tiny20_blurs(results: Any) -> list[float]:
+    areas = results["tiny20"]["corruptions"]["auc"]["two-tailed"]
+    return [area for name, area in areas.items() if "blur" in name]
+
+
 CLAIMS: dict[str, Any] = {
     "add 2 to 3 points to the generative models": lambda results: all(
         0.02 <= round(model["ten_crops"]["accuracy"] - model["accuracy"], 2) <= 0.03
@@ -67,6 +72,20 @@ CLAIMS: dict[str, Any] = {
     "Other photos are found less, too": lambda results: (
         generative(results)[0]["ood"]["tiny"]["joint"]["auc"]
         > generative(results)[-1]["ood"]["tiny"]["joint"]["auc"]
+    ),
+    "8-bit attacks succeed on 96 to 100 % of the images in every setting": lambda results: all(
+        attack["eight_bit"]["success"] > 0.955 for attack in results["attacks"]["metrics"]
+    ),
+    "the four blurs have 60 to 72 %": lambda results: (
+        {
+            round(100 * min(tiny20_blurs(results))),
+            round(100 * max(tiny20_blurs(results))),
+        }
+        == {60, 72}
+    ),
+    "Verdicts at novelty 1 % and error 5 %": lambda results: all(
+        (model["verdicts"]["novelty"], model["verdicts"]["error"]) == (0.01, 0.05)
+        for model in generative(results)
     ),
     "by at most 0.6 points": lambda results: all(
         -0.006 <= model["selective"]["difference"]["value"] <= 0
