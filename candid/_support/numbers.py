@@ -40,10 +40,15 @@ def logsumexp(values: Array, axis: int = -1, keepdims: bool = False) -> Array:
     import numpy as np
 
     largest = values.max(axis=axis, keepdims=True)
-    finite = np.where(np.isfinite(largest), largest, 0)
-    with np.errstate(divide="ignore"):
-        shifted = values - finite
-        result = np.log(np.exp(shifted, out=shifted).sum(axis=axis, keepdims=True)) + finite
+    if not np.isfinite(largest).all():
+        largest = np.where(np.isfinite(largest), largest, 0)
+    shifted = values - largest
+    total = np.exp(shifted, out=shifted).sum(axis=axis, keepdims=True)
+    if not total.all():
+        with np.errstate(divide="ignore"):
+            result = np.log(total) + largest
+    else:
+        result = np.log(total) + largest
     return result if keepdims else result.squeeze(axis)
 
 

@@ -13,6 +13,7 @@ from candid.trust.conformal import Detector, KernelDensity
 from candid.trust.drift import SKIPPED, Among, Watch
 from candid.trust.ranking import Standard, new_detector
 from candid.trust.scores import OWN_PARTS, SCORES, Columns, chosen_score
+from candid.trust.series import firsts, series_of
 from candid.trust.verdict import Sighting
 
 FIXING = 4
@@ -112,9 +113,14 @@ class WatchedScore:
 
 
 def _rows(held_out: HeldOut, part: int) -> Columns:
-    """Return the columns of the quarter that fixes the score (0), or of the other images (1)."""
-    order, n = draws(1).permutation(len(held_out)), len(held_out) // FIXING
-    return held_out.statistics.rows((order[:n], order[n:])[part])
+    """Return the columns of the quarter that fixes the score (0), or of the other images (1).
+
+    Only the first of the copies of an image, or of its series, is in one of them.
+    """
+    columns = held_out.statistics
+    distinct = np.flatnonzero(firsts(series_of(columns, columns.get("series"))))
+    order, n = distinct[draws(1).permutation(len(distinct))], len(distinct) // FIXING
+    return columns.rows((order[:n], order[n:])[part])
 
 
 def _parts(

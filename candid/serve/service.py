@@ -323,7 +323,7 @@ def _neighbours(model: Model) -> list[list[schemas.NeighbourResponse]]:
 
 def _held_out(rule: Rule, images: int) -> schemas.HeldOutResponse:
     """Return the levels and the histogram of held-out scores, as p-values at the ends of its bars."""
-    promises, (ranking, *_) = rule.promises[ALL], rule.rankings
+    promises, (ranking, *_) = rule.promises[ALL], rule.distinct
     chosen = np.linspace(0, ranking.count() - 1, min(KNOWN, ranking.count())).round().astype(np.int64)
     values, detector = ranking.values[chosen], ranking.detector(ALL)
     order = np.argsort(detector.score(values), kind="stable")

@@ -68,7 +68,7 @@ def discovery_cut(p_values: Array, fdr: float) -> float:
 
 def rounding(scores: Array) -> Array:
     """Return by how much a score may differ from itself when it is computed in another way."""
-    return ROUNDING * np.abs(scores).clip(1.0, FARTHEST)
+    return ROUNDING * np.minimum(np.maximum(np.abs(scores), 1.0), FARTHEST)
 
 
 def _ranked(scores: Array, ordered: Array) -> Array:

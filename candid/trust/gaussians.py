@@ -91,7 +91,7 @@ def even_steps(n: int, most: int) -> Array:
 
 def unit(features: Array) -> Array:
     """Return features (N, F) scaled to length 1; zeros stay zeros."""
-    return features / np.sqrt(np.square(features).sum(1, keepdims=True)).clip(min=1e-12)
+    return features / np.maximum(np.sqrt(np.square(features).sum(1, keepdims=True)), 1e-12)
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,9 @@ def principal_axes(covariance: Array) -> tuple[Array, Array]:
 
 def offset(features: Array, origin: Array) -> Array:
     """Return features (N, F) minus ``origin``, (F,), in single precision."""
-    wide = np.result_type(features, np.float32)  # an origin may be too large for half precision
-    return (features - origin.astype(wide)).astype(np.float32)
+    # an origin may be too large for half precision
+    wide = np.float32 if features.dtype == np.float16 else features.dtype
+    return (features - origin.astype(wide)).astype(np.float32, copy=False)
 
 
 def residual(features: Array, origin: Array, basis: Array) -> Array:

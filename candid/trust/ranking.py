@@ -120,13 +120,20 @@ class CombinedRanks:
 
     def _between(self, rows: Array, least: Array, first: Array, after: Array) -> Array:
         """Return how many held-out images from ``first`` to ``after`` have at least this combination."""
+        if len(rows) == 1:
+            return self._at_least(rows[0], least[0], slice(int(first[0]), int(after[0]))).sum()
         lengths = after - first
         image = np.repeat(np.arange(len(rows)), lengths)
         place = np.arange(len(image)) + np.repeat(first - (lengths.cumsum() - lengths), lengths)
+        large = self._at_least(rows[image].T, least[image], place)
+        return np.bincount(image[large], minlength=len(rows))
+
+    def _at_least(self, scores: Array, least: Array, place: Any) -> Array:
+        """Return whether held-out images have this combination, given the J scores of new ones."""
         sums = self._base[place]
-        for column, held_out, added in zip(rows.T, self._columns, self._added, strict=True):
-            sums = sums + (column[image] >= held_out[place]) * added[place]
-        return np.bincount(image[sums >= least[image]], minlength=len(rows))
+        for score, held_out, added in zip(scores, self._columns, self._added, strict=True):
+            sums = sums + (score >= held_out[place]) * added[place]
+        return sums >= least
 
     def statistic(self, scores: Array) -> Array:
         """Return the :func:`combination` of the p-values that N images have by each score, (N,).

@@ -274,8 +274,8 @@ class Rule:
         ratio = _by_image(self.smallest_ratios, self.ranked_in(groups))
         named = answers(posterior, ratio, self.levels.confidence, self.bounds)
         if (risk := self.promises[ALL].risk) is not None:
-            risky = np.flatnonzero((posterior.max(1) < risk.threshold) & (named.sum(1) == 1))
-            if risky.size:
+            below = posterior.max(1) < risk.threshold
+            if below.any() and (risky := np.flatnonzero(below & (named.sum(1) == 1))).size:
                 named[risky[:, None], np.argsort(-posterior[risky], axis=1, kind="stable")[:, :2]] = True
         return named
 
@@ -508,6 +508,8 @@ def _counts(rankings: Sequence[Ranking], truths: Truths, group: int) -> tuple[in
 
 def _by_image(values: Mapping[int, float], groups: Array) -> Array:
     """Return the value of the group of each image, (N,)."""
+    if len(values) == 1:
+        return np.full(len(groups), next(iter(values.values())))
     by_image = np.empty(len(groups))
     for group, rows in by_group(groups):
         by_image[rows] = values[group]

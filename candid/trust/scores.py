@@ -80,17 +80,26 @@ class Columns(Mapping[str, "Array"]):
         """Return these columns and some more."""
         return Columns({**self._values, **columns}, self._labels) if columns else self
 
+    def given(self, name: str, column: "Array") -> None:
+        """Take over a column that was computed on the way to another one."""
+        self._values.setdefault(name, column)
+
     def statistics(self) -> "dict[str, Array]":
         """Return what p-values and verdicts need, small enough to be saved: no logits and no features."""
         return {name: self[name] for name in self if name not in ("logits", "posterior", "features")}
 
 
 def _posterior(columns: Columns) -> "Array":
+    """Return the posteriors; the evidence follows from the same exponentials."""
     import numpy as np
 
-    from candid._support.numbers import softmax
-
-    return softmax(columns["logits"].astype(np.float64, copy=False))
+    logits = columns["logits"].astype(np.float64, copy=False)
+    largest = logits.max(1, keepdims=True)
+    posterior = logits - largest
+    total = np.exp(posterior, out=posterior).sum(1, keepdims=True)
+    if np.isfinite(largest).all():
+        columns.given("log_evidence", (np.log(total) + largest)[:, 0])
+    return np.divide(posterior, total, out=posterior)
 
 
 def _log_evidence(columns: Columns) -> "Array":
@@ -236,7 +245,11 @@ class CombinedScore(Score):
         if OWN_PARTS in columns:
             return columns[OWN_PARTS]
         complete = columns if isinstance(columns, Columns) else Columns(columns)
-        return np.stack([-SCORES[name].of(complete) for name in self.parts(complete)], 1)
+        names = self.parts(complete)
+        scores = np.empty((complete.images, len(names)))
+        for j, name in enumerate(names):
+            np.negative(SCORES[name].of(complete), out=scores[:, j])
+        return scores
 
 
 def waic(log_densities: "Array") -> "Array":

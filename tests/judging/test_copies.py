@@ -2,17 +2,20 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import candid
 from candid._support.numbers import Array
-from candid.data.splits import ArraySplit
+from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.predictions import Predictions
 from candid.judging.calibrate import held_out_scores, scored
 from candid.judging.detection import GROUPS, Detection
 from candid.judging.held_out import HeldOut
+from candid.judging.watched import WatchedScore
+from candid.models.checkpoint import load
 from candid.training.adopt import _copies
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL
@@ -68,6 +71,24 @@ def test_without_copies_halves_are_those_of_earlier_versions() -> None:
     assert sorted((*first, *second)) == list(range(9)) and len(first) == 4
     one = ArraySplit(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5, np.int64))
     assert _copies(one).tolist() == [0] * 5
+
+
+def test_copies_of_files_are_on_one_side_of_an_adoption(tmp_path: Path) -> None:
+    files = tuple(tmp_path / f"{i}.png" for i in range(6))
+    for i, file in enumerate(files):
+        file.write_bytes(bytes([i % 2]))
+    copies = _copies(FileSplit(files, np.zeros(6, np.int64)))
+    assert len({*copies[::2]}) == len({*copies[1::2]}) == 1
+    assert [len(half) for half in fixed_halves(copies)] == [3, 3]
+
+
+def test_a_watch_sees_the_first_of_copies_only(held_out: HeldOut) -> None:
+    model = load("cifar10-resnet")
+    watches = [
+        WatchedScore.fit(known, model, "energy").watch(model.class_names).to_json()
+        for known in (held_out, held_out.rows(np.arange(150)))
+    ]
+    assert watches[0] == watches[1]
 
 
 def test_the_table_has_the_p_values_of_the_verdicts(held_out: HeldOut) -> None:

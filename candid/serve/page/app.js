@@ -160,7 +160,7 @@ function presentVerdict(found) {
   const verdict = verdictOf(model, found.verdict), names = found.classes || [];
   const many = `no common kind: ${names.slice(0, 5).join(", ")} …`;
   const list = found.node ? `some ${found.node} (${found.node_leaves} classes)` : found.class_count > 5 ? many : listed(names, "or");
-  const meaning = (verdict.sentence || "").replace(/\.$/, "");
+  const meaning = (found.plain || verdict.sentence || "").replace(/\.$/, "");
   let word = `${found.label}, ${percent(found.confidence)}`;
   let sentence = "This is the most probable class. This model can't tell whether the image is of a kind it knows.";
   if (verdict.word) {
