@@ -1,4 +1,4 @@
-"""The command line in processes of its own: what it prints, where, and with which exit code."""
+"""The command line: what it prints, where, and with which exit code; as a program where that matters."""
 
 import json
 import subprocess
@@ -21,8 +21,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_info_of_the_imagenet_preset_as_json() -> None:
-    done = run("info", "imagenet", "--json")
-    assert done.returncode == 0 and done.stderr == ""
+    done = candid_command("info", "imagenet", "--json")
+    assert done.exit_code == 0 and done.stderr == ""
     found = json.loads(done.stdout)
     assert found["network_parameters"] == 55_412_304
     assert found["total_parameters"] == 77_486_672
@@ -31,16 +31,16 @@ def test_info_of_the_imagenet_preset_as_json() -> None:
 
 
 def test_info_of_a_model_as_tables(tmp_path: Path) -> None:
-    done = run("info", candid.save(small_classifier(), tmp_path / "model"))
-    assert done.returncode == 0
+    done = candid_command("info", candid.save(small_classifier(), tmp_path / "model"))
+    assert done.exit_code == 0
     assert "generative" in done.stdout and "DCT / mean pooling" in done.stdout
 
 
 def test_import_makes_a_model_that_loads(released_file: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefg"))
-    done = run("import", released_file, "--out", tmp_path / "model", "--class-names", names)
-    assert done.returncode == 0, done.stderr
+    done = candid_command("import", released_file, "--out", tmp_path / "model", "--class-names", names)
+    assert done.exit_code == 0, done
     model = candid.load(tmp_path / "model")
     assert model.config.classes == 7 and model.class_names == tuple("abcdefg")
 
