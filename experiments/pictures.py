@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.serving import server
 from candid import examine, train
-from candid.reports.demo.chapters import SAMPLES
+from candid.reports.demo import SAMPLES
 from candid.reports.plots import style
 from experiments.verdicts import verdicts
 

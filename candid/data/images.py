@@ -23,7 +23,7 @@ EXTENSIONS = frozenset(
 )
 PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
-NAMES = "PNG, JPEG, WebP, GIF, BMP, TIFF or PPM"
+NAMES = "PNG, JPEG, HEIC, WebP, GIF, BMP, TIFF or PPM"
 LARGEST = 89_478_485
 """The largest number of pixels of an image. PIL warns above it and refuses twice as many."""
 MODES = {1: "L", 3: "RGB"}
@@ -92,7 +92,8 @@ def _cropped(
     left, top, right, bottom = box(width, height)
     surplus = min((right - left) / size[1], (bottom - top) / size[0])
     scale = _reduce(image, surplus) if image.format == "JPEG" and surplus >= 2 else 1.0
-    upright = _in_mode(ImageOps.exif_transpose(image), MODES[channels])
+    ImageOps.exif_transpose(image, in_place=True)  # a copy of a large photo takes hundreds of MB
+    upright = _in_mode(image, MODES[channels])
     # a reduced JPEG ends with a pixel that only partly belongs to the image
     x = upright.size[0] - width * scale if orientation in MIRRORED else 0
     y = upright.size[1] - height * scale if orientation in UPSIDE_DOWN else 0
@@ -168,11 +169,11 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "F":
         raise BadImageError("its pixels are floating-point numbers of unknown range")
     if image.mode.startswith("I"):
-        levels = np.asarray(image).astype(np.int64)
+        levels = np.asarray(image)
         levels = levels >> 8 if levels.max(initial=0) > 255 else levels
         image = Image.fromarray(levels.clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == mode else image.convert(mode)
 

@@ -1,6 +1,7 @@
 """Small pictures of photos, for people: JPEG files in memory, and whole photos for figures."""
 
 import base64
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -8,7 +9,16 @@ from pathlib import Path
 from PIL import ExifTags, Image
 
 from candid._support.numbers import Array
-from candid.data.images import LYING, BadImageError, Preprocessing, _cropped, _read, decode_as, to_pil
+from candid.data.images import (
+    LYING,
+    BadImageError,
+    Preprocessing,
+    Source,
+    _cropped,
+    _read,
+    decode_as,
+    to_pil,
+)
 
 SIDE = 96
 """Pixels on each side of a thumbnail."""
@@ -19,8 +29,25 @@ MOST = 512
 
 def thumbnail(path: Path, side: int = SIDE) -> bytes:
     """Return the centre square of a photo as a small JPEG file."""
+    return _to_jpeg(decode_as(path, Preprocessing(3, side, side)))
+
+
+def jpeg_of_photo(
+    source: Source, most: int = MOST, check: Callable[[Image.Image], None] | None = None
+) -> bytes:
+    """Return a photo as a JPEG file, upright and uncropped, with sides of at most ``most`` pixels.
+
+    ``check`` can refuse the photo by its header, before it is decoded.
+
+    Raises:
+        BadImageError: if it can't be read.
+    """
+    return _to_jpeg(_read(source, partial(_whole, most), check))
+
+
+def _to_jpeg(image: Array) -> bytes:
     file = BytesIO()
-    to_pil(decode_as(path, Preprocessing(3, side, side))).save(file, "JPEG", quality=QUALITY)
+    to_pil(image).save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
 
 

@@ -1,6 +1,8 @@
 """Images of senders who are not trusted: checked by their header, and never decoded for long."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -9,6 +11,7 @@ from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from candid._support.numbers import Array
 from candid.data.images import BadImageError, Preprocessing, decode_as, opened
+from candid.data.thumbnails import MOST, jpeg_of_photo
 
 SCAN, SCANS, END = b"\xff\xda", 100, b"\xff\xd9"
 """How a scan of a JPEG begins, how many are decoded (each goes through all pixels), how the JPEG ends."""
@@ -31,6 +34,24 @@ def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int)
         OSError, MemoryError: this machine lacks something; the image is not to blame.
     """
     kept: list[Image.Image] = []
+    decoded: Array = _decoded(content, max_pixels, kept, partial(decode_as, preprocessing=preprocessing))
+    if kept[0].format == "JPEG" and not _is_whole(content, kept[0]):
+        raise BadImageError("it is incomplete, a part of its pixels is missing")
+    return decoded
+
+
+def upload_as_jpeg(content: bytes, max_pixels: int, most: int = MOST) -> bytes:
+    """Return an upload as a JPEG that every browser shows: upright, whole, sides of at most ``most`` pixels.
+
+    Raises:
+        BadImageError: as :func:`decode_upload`.
+    """
+    jpeg: bytes = _decoded(content, max_pixels, [], partial(jpeg_of_photo, most=most))
+    return jpeg
+
+
+def _decoded(content: bytes, max_pixels: int, kept: list[Image.Image], decode: Callable[..., Any]) -> Any:
+    """Return what ``decode(file, check=…)`` makes of an upload; ``kept`` gets the opened image."""
     file = _checked(content)
 
     def check(image: Image.Image) -> None:
@@ -39,12 +60,9 @@ def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int)
         kept.append(image)
 
     try:
-        decoded = decode_as(file, preprocessing, check=check)
+        return decode(file, check=check)
     except BadImageError as error:
         raise _plain(error) from error
-    if kept[0].format == "JPEG" and not _is_whole(content, kept[0]):
-        raise BadImageError("it is incomplete, a part of its pixels is missing")
-    return decoded
 
 
 def decoding_cost(content: bytes, max_pixels: int) -> int:

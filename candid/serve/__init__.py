@@ -9,6 +9,8 @@ from candid._support.options import Option, check_fields
 
 FILES = 16
 """Files in one request, at most."""
+HELD = 1_000_000_000
+"""Bytes of all requests together, at most, if none is larger alone."""
 PIXELS = 89_478_485
 """The largest image that is read anywhere: ``candid.data.images.LARGEST``."""
 
@@ -22,10 +24,10 @@ class Limits:
         int | None,
         Option("Most images that pass the network together.", least=1, default="64, fewer if they are large"),
     ] = None
-    max_megabytes: Annotated[float, Option("Largest request, in MB.", above=0, below=1e6)] = 16
+    max_megabytes: Annotated[float, Option("Largest request, in MB.", above=0, below=1e6)] = 32
     max_pixels: Annotated[
-        int, Option("Largest image; decoding takes up to 24 bytes per pixel.", least=1, most=PIXELS)
-    ] = 25_000_000
+        int, Option("Largest image; decoding takes up to 21 bytes per pixel.", least=1, most=PIXELS)
+    ] = 52_000_000
     timeout: Annotated[float, Option("Seconds until a request must be answered.", above=0, below=1e6)] = 30
 
     def __post_init__(self) -> None:
@@ -35,6 +37,11 @@ class Limits:
     def max_bytes(self) -> int:
         """The largest request in bytes."""
         return int(self.max_megabytes * 1_000_000)
+
+    @property
+    def held_bytes(self) -> int:
+        """The largest size of all requests together that are being read, waiting or answered."""
+        return min(self.max_queue * self.max_bytes, max(HELD, self.max_bytes))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from candid._support import __version__
 from candid._support.numbers import Array
 from candid.data.images import BadImageError, to_png
-from candid.data.uploads import decode_upload, decoding_cost
+from candid.data.uploads import decode_upload, decoding_cost, upload_as_jpeg
 from candid.serve import FILES, Limits, schemas
 from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
 from candid.serve.queue import HarmfulError, LostError, Queue, Turns
@@ -42,6 +42,8 @@ LOOK = 250_000
 BUDGET = 8
 """The pixels of all images of a request, in largest images."""
 MANY_PIXELS = "the images before it have as many pixels as one request may have; send fewer images at a time"
+SHOWN = 1600
+"""Most pixels on a side of an image that the server shows instead of the browser."""
 PAGE = Path(__file__).parent / "page"
 ADDRESSES = {
     file: "/" if file.name == "index.html" else f"/{file.name.removesuffix('.html')}"
@@ -104,7 +106,8 @@ class _Api:
         accepted = schemas.LimitsResponse(
             files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels
         )
-        more = {"limits": accepted, "stores_images": sensor.storage is not None}
+        self.examples = {photo.name: photo for photo in self.model.examples}
+        more = {"limits": accepted, "stores_images": sensor.storage is not None, "examples": [*self.examples]}
         self.info = self.model.info.model_copy(update=more)
         self.app = FastAPI(
             title="Candid",
@@ -176,15 +179,20 @@ class _Api:
                 list[UploadFile], File(description="One or more images.", min_length=1, max_length=FILES)
             ],
             explain: Annotated[bool, Query(description="Add heatmaps, decision space and more.")] = False,
+            again: Annotated[
+                bool,
+                Query(description="It was judged before: it is neither counted, watched nor stored again."),
+            ] = False,
         ) -> Response:
             """Class, posterior, p-value and verdict of each file, in their order.
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
             answers = await self._examine(file, explain, _client(request))
-            for answer in answers:
-                self.metrics.judged(answer.kind)
-            await self.sensor.see(file, answers)
+            if not again:
+                for answer in answers:
+                    self.metrics.judged(answer.kind)
+                await self.sensor.see(file, answers)
             results = b",".join(answer.json for answer in answers)
             content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
             return Response(content, media_type="application/json")
@@ -204,7 +212,24 @@ class _Api:
             result = await self._change(file, self.info.classes.index(towards), target, _client(request))
             return schemas.CounterfactualResponse(model=self.info.name, result=result)
 
+        @self.app.post("/v1/picture", response_class=_Jpeg, **work)
+        async def picture(
+            request: Request, file: Annotated[UploadFile, File(description="An image.")]
+        ) -> Response:
+            """The whole image as a JPEG of at most 1600 pixels a side, for browsers that can't show it."""
+            with self.turns.request(_client(request)) as submit:
+                return _Jpeg(*await _all([submit(self.limits.max_pixels, partial(self._as_jpeg, file))]))
+
     def _add_status_routes(self, security: list[Any], secret: bool) -> None:
+        missing = _problems(secret, 403, 404, 422, 500, 503)
+
+        @self.app.get("/v1/example", response_class=_Jpeg, responses=missing, dependencies=security)
+        async def example(name: Annotated[str, Query(description="See GET /v1/models.")]) -> Response:
+            """A photo to try the model with; only bundled models have some."""
+            if name not in self.examples:
+                raise HTTPException(404, NOTHING)
+            return _Jpeg(await asyncio.to_thread(self.examples[name].read_bytes))
+
         @self.app.get("/v1/models", responses=_problems(secret, 403, 500, 503), dependencies=security)
         async def models() -> schemas.ModelsResponse:
             """The model, its classes, the scores of held-out images, and the limits of this server."""
@@ -291,6 +316,16 @@ class _Api:
             return decode_upload(file.file.read(), self.model.preprocessing, self.limits.max_pixels)
         except BadImageError as error:
             return unusable(_name(file), error)
+
+    def _as_jpeg(self, file: UploadFile) -> bytes:
+        try:
+            return upload_as_jpeg(file.file.read(), self.limits.max_pixels, SHOWN)
+        except BadImageError as error:
+            raise HTTPException(422, unusable(_name(file), error).error) from error
+
+
+class _Jpeg(Response):
+    media_type = "image/jpeg"
 
 
 async def _all(futures: Iterable[Future[Any]]) -> list[Any]:

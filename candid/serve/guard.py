@@ -272,8 +272,7 @@ class Guard:
             raise _RefusedError(401, "token", sentence, {"www-authenticate": "Bearer"})
 
     def _check_room(self, waiting: int) -> None:
-        most = self.limits.max_queue
-        if waiting >= most or self._held > most * self.limits.max_bytes:
+        if waiting >= self.limits.max_queue or self._held > self.limits.held_bytes:
             raise _RefusedError(429, "queue", "Too many requests wait already: ask again in a second.", RETRY)
 
     @asynccontextmanager

@@ -269,7 +269,7 @@ class HeldOutResponse(BaseModel):
     images: int
     score: str
     novelty: float = Field(description="False-alarm rate: images with this p-value or less are novel.")
-    error: float = Field(description="At most this share of normal images has a true class outside its set.")
+    error: float = Field(description="Error level: see the promises of a result.")
     tail: TailResponse
 
 
@@ -300,11 +300,16 @@ class ModelResponse(BaseModel):
     summary: str | None
     classes: list[str]
     image_shape: tuple[int, int, int] = Field(description="Channels, height, width.")
+    margin: float = Field(
+        default=1.0,
+        description="Images are resized to cover this many times the image size; the model sees the centre.",
+    )
     held_out: HeldOutResponse | None
     verdicts: list[VerdictResponse] = Field(description="All verdicts, those that need attention first.")
     abilities: list[str] = Field(description="What the model is able to do, by name.")
     can: list[str] = Field(description="What an explanation shows, to go on after 'it shows'.")
     cannot: list[str] = Field(description="What the model can't show, and why: one sentence each.")
+    examples: list[str] = Field(default=[], description="Photos to try it with: GET /v1/example?name=")
     limits: LimitsResponse | None = None
     stores_images: bool = Field(
         default=False, description="Whether this server stores the images that it judges."

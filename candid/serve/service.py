@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from candid.judging.held_out import HeldOut
 from candid.judging.watched import WatchedScore
 from candid.models import checkpoint, zoo
 from candid.models.protocol import Model, require
+from candid.reports.demo import sample_photos
 from candid.serve import schemas
 from candid.serve.schemas import EncodedResponse, ImageRequest
 from candid.trust.ranking import ALL
@@ -59,6 +61,8 @@ class Description:
     """Images that should pass the network together, at most."""
     workers: int
     """Processes that should hold a network each."""
+    examples: tuple[Path, ...]
+    """Photos to try it with."""
     fingerprint: str
     """Of the model and its held-out scores."""
     watch: str | None
@@ -70,7 +74,9 @@ class Service:
 
     ready = True
 
-    def __init__(self, model: Model, name: str, summary: str | None = None) -> None:
+    def __init__(
+        self, model: Model, name: str, summary: str | None = None, examples: Sequence[Path] = ()
+    ) -> None:
         held_out = HeldOut.of(model)
         score = None if held_out is None else WatchedScore.of(model)
         self.examiner = Examiner(model, name, evidence=True, watched=score)
@@ -85,6 +91,7 @@ class Service:
             self.examiner.preprocessing,
             min(64, self.examiner.batch),
             _workers(self.model),
+            tuple(examples),
             self.model.fingerprint() if score is None else score.identity(self.model),
             None if score is None else score.watch(self.classes).to_json(),
         )
@@ -93,7 +100,9 @@ class Service:
     def load(cls, model: str, name: str) -> "Service":
         """Load a model folder or a bundled model."""
         loaded = checkpoint.resolve(model)
-        return cls(loaded, name, zoo.card(model)["summary"] if checkpoint.is_bundled(model) else None)
+        if not checkpoint.is_bundled(model):
+            return cls(loaded, name)
+        return cls(loaded, name, zoo.card(model)["summary"], sample_photos(model, loaded.image_shape[0]))
 
     def use_threads(self, threads: int) -> None:
         """Let the network use this number of threads, and prepare what that needs."""
@@ -116,6 +125,7 @@ class Service:
             summary=summary,
             classes=list(self.classes),
             image_shape=self.model.image_shape,
+            margin=self.examiner.preprocessing.margin,
             held_out=None if rule is None else _held_out(rule, held_out),
             verdicts=[schemas.VerdictResponse(kind=kind, **look._asdict()) for kind, look in KINDS.items()],
             abilities=sorted(self.model.can),

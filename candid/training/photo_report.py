@@ -162,9 +162,11 @@ def _conflict_warning(conflicts: list[Finding]) -> str:
 
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Report on the photos</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
-  color: #1c2330; }}
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Report on the photos</title><style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
 section div {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
 figure {{ margin: 0; width: 10rem; overflow-wrap: anywhere; font-size: 12px; }}
 figure img {{ height: 8rem; max-width: 100%; object-fit: contain; display: block; border-radius: 4px; }}

@@ -14,7 +14,7 @@ from candid.models.flow.network import array_of
 from candid.models.photo.adopted import AdoptedModel
 from candid.models.photo.opening import open_softmax
 from candid.models.photo.torch_eyes import ModuleSoftmax
-from candid.reports.demo.chapters import SAMPLES
+from candid.reports.demo import SAMPLES
 from tests.helpers import candid_command, randomise
 
 CONFIG = ResNetConfig(3, 32, 32, classes=5, blocks=(1, 1), widths=(4, 6), stem="3x3")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from candid.explanations.counterfactual import counterfactual
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
 from candid.judging.examine import Examiner
+from candid.serve.app import PAGE
 from candid.serve.schemas import ImageRequest
 from candid.serve.service import Service, as_png
 from candid.trust.ranking import ALL
@@ -214,7 +216,8 @@ def test_metrics_count(service: Service) -> None:
 def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
     schema = server.client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        *("/v1/examine", "/v1/counterfactual", "/v1/models", "/v1/drift", "/healthz", "/metrics")
+        *("/v1/examine", "/v1/counterfactual", "/v1/picture", "/v1/models", "/v1/example", "/v1/drift"),
+        *("/healthz", "/metrics"),
     }
     codes = set(schema["paths"]["/v1/examine"]["post"]["responses"])
     assert codes == {"200", "400", "403", "408", "413", "422", "429", "500", "503"}
@@ -256,3 +259,25 @@ def test_an_adopted_model_explains_with_heatmaps_that_add_up() -> None:
         assert np.sum(each["values_nats"]) == pytest.approx(each["score_nats"] - each["baseline_nats"])
     odds = first["log_posterior_nats"] - second["log_posterior_nats"]
     assert first["score_nats"] - second["score_nats"] == pytest.approx(odds, abs=1e-3)
+
+
+def test_the_server_draws_what_a_browser_cant_and_images_count_once(server: Running) -> None:
+    content = (Path(__file__).parent.parent / "data" / "turned.heic").read_bytes()
+    answer = server.client.post("/v1/picture", files={"file": content})
+    assert answer.headers["content-type"] == "image/jpeg"
+    drawn = Image.open(BytesIO(answer.content))
+    assert drawn.size == (48, 64)  # upright
+    refused = server.client.post("/v1/picture", files={"file": picture()[:40]})
+    assert refused.status_code == 422 and "can't be used" in refused.json()["error"]
+    watched = server.client.get("/v1/drift").json()["images"]
+    assert server.client.post("/v1/examine?again=true", files={"file": content}).status_code == 200
+    assert server.client.get("/v1/drift").json()["images"] == watched
+    assert server.client.get("/v1/example?name=cat.jpg").status_code == 404  # the model is not bundled
+
+
+def test_the_page_makes_no_promise_of_its_own() -> None:
+    claims = re.compile(r"\b(exact\w*|guarante\w+|proven?|at (least|most) [\w$]|always right|certain\w*)\b")
+    for file in PAGE.iterdir():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        said = [line for line in lines if not line.strip().startswith("//") and "//" not in line]
+        assert [line for line in said if claims.search(line)] == [], file.name

@@ -104,6 +104,12 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
         decode_upload(before + (scan + after[:-2]) * 101 + after[-2:], PREPROCESSING, 10_000)
 
 
+def test_bodies_of_all_requests_have_a_limit() -> None:
+    assert Limits().held_bytes == 1_000_000_000
+    assert Limits(max_queue=2, max_megabytes=1).held_bytes == 2_000_000
+    assert Limits(max_megabytes=5000).held_bytes == 5_000_000_000
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("max_queue", 0), ("batch", 0), ("max_pixels", 10**9), ("max_megabytes", 0), ("timeout", -1)],

@@ -14,6 +14,7 @@ from candid._support.text import listed
 from candid.data.thumbnails import data_uri, inline_thumbnail
 from candid.judging.examine import examine
 from candid.judging.group import group, sort_into
+from candid.reports.demo import SAMPLES
 from candid.training.teach import teach
 from candid.training.train import train
 from candid.trust.verdict import KINDS, Examination
@@ -23,7 +24,6 @@ BUNDLED = {
     "waste": "knows cardboard, glass, metal, paper, plastic and trash. A cat is none of these.",
 }
 """Models that look at the sample photos in a folder of the same name."""
-SAMPLES = Path(__file__).parent / "samples"
 NEW = "hat"
 TAUGHT = 10
 """Hats that the model is taught with; it is then shown the others."""

@@ -11,17 +11,28 @@ export async function ask(path, options = {}) {
   try {
     response = await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("The server does not answer: is it still running?");
+    throw Object.assign(new Error("The server does not answer: is it still running?"), { gone: true });
   }
   if (response.status === 401) {
     const wrong = token !== "";
     token = "";
     throw Object.assign(new Error("This server needs a token."), { needsToken: true, wrong });
   }
-  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error || "The server sent an unreadable answer.");
+  if (!response.ok) {
+    const { error } = await response.json().catch(() => ({}));
+    throw Object.assign(new Error(error || "The server sent an unreadable answer."), { status: response.status });
+  }
   return response;
 }
 
 export async function api(path, options) {
   return (await ask(path, options)).json().catch(() => { throw new Error("The server sent an unreadable answer."); });
+}
+
+// A body with files and other fields.
+export function formOf(files, fields = {}) {
+  const form = new FormData();
+  for (const file of files) form.append("file", file, file.name || "pasted");
+  for (const [name, value] of Object.entries(fields)) form.append(name, value);
+  return form;
 }

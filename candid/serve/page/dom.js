@@ -4,6 +4,18 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export const byId = (id) => document.getElementById(id);
 
+export function show(id, text) {
+  byId(id).textContent = text;
+  byId(id).hidden = text === "";
+}
+
+// For screen readers, which follow a place that was there before its words were.
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+export const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+
 export function html(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -24,6 +36,8 @@ export function percent(share) {
   const text = value < 0.5 ? Number(value.toPrecision(1)).toString() : value < 99.5 ? value.toFixed(0) : value.toFixed(1);
   return `${text} %`;
 }
+
+export const decimals = (p) => (p < 0.0005 ? "< 0.001" : p.toFixed(3));
 
 // Classes by falling posterior: in an object, names that are numbers come first, whatever their posterior is.
 export const ranked = (posterior) => Object.entries(posterior).sort((one, other) => other[1] - one[1]);
@@ -58,3 +72,19 @@ export function coloured(element, verdict) {
 }
 
 export const capital = (sentence) => sentence.charAt(0).toUpperCase() + sentence.slice(1);
+
+// What a photo is, in words: a class, a short list of classes, or a kind of classes.
+export function answerOf(result) {
+  const names = result.classes || [];
+  if (result.node) return `some ${result.node} (${result.node_leaves} classes)`;
+  return result.class_count > names.length ? `no common kind: ${names.join(", ")} …` : listed(names, "or");
+}
+
+// The promises of verdicts: one line, and all numbers and conditions behind a fold. The server has the words.
+export function showPromises(id, promises) {
+  byId(id).hidden = !promises;
+  if (!promises) return;
+  const more = promises.sentences.map((sentence) => html("li", { textContent: unbroken(sentence) }));
+  byId(id).replaceChildren(html("p", { textContent: unbroken(promises.plain) }),
+    html("details", {}, html("summary", { textContent: "All numbers and conditions" }), html("ul", {}, ...more)));
+}

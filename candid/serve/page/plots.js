@@ -1,6 +1,6 @@
 // The histogram of held-out scores and the decision space, as SVG.
 
-import { html, percent, ranked, short, svg } from "./dom.js";
+import { byId, html, percent, ranked, short, svg } from "./dom.js";
 
 const text = (x, y, content, attributes = {}) => svg("text", { x, y, ...attributes }, content);
 
@@ -107,3 +107,17 @@ export function spaceLegend(space, odd) {
   if (others.length) entries.push(entry("others", others.map(([name]) => name).join(", ")));
   return entries;
 }
+
+const plots = new Map(); // how to draw what is shown, at any width
+
+export function fitted(id, draw) {
+  plots.set(id, draw);
+  const width = Math.min(Math.max(byId(id).clientWidth, 260), 520);
+  byId(id).replaceChildren(draw(width));
+}
+
+let resized = 0;
+window.addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(() => plots.forEach((draw, id) => fitted(id, draw)), 100);
+});
