@@ -184,6 +184,9 @@ def test_bad_files_get_a_sentence_and_the_next_one_is_judged(visit: Visit) -> No
     page.evaluate(PASTE, ["", base64.b64encode(picture(1)).decode()])
     expect(page.locator("#classes li")).to_have_count(3)
     expect(page.locator("#place")).to_have_text("1 of 4")  # nothing is dropped; files come after verdicts
+    visit.choose(HEIC, names=("phone.heic",))
+    expect(page.locator("#photo-name")).to_have_text("phone.heic")
+    expect(page.locator("#seen")).to_be_visible()
 
 
 def test_thirty_photos_two_of_them_broken_by_keyboard_in_the_dark(browser: Browser, server: Running) -> None:

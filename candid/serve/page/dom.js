@@ -11,7 +11,7 @@ export function show(id, text) {
 
 // For screen readers, which follow a place that was there before its words were.
 export function announce(text) {
-  byId("announcer").textContent = text;
+  if (byId("announcer").textContent !== text) byId("announcer").textContent = text;
 }
 
 export const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;

@@ -78,6 +78,7 @@ export function makeThumbnail(photo) {
 
 async function draw(photo) {
   const open = await opened(photo);
+  if (!open && photo.state === "waiting") return; // once it is judged, the server may have a picture
   photo.shown = open?.blob ?? null;
   if (!open) return;
   const { bitmap } = open, scale = Math.min(1, THUMBNAIL / Math.max(bitmap.width, bitmap.height));

@@ -25,10 +25,8 @@ export function present(model, photo, order) {
   byId("place").textContent = place < 0 ? "" : `${place + 1} of ${order.length}`;
   byId("previous").setAttribute("aria-disabled", String(place <= 0));
   byId("next").setAttribute("aria-disabled", String(place < 0 || place === order.length - 1));
-  if (other) {
-    hideReasons();
-    showPicture(photo);
-  }
+  if (other) hideReasons();
+  if (other || (photo.shown === undefined && photo.state === "judged")) showPicture(photo);
   showVerdict(model, photo);
   const { result } = photo;
   for (const id of ["could-be", "why-place"]) byId(id).hidden = !result;
@@ -37,7 +35,7 @@ export function present(model, photo, order) {
   if (!result) return;
   showClasses(result);
   if (!byId("typical").hidden) showTypicality(model, result);
-  if (photo.explanation) showReasons(model, photo);
+  if (other && photo.explanation) showReasons(model, photo);
 }
 
 export function leave() {
