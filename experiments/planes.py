@@ -3,8 +3,8 @@
 ``python -m experiments.planes cifar-10-batches-bin tiny20 clothing10``
 
 Ten classes of ``tiny20`` are picked on the model's held-out images, never on test images; their plane is
-trained for twelve epochs, that of CIFAR-10's ten classes for three. Runs are kept in ``runs/planes``: what was
-stopped goes on where it was, what is finished is only drawn. The record of all planes is
+trained for twelve epochs, that of CIFAR-10's ten classes for three. Runs are kept in ``runs/planes``: what
+was stopped goes on where it was, what is finished is only drawn. The record of all planes is
 ``docs/results/planes.json``; without data, the table of the page is written again from it.
 """
 
