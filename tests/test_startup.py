@@ -208,6 +208,7 @@ def photo_commands(folder: Path) -> list[list[str]]:
     photos = write_photos(folder / "photos", CLASSES, 14)
     new = write_photos(folder / "new", ("checks",), 6)
     strange = write_photos(folder / "strange", ("noise",), 8)
+    few = ["--severities", "3", "--corruption-images", "3"]
     run, image = str(folder / "run"), str(photos / "dots" / "000.png")
     lines: list[list[str | Path]] = [
         ["examine", "everyday", image],
@@ -225,7 +226,7 @@ def photo_commands(folder: Path) -> list[list[str]]:
         ["export", run, "--out", folder / "model.onnx"],
         ["adopt", folder / "model.onnx", photos, "--out", folder / "adopted file"],
         ["explain", run, "--out", folder / "explained"],
-        ["audit", run, "--data", photos, "--out", folder / "audit"],
+        ["audit", run, "--data", photos, *few, "--out", folder / "audit"],
         ["info", run],
     ]
     return [[str(word) for word in line] for line in lines]
