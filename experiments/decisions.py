@@ -21,7 +21,7 @@ from pathlib import Path
 from candid.judging.examine import Examiner
 from candid.models import checkpoint
 from candid.models.protocol import Model
-from candid.reports.demo.chapters import SAMPLES
+from candid.reports.demo import SAMPLES
 from candid.trust.promises import ExamineOptions
 from candid.trust.verdict import Examination
 from experiments.imagenet.figures import chosen_photos, similar_classes
