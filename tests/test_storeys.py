@@ -88,6 +88,9 @@ TRUSTED = {"candid", "numpy", "scipy", "safetensors"}
 KINDS_OF_MODELS = {
     *("GenerativeClassifier", "ImageClassifier", "PhotoModel", "AdoptedModel", "ResNet", "VectorClassifier"),
 }
+STAND_INS = {"parameters", "device", "thumbnails", "known_photos", "whitened", "memory", "noise", "eye"}
+STAND_INS |= {"tensor_outputs", "density_of", "places", "linear_logits", "mixture"}
+"""What only some models have: that a model has it must not stand for a kind or an ability."""
 
 
 def module_of(file: Path) -> str:
@@ -204,6 +207,10 @@ def test_what_a_model_can_do_is_asked_for_by_name() -> None:
                 names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
                 if names & KINDS_OF_MODELS:
                     wrong.append(f"{place}:{node.lineno} asks for {', '.join(names & KINDS_OF_MODELS)}")
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hasattr", "getattr"):
+                name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+                if name in STAND_INS:
+                    wrong.append(f"{place}:{node.lineno} asks whether there is a '{name}'")
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
                 words = {each.value for each in node.comparators if isinstance(each, ast.Constant)}
                 if node.left.attr == "kind" and words & {
@@ -214,6 +221,8 @@ def test_what_a_model_can_do_is_asked_for_by_name() -> None:
                     "vector",
                 }:
                     wrong.append(f"{place}:{node.lineno} compares a kind")
+                if node.left.attr == "density_of" and "features" in words:
+                    wrong.append(f"{place}:{node.lineno} takes a density of features for a kind")
     assert not wrong, "\n".join(sorted(wrong))
 
 

@@ -134,7 +134,7 @@ def use_threads(model: Any) -> int:
     chosen, through the environment or ``torch.set_num_threads``, stays.
     """
     chosen = _chosen_threads()
-    if chosen is not None or not hasattr(model, "parameters"):
+    if chosen is not None or "network" not in model.can:
         return chosen or _share()
     import torch
 

@@ -108,7 +108,7 @@ def _draw_trajectories(
 
     if not chosen.trajectories or attacked.clean.log_density is None:
         return []
-    if attacked.model.density_of == "features":
+    if "invert" not in attacked.model.can:
         progress.log(f"No trajectories for {attacked.name}: they are drawn in the latent of a pixel model.")
         return []
     inputs = attacked.inputs

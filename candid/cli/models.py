@@ -74,13 +74,13 @@ def info(
 
 
 def _photo(target: str) -> dict[str, Any] | None:
-    """Return the description of a photo model; None of other models."""
+    """Return the description of a model with an eye; None of other models."""
     from candid.models import checkpoint
-    from candid.models.info import describe_photo
+    from candid.models.info import describe_head
     from candid.models.protocol import can
 
     model = checkpoint.load(target)
-    return describe_photo(model, checkpoint.model_folder(target)) if can(model, "teach") else None
+    return describe_head(model, checkpoint.model_folder(target)) if can(model, "eye") else None
 
 
 def _show_photo(name: str, description: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def _show_photo(name: str, description: dict[str, Any]) -> None:
         ("known photos", f"{description['known_photos']:,}"),
         *((f"{part} on disk", f"{size:.2f} MB") for part, size in description["megabytes"].items()),
     ]
-    print(f"{name}: a photo model")
+    print(f"{name}: a model of the kind '{description['kind']}'")
     for label, value in rows:
         print(f"  {label + ':':<32}{value}")
 

@@ -59,7 +59,7 @@ def plane(
 
     loaded = checkpoint.load(model)
     display = TrainingDisplay()
-    if loaded.density_of == "features":
+    if not can(loaded, "network"):
         record = _draw_photos(loaded, data, classes, out, images, options, display)
         _report(model, record, as_json, display)
         return

@@ -22,7 +22,7 @@ import numpy as np
 from candid._support.numbers import Array
 from candid.explanations.options import HeatmapRule
 from candid.models.photo.efficientnet import STD_EPSILON
-from candid.models.protocol import can, missing
+from candid.models.protocol import can
 
 
 @dataclass(frozen=True)
@@ -95,39 +95,27 @@ def maps_of_all_classes(model: Any, images: Array) -> tuple[Array, Array, Array]
     Returns:
         (B, K, h, w), (B, K) and (1, K): ``maps.sum((2, 3)) == logits - baseline``.
     """
-    if not can(model, "geometry"):
-        return _maps_of_last_layer(model, images)
-    stages = [stage.astype(np.float64) for stage in model.eye.maps(images)]
     weights, _ = model.linear_logits()
-    centre = model.centre.astype(np.float64)
+    stages = [stage.astype(np.float64) for stage in model.maps(images)]
+    centre = model.centre[: weights.shape[1]].astype(np.float64)
+    has_deviations = weights.shape[1] > sum(stage.shape[1] for stage in stages)
     height, width = (max(stage.shape[side] for stage in stages) for side in (2, 3))
     total = np.zeros((len(images), len(weights), height, width))
     start, statistics = 0, []
     for x in stages:
-        means, deviations = (slice(start + i * x.shape[1], start + (i + 1) * x.shape[1]) for i in (0, 1))
-        mean = x.mean((2, 3))
-        std = np.sqrt(x.var((2, 3)) + STD_EPSILON)
-        away = (np.square(x - mean[..., None, None]) + STD_EPSILON) / std[..., None, None]  # averages to std
-        stage = _weighted(x, weights[:, means], centre[means])
-        stage += _weighted(away, weights[:, deviations], centre[deviations])
-        total += spread(stage, height, width)
-        statistics += [mean, std]
-        start = deviations.stop
+        summands, mean = [x], x.mean((2, 3))
+        statistics.append(mean)
+        if has_deviations:
+            std = np.sqrt(x.var((2, 3)) + STD_EPSILON)
+            away = np.square(x - mean[..., None, None]) + STD_EPSILON
+            summands.append(away / std[..., None, None])  # averages to std
+            statistics.append(std)
+        ends = start + x.shape[1] * np.arange(len(summands) + 1)
+        for part, begin, end in zip(summands, ends, ends[1:], strict=False):
+            total += spread(_weighted(part, weights[:, begin:end], centre[begin:end]), height, width)
+        start = ends[-1]
     logits = model.logits_of(np.concatenate([np.concatenate(statistics, 1), centre[None]]))
     return total, logits[:-1], logits[-1:]
-
-
-def _maps_of_last_layer(model: Any, images: Array) -> tuple[Array, Array, Array]:
-    """Return the same of an adopted model, whose logits are linear in the mean of its last maps."""
-    layer = model.eye.last_layer()
-    if layer is None:
-        raise missing(model, "class maps", "Heatmaps")
-    x = model.feature_maps(images).astype(np.float64)
-    weights, biases = (part.astype(np.float64) for part in layer)
-    centre = model.centre[: x.shape[1]].astype(np.float64)
-    features = np.concatenate([x.mean((2, 3)), centre[None]])
-    logits = features @ weights.T + biases
-    return _weighted(x, weights, centre), logits[:-1], logits[-1:]
 
 
 def _weighted(x: Array, weights: Array, centre: Array) -> Array:

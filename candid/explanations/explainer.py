@@ -167,7 +167,7 @@ class Explainer:
         space = replace(space, p_value=examined.p_value, verdict=examined.verdict)
         first, second = space.classes[:2]
         nearest = None
-        if not self.inverts:
+        if can(self.model, "known photos"):
             assert outputs.latent is not None
             asked = self.towards if self.against is None else self.against
             nearest = nearest_photos(self.model, outputs.latent, second if asked in (None, first) else asked)
@@ -211,7 +211,7 @@ class Explainer:
         if self.towards is None:
             return None
         if not self.inverts:
-            return f"{NO_INVERSE}; {INSTEAD if self.model.thumbnails else NO_THUMBNAILS}."
+            return f"{NO_INVERSE}; {INSTEAD if can(self.model, 'known photos') else NO_THUMBNAILS}."
         from candid.explanations.counterfactual import counterfactual
 
         try:

@@ -13,7 +13,6 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.options import build
-from candid._support.processes import launch
 from candid._support.progress import SILENT, Progress
 from candid._support.text import short_names
 from candid.data import Part
@@ -32,7 +31,7 @@ from candid.explanations.similarity import (
     similarity,
 )
 from candid.inference.metrics import measured_distances, measured_uncertainty
-from candid.inference.runner import Runner
+from candid.inference.runner import Runner, launch_for
 from candid.models import checkpoint
 from candid.models.decision_plane import DecisionPlane, check_fitted, decision_plane, fitted_plane
 from candid.models.protocol import Model, batch_size, can, require
@@ -185,7 +184,7 @@ def explain(
 
 def _with_known_photos(overview: Overview, model: PhotoModel) -> Overview:
     """Add known photos of each class, those nearest to its mean first: a photo model has no samples."""
-    photos = model.known_photos
+    photos = model.known_photos if can(model, "known photos") else None
     shown = NO_THUMBNAILS if photos is None else "known photos are shown instead"
     missing = f"{NO_INVERSE}, so there are no samples and interpolations; {shown}."
     if photos is None:
@@ -317,7 +316,7 @@ class _Images:
 
     def measured(self, distances: Array | None) -> tuple[Array, Array | None]:
         """Return the uncertainties of pairs of classes, and their distances unless they are given."""
-        process = launch(1, network=can(self.model, "mixture"))
+        process = launch_for(self.model, 1)
         passes = Runner(self.model, process, workers=self.options.workers, progress=self.progress)
         predictions = passes.predictions(self.split, self.model.preprocessing, self.part)
         assert predictions is not None

@@ -34,7 +34,7 @@ MARGIN = 8 / 7
 
 def launch_for(model: Model, devices: int | None = None) -> Processes:
     """Start the processes that share a pass of ``model``; one that is no network runs without torch."""
-    return launch(devices, network=hasattr(model, "parameters"))
+    return launch(devices, network="network" in model.can)
 
 
 class Transform(NamedTuple):

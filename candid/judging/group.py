@@ -21,7 +21,7 @@ from candid._support.text import as_csv
 from candid.judging.examine import Examiner, UnusableImage, sources
 from candid.judging.held_out import HeldOut, needed
 from candid.models import checkpoint
-from candid.models.protocol import Model
+from candid.models.protocol import Model, can
 from candid.trust.gaussians import unit
 from candid.trust.learned import Mahalanobis
 from candid.trust.promises import ExamineOptions
@@ -179,7 +179,7 @@ class Whitener:
     """
 
     def __init__(self, model: Model, held_out: HeldOut, name: object = "this model") -> None:
-        self._own = getattr(model, "whitened", None)
+        self._own: Any = model.whitened if can(model, "whitening") else None  # type: ignore[attr-defined]
         score = held_out.learned.get("mahalanobis")
         if self._own is None and not isinstance(score, Mahalanobis):
             raise CandidError(

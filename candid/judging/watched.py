@@ -8,7 +8,7 @@ from candid._support.numbers import Array, digest
 from candid._support.randomness import draws
 from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
-from candid.models.protocol import Model, can
+from candid.models.protocol import Model
 from candid.trust.conformal import Detector, KernelDensity
 from candid.trust.drift import SKIPPED, Among, Watch
 from candid.trust.ranking import Standard, new_detector
@@ -21,9 +21,6 @@ FIXING = 4
 DISTANCES = ("mahalanobis++", "mahalanobis", "pca-residual")
 """The first of these that a model without a density has is watched."""
 
-OWN_TWO = slice(-2, None)
-"""Of the own scores of an adopted model (a distance of each group of features, energy), the distance of the
-last group and the energy are watched; of a photo model (relative distance, energy, rest) all three."""
 ALL_PARTS = "all own parts"
 """What a photo model's score is called in the state of a watch; earlier ones left the first part out."""
 
@@ -65,8 +62,7 @@ class WatchedScore:
             model: the model.
             score: the name of a score that is watched alone.
         """
-        fixing, teachable = _rows(held_out, 0), can(model, "teach")
-        own = slice(None) if teachable else OWN_TWO
+        fixing, own = _rows(held_out, 0), model.watched_novelty
         chosen: str | None = "combined"
         density = detector = None
         if score is not None:
@@ -77,8 +73,7 @@ class WatchedScore:
         elif OWN_PARTS not in fixing:
             chosen = next((name for name in DISTANCES if name in fixing), None)
         standard = Standard.of(_parts(fixing, chosen, density, own, detector))
-        fitted = model.config.fitted if teachable else len(model.class_names)
-        return cls(held_out, chosen, density, own, standard, fitted, detector)
+        return cls(held_out, chosen, density, own, standard, model.fitted_classes, detector)
 
     def identity(self, model: Model) -> str:
         """Return a SHA-256 digest that changes when the watch can: of the model and its held-out scores."""
@@ -106,7 +101,7 @@ class WatchedScore:
         watch = Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
             scores, classes, dict(zip(fitted, (counts / counts.sum()).tolist(), strict=True)), confidence
         )
-        watch.score = ALL_PARTS if self.name == "combined" and self.own != OWN_TWO else ""
+        watch.score = ALL_PARTS if self.name == "combined" and self.own == slice(None) else ""
         if self.detector is not None:
             watch.score = str(self.name)
         return watch

@@ -115,7 +115,7 @@ def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: boo
 def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
     record = _read_record(folder)
     model = _without_weights(KINDS[record["kind"]], record["config"], record["class_names"])
-    if hasattr(model, "memory"):
+    if "invert" in model.can:
         model.memory = memory
     model.metadata, model.folder = record["metadata"], folder
     try:

@@ -146,12 +146,12 @@ def metadata_of(model: Any) -> dict[str, str]:
 
 
 def _outputs(model: Any) -> list[str]:
-    return list({"pixels": PIXELS, "features": FEATURES}.get(model.density_of, ("logits",)))
+    return list(FEATURES if "eye" in model.can else PIXELS if "invert" in model.can else ("logits",))
 
 
 def _photo_graph(model: Any, batch: int | None) -> Any:
-    """Return eye and head of a model with a density of features as one ONNX model; None if torch runs it."""
-    if model.density_of != "features":
+    """Return eye and head as one ONNX model; None if torch runs the eye, or if there is none."""
+    if "eye" not in model.can:
         return None
     from candid.models.photo.traced import graph_of
 
@@ -169,7 +169,7 @@ def _program(model: Any, batch: int | None, onnx: bool) -> "torch.export.Exporte
     torch = require_extra("torch", "paper", "The export of a network, or to torch.export,")
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}
-    strict = model.density_of != "features"  # what eyes do besides tensors can't be traced strictly
+    strict = "eye" not in model.can  # what eyes do besides tensors can't be traced strictly
     try:
         with _quiet():
             return torch.export.export(_module(model), (sample,), dynamic_shapes=shapes, strict=strict)
@@ -181,7 +181,7 @@ def _module(model: Any) -> "torch.nn.Module":
     """Return a module from images to plain float32 tensors: logits, and what a generative model has more."""
     import torch
 
-    if model.density_of == "features":
+    if "eye" in model.can:
         from candid.models.photo.torch_models import photo_module
 
         network: Any = photo_module(model)
@@ -191,7 +191,7 @@ def _module(model: Any) -> "torch.nn.Module":
         for name, buffer in part.named_buffers(recurse=False):
             if name.startswith("inverse_"):  # the way back is not exported
                 setattr(part, name, buffer.new_empty(0))
-    constant = -model.dimensions * model.bits_offset * math.log(2) if model.density_of == "pixels" else 0.0
+    constant = -model.dimensions * model.bits_offset * math.log(2) if "invert" in model.can else 0.0
 
     class Inference(torch.nn.Module):
         def __init__(self) -> None:
@@ -199,10 +199,10 @@ def _module(model: Any) -> "torch.nn.Module":
             self.network = network
 
         def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            if model.density_of == "features":
+            if "eye" in model.can:
                 outputs = self.network.tensor_outputs(images)
                 return outputs.logits, outputs.novelty
-            if model.density_of is None:
+            if "invert" not in model.can:
                 return (self.network(images),)
             from candid.models.flow.mixture import log_standard_normal
 
@@ -336,11 +336,11 @@ def _expected(model: Any) -> Run:
 
     def run(images: Array) -> Sequence[Array]:
         outputs = model.outputs(images)
-        if model.density_of == "features":
+        if "eye" in model.can:
             return outputs.logits, outputs.novelty
-        if model.density_of is None:
-            return (outputs.logits,)
-        return outputs.logits, outputs.log_density_terms.sum(1), outputs.latent
+        if "invert" in model.can:
+            return outputs.logits, outputs.log_density_terms.sum(1), outputs.latent
+        return (outputs.logits,)
 
     return run
 

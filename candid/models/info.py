@@ -12,6 +12,7 @@ from candid.models.flow.config import ClassifierConfig, FlowConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from candid.models.photo.adopted import AdoptedModel
     from candid.models.photo.model import PhotoModel
     from candid.models.resnet import ResNetConfig
 
@@ -61,13 +62,13 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     }
 
 
-def describe_photo(model: "PhotoModel", folder: Path) -> dict[str, Any]:
-    """Return what a photo model in ``folder`` consists of, and what its parts take on disk."""
-    eye, config = model.eye, model.config
+def describe_head(model: "PhotoModel | AdoptedModel", folder: Path) -> dict[str, Any]:
+    """Return what a model with an eye in ``folder`` consists of, and what its parts take on disk."""
+    eye = model.eye
     files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
     return {
         "kind": model.kind,
-        "classes": config.classes,
+        "classes": len(model.class_names),
         "eye": {
             "name": eye.name,
             "size": eye.size,
@@ -75,9 +76,9 @@ def describe_photo(model: "PhotoModel", folder: Path) -> dict[str, Any]:
             "source": eye.source,
             "sha256": eye.sha256,
         },
-        "statistics": config.dimensions,
-        "posterior": config.posterior,
-        "known_photos": 0 if model.known_photos is None else len(model.known_photos),
+        "statistics": model.feature_size,
+        "posterior": model.posterior_name,
+        "known_photos": len(model.thumbnails.get("labels", ())),
         "megabytes": {
             PARTS[part]: sum(file.stat().st_size for file in stored) / 1e6 for part, stored in files.items()
         },

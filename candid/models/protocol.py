@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 
@@ -19,10 +19,23 @@ from candid.trust.tree import Tree
 NUMBERS_A_BATCH = 250 * 3 * 32 * 32
 
 DensityOf = Literal["pixels", "features"] | None
-Ability = Literal["geometry", "mixture", "invert", "class maps", "gradients", "teach", "density"]
+Ability = Literal[
+    "geometry",
+    "mixture",
+    "invert",
+    "class maps",
+    "gradients",
+    "teach",
+    "density",
+    "network",
+    "eye",
+    "whitening",
+    "known photos",
+]
 """What a model may be able to do: class means in a latent space, means that were trained and can be refitted,
 a latent that goes back to an image, maps that add up to the score of a class, gradients with respect to
-images, new classes by examples, a density."""
+images, new classes by examples, a density. And what it may have: a network of torch that can be trained, a
+pretrained eye, a covariance of features within classes, thumbnails of photos that it was trained with."""
 
 
 class Outputs(NamedTuple):
@@ -161,6 +174,10 @@ class Model(Protocol):
     """Where it was loaded from."""
     tree: Tree | None
     """Kinds above the classes."""
+    thumbnails: dict[str, Array]
+    """Photos that are kept for people, as :class:`~candid.models.photo.known_photos.KnownPhotos`."""
+    watched_novelty: ClassVar[slice]
+    """Which of its own scores of novelty are watched for drift."""
 
     @property
     def config(self) -> Any:
@@ -199,8 +216,16 @@ class Model(Protocol):
         """Log p(y), (M,)."""
 
     @property
+    def fitted_classes(self) -> int:
+        """How many classes, the first ones, were not taught by examples."""
+
+    @property
     def size(self) -> int:
         """Number of weights."""
+
+    @property
+    def device(self) -> Any:
+        """Where it computes."""
 
     @property
     def geometry(self) -> ClassGeometry:
@@ -227,6 +252,10 @@ class ModelBase:
 
     image_shape: tuple[int, int, int]
     config: Any
+    limits: ClassVar[str] = ""
+    """What the model is, why it has no inverse or no class means, and what to use instead."""
+    watched_novelty: ClassVar[slice] = slice(None)
+    """Which of its own scores of novelty are watched for drift."""
 
     def __init__(self, class_names: tuple[str, ...]) -> None:
         self.class_names = class_names
@@ -238,6 +267,8 @@ class ModelBase:
         """Where it was loaded from."""
         self.tree: Tree | None = None
         """Kinds above the classes."""
+        self.thumbnails: dict[str, Array] = {}
+        """Photos that are kept for people, as :class:`~candid.models.photo.known_photos.KnownPhotos`."""
 
     @property
     def record(self) -> TrainingRecord:
@@ -258,6 +289,16 @@ class ModelBase:
     def dimensions(self) -> int:
         """Numbers in an image; of a pixel model also the length of the latent."""
         return math.prod(self.image_shape)
+
+    @property
+    def fitted_classes(self) -> int:
+        """How many classes, the first ones, were not taught by examples."""
+        return len(self.class_names)
+
+    @property
+    def device(self) -> Any:
+        """Where it computes."""
+        return "cpu"
 
     def frozen(self) -> Self:
         """Return the same function, folded for inference; the model itself if there is nothing to fold."""
@@ -362,21 +403,8 @@ def missing(model: Any, ability: Ability, purpose: str) -> CandidError:
         )
     if ability == "density":
         return CandidError(f"{purpose} can't come from a {kind}, which has no density of images or features.")
-    return CandidError(f"{purpose} can't come from {_without_inverse(model, kind)}")
-
-
-def _without_inverse(model: Any, kind: str) -> str:
-    """Return what the model is, why it has no means or no inverse, and what to use instead."""
-    if kind == "adopted":
-        return (
-            "an adopted model, which has one density for all classes and no inverse to pixels: use a pixel "
-            "model, such as 'cifar10-beta1'."
-        )
-    if getattr(model, "density_of", None) == "features":
-        return (
-            f"a {kind} model, whose eye has no inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
-        )
-    return f"a {kind}, which has no class means in a latent space: use a generative classifier."
+    limits = f"a {kind}, which has no class means in a latent space: use a generative classifier."
+    return CandidError(f"{purpose} can't come from {getattr(model, 'limits', '') or limits}")
 
 
 def check_batch(images: Array, shape: tuple[int, int, int]) -> None:

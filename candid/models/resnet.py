@@ -89,7 +89,7 @@ class ResNet(ImageClassifier):
 
     kind: ClassVar = "resnet"
     density_of: ClassVar[DensityOf] = None
-    can: ClassVar[frozenset[Ability]] = frozenset(("gradients",))
+    can: ClassVar[frozenset[Ability]] = frozenset(("gradients", "network"))
     config: ResNetConfig
     image_std: Tensor
 

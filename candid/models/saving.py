@@ -129,9 +129,9 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
     elif scores.keys() - {"training_keys"} and not scores_belong(model):
         log.warning("The held-out scores are left out: the model has changed since. Calibrate it again.")
         scores = {}
-    thumbnails = getattr(model, "thumbnails", {})
+    parts = {"weights": weights, "held_out": scores, "thumbnails": model.thumbnails}
     with saving(folder):
-        write_parts(folder, record, {"weights": weights, "held_out": scores, "thumbnails": thumbnails})
+        write_parts(folder, record, parts)
     return folder
 
 

@@ -43,8 +43,6 @@ SPACE = (
     *("inside", "outside", "outside_expected"),
 )
 """The parts of a decision space that are sent unchanged."""
-NAMES = {"resnet": "ResNet"}
-"""How people write kinds of models."""
 SMALL = 64
 """Pixels on a side."""
 BARS, KNOWN = 40, 2000
@@ -141,7 +139,7 @@ class Service:
             "which parts of the image speak for which class": "class maps" in self.model.can,
             "where the image lies between the classes": "geometry" in self.model.can,
             "how it would have to change to become another class": "invert" in self.model.can,
-            "the nearest photos that the model knows": _keeps_photos(self.model),
+            "the nearest photos that the model knows": "known photos" in self.model.can,
         }
         return [what for what, is_shown in shown.items() if is_shown]
 
@@ -266,29 +264,24 @@ def _workers(model: Model) -> int:
     A batch of small images is faster on one core than on two: its layers are too short to share.
     """
     _, height, width = model.image_shape
-    on_cpu = str(getattr(model, "device", "cpu")) == "cpu"
+    on_cpu = str(model.device) == "cpu"
     return min(4, usable_cpus()) if on_cpu and height * width <= SMALL**2 else 1
-
-
-def _keeps_photos(model: Model) -> bool:
-    """Return whether the model has thumbnails of the photos that it was trained with."""
-    return bool(getattr(model, "thumbnails", None))
 
 
 def _missing(model: Model, rule: Rule | None) -> list[str]:
     """Return what the page can't show, and why: one sentence each."""
     sentences = []
-    if model.density_of == "features":
+    if "eye" in model.can:
         sentences.append(
             f"{NO_INVERSE}, so this page can't show how the image would have to change"
-            f"{'; it shows the nearest photos that the model knows' * _keeps_photos(model)}."
+            f"{'; it shows the nearest photos that the model knows' * ('known photos' in model.can)}."
         )
         if "geometry" not in model.can:
             maps = "" if "class maps" in model.can else "heatmaps, "
             sentences.append(f"It has no class means: there are no {maps}decision space or nearest classes.")
     elif "geometry" not in model.can:
         sentences.append(
-            f"This model is a {NAMES.get(model.kind, model.kind)}, which has no class means in its latent: "
+            f"This model is a {type(model).__name__}, which has no class means in its latent: "
             "it shows no decision space, heatmaps, nearest classes or counterfactuals."
         )
     if rule is None:

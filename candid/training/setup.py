@@ -16,7 +16,6 @@ from candid.models import checkpoint
 from candid.models.flow.classifier import GenerativeClassifier
 from candid.models.flow.coupling import ActNorm
 from candid.models.flow.means import restore
-from candid.models.protocol import Model
 from candid.models.resnet import ResNet, ResNetConfig
 from candid.training.loader import Plan, training_batches
 from candid.training.options import TrainOptions
@@ -86,7 +85,7 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Network:
                 f"The data has {len(class_names)} classes, more than the {model.config.classes} of "
                 f"'{options.start}': train a new model, or use fewer class folders."
             )
-        if not _is_trainable(model, options.baseline):
+        if "network" not in model.can or ("geometry" in model.can) == options.baseline:
             raise CandidError(f"'{options.start}' is not the kind of model to train: check --baseline.")
         flow = layout.flow
         if model.image_shape != (flow.channels, flow.height, flow.width):
@@ -110,11 +109,6 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Network:
     if options.compile:
         (model if options.baseline else model.flow).compile()
     return model
-
-
-def _is_trainable(model: Model, baseline: bool) -> bool:
-    """Return whether a network can start from ``model``: a ResNet, or else a pixel model."""
-    return "geometry" not in model.can and "gradients" in model.can if baseline else "invert" in model.can
 
 
 def _continued(known: tuple[str, ...], data: tuple[str, ...], start: str) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class GenerativeClassifier(ImageClassifier):
     kind: ClassVar = "generative"
     density_of: ClassVar[DensityOf] = "pixels"
     can: ClassVar[frozenset[Ability]] = frozenset(
-        ("geometry", "mixture", "invert", "class maps", "gradients", "density")
+        ("geometry", "mixture", "invert", "class maps", "gradients", "density", "network")
     )
     config: ClassifierConfig
     noise: Tensor

@@ -16,7 +16,7 @@ from candid.data.images import Preprocessing
 from candid.models.photo.eye import FILES, SoftmaxEye
 from candid.models.photo.gaussian import halved
 from candid.models.photo.opening import moved, open_softmax
-from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch
+from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch, missing
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,13 @@ class AdoptedModel(ModelBase):
 
     kind: ClassVar = "adopted"
     density_of: ClassVar[DensityOf] = "features"
+    limits: ClassVar = (
+        "an adopted model, which has one density for all classes and no inverse to pixels: use a pixel "
+        "model, such as 'cifar10-beta1'."
+    )
+    watched_novelty: ClassVar = slice(-2, None)
+    """The distance of the last group of features and the energy."""
+    posterior_name: ClassVar = "softmax"
     config: AdoptedConfig
     centre: Array
     scale: Array
@@ -120,12 +127,17 @@ class AdoptedModel(ModelBase):
     @property
     def can(self) -> frozenset[Ability]:
         """What it is able to do; see :func:`candid.models.photo.opening.open_softmax` for the classifiers."""
-        path, abilities = Path(self.config.eye), {"density"}
+        path, abilities = Path(self.config.eye), {"density", "eye", "whitening"}
         if path.suffix not in FILES and self.config.eye != "module":
             abilities.add("class maps")
         if path.suffix != ".onnx":
             abilities.add("gradients")
         return frozenset(abilities)  # type: ignore[arg-type]
+
+    @property
+    def novelty_size(self) -> int:
+        """Number of its own scores of novelty."""
+        return len(self.config.features) + 1
 
     @property
     def size(self) -> int:
@@ -206,10 +218,30 @@ class AdoptedModel(ModelBase):
         check_batch(images, self.image_shape)
         return self.eye.logits_and_features(images)[0]
 
-    def feature_maps(self, images: Array) -> Array:
+    def linear_logits(self) -> tuple[Array, Array]:
+        """Return weights (M, C) and biases (M,) in float64 by which means of the last maps become logits.
+
+        Raises:
+            CandidError: if the logits of the classifier are not known to be linear in its maps.
+        """
+        layer = self.eye.last_layer()
+        if layer is None:
+            raise missing(self, "class maps", "Heatmaps")
+        return layer[0].astype(np.float64), layer[1].astype(np.float64)
+
+    def logits_of(self, features: Array) -> Array:
+        """Return the logits of means of the last maps, (B, M)."""
+        weights, biases = self.linear_logits()
+        return features @ weights.T + biases
+
+    def maps(self, images: Array) -> list[Array]:
         """Return the last maps of the classifier, (B, C, h, w)."""
         check_batch(images, self.image_shape)
-        return self.eye.maps(images)[-1]
+        return self.eye.maps(images)[-1:]
+
+    def feature_maps(self, images: Array) -> Array:
+        """Return the last maps of the classifier, (B, C, h, w)."""
+        return self.maps(images)[-1]
 
     @cached_property
     def _log_det(self) -> float:

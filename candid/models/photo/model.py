@@ -88,6 +88,11 @@ class PhotoModel(ModelBase):
 
     kind: ClassVar = "photo"
     density_of: ClassVar[DensityOf] = "features"
+    limits: ClassVar = (
+        "a photo model, whose eye has no inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
+    )
+    novelty_size: ClassVar = 3
+    """Number of its own scores of novelty."""
     config: PhotoConfig
     centre: Array
     scale: Array
@@ -104,8 +109,6 @@ class PhotoModel(ModelBase):
     ) -> None:
         super().__init__(checked_names(class_names, config.classes))
         self.config, self.image_shape, self._eye = config, (3, config.size, config.size), eye
-        self.thumbnails: dict[str, Array] = {}
-        """Photos that are kept for people, as :class:`~candid.models.photo.known_photos.KnownPhotos`."""
         d, k, t = config.dimensions, config.fitted, config.taught
         self._shapes = {
             "centre": (d,),
@@ -169,9 +172,22 @@ class PhotoModel(ModelBase):
     @property
     def can(self) -> frozenset[Ability]:
         """What it is able to do; gradients need an eye that torch can run."""
-        abilities: set[Ability] = {"geometry", "class maps", "teach", "density"}
-        onnx = any(part.endswith(".onnx") for part in self.config.eye.split("+"))
-        return frozenset(abilities if onnx else abilities | {"gradients"})
+        abilities: set[Ability] = {"geometry", "class maps", "teach", "density", "eye", "whitening"}
+        if not any(part.endswith(".onnx") for part in self.config.eye.split("+")):
+            abilities.add("gradients")
+        if self.thumbnails:
+            abilities.add("known photos")
+        return frozenset(abilities)
+
+    @property
+    def fitted_classes(self) -> int:
+        """How many classes, the first ones, were not taught by examples."""
+        return self.config.fitted
+
+    @property
+    def posterior_name(self) -> str:
+        """Which posterior it has."""
+        return self.config.posterior
 
     @property
     def size(self) -> int:
@@ -206,10 +222,14 @@ class PhotoModel(ModelBase):
         check_batch(images, self.image_shape)
         return self.eye.statistics(images)
 
+    def maps(self, images: Array) -> list[Array]:
+        """Return the maps of all stages of the eye, (B, C, h, w) each."""
+        check_batch(images, self.image_shape)
+        return self.eye.maps(images)
+
     def feature_maps(self, images: Array) -> Array:
         """Return the last maps of the eye, (B, C, h, w)."""
-        check_batch(images, self.image_shape)
-        return self.eye.maps(images)[-1]
+        return self.maps(images)[-1]
 
     def ready(self) -> Self:
         """Return the model itself: onnxruntime uses a GPU if it can."""

@@ -85,7 +85,7 @@ class PhotoModule(nn.Module):
         seen = self.network(x)
         if not isinstance(seen, Tensor):  # of an adopted model
             return seen[0]
-        logits: Any = self.model.logits_of(TorchArray(seen))  # type: ignore[union-attr, arg-type]
+        logits: Any = self.model.logits_of(TorchArray(seen))  # type: ignore[arg-type]
         return logits.tensor
 
     def posterior(self, x: Tensor) -> Tensor:

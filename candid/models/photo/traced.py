@@ -172,10 +172,8 @@ def graph_of(model: PhotoModel | AdoptedModel, batch: int | str) -> Any:
     traced: Any = model.outputs_of(*(Symbol(build, name) for name in seen))  # type: ignore[arg-type]
     outputs = {"logits": traced.logits.name, "novelty": traced.novelty.name}
     needed_only(build, [*outputs.values()])
-    novelty = 3 if isinstance(model, PhotoModel) else 1 + len(model.config.features)
-    return build.model(
-        "candid", model.image_shape[1], outputs, batch, logits=len(model.class_names), novelty=novelty
-    )
+    sizes = {"logits": len(model.class_names), "novelty": model.novelty_size}
+    return build.model("candid", model.image_shape[1], outputs, batch, **sizes)
 
 
 def _eye(build: Builder, eye: Eye, images: str) -> str | None:

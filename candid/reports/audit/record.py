@@ -159,7 +159,7 @@ def missing(result: AuditResult) -> dict[str, list[str]]:
                 "A ResNet has no likelihood: there are no bits/dim, density scores, heatmaps or samples, and "
                 "attacks have no detector to fool."
             )
-        elif model.model.density_of == "features":
+        elif model.model.density_of != "pixels":
             texts.append(
                 "Its density is one of features, not of pixels: there are no bits/dim, samples or "
                 "counterfactuals. Known photos are shown instead, if it keeps any."

@@ -68,7 +68,7 @@ def audit(
     if not named or data is None:
         raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
     loaded, can_index = audited_models(named, data, chosen)
-    sizes = chosen.sampled(any(audited.model.density_of == "features" for audited in loaded))
+    sizes = chosen.sampled(any("eye" in audited.model.can for audited in loaded))
     study = _Study(AuditResult(data, sizes, loaded), progress, can_index)
     study.evaluate()
     study.corrupt()
@@ -178,7 +178,7 @@ class _Study:
             self.result.absent["attacks"] = str(missing)
             return
         self.progress.log("attacking")
-        if any(audited.model.density_of == "features" for audited in self.models):
+        if any("eye" in audited.model.can for audited in self.models):
             self.progress.log(self._long())
         bare = [audited for audited in self.models if audited.is_generative and not audited.held_out]
         others = [audited for audited in self.models if audited not in bare]
@@ -202,7 +202,7 @@ class _Study:
     def _long(self) -> str:
         """Return how long attacks through an eye take."""
         chosen = self._attack_options(self.models, detected=True)
-        seen = sum(audited.model.density_of == "features" for audited in self.models)
+        seen = sum("eye" in audited.model.can for audited in self.models)
         steps = STEPS[chosen.method] if chosen.steps is None else chosen.steps
         minutes = STEP_SECONDS * steps * len(chosen.settings) * chosen.images * seen / 60
         less = "--attack-images" if self.options.quick else "--quick or --attack-images"

@@ -204,7 +204,7 @@ def _attacked_model(options: AttackOptions, target: Target) -> AttackedModel | N
         attack_metrics(name, beta, setting, attacked, inputs.images, clean, target.held_out, inputs.targets)
         for setting, attacked in attacks.items()
     ]
-    if model.density_of == "features":  # which has no bits/dim
+    if model.density_of != "pixels":  # which has no bits/dim
         metrics = [one.without_bits() for one in metrics]
     return AttackedModel(name, model, inputs, clean, attacks, tuple(without_lone_detection(metrics)))
 

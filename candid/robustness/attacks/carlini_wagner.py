@@ -29,7 +29,7 @@ from torch import Tensor
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.progress import SILENT, Progress
-from candid.models.protocol import Model, require
+from candid.models.protocol import Model, can, require
 from candid.robustness.attacks.eight_bit import eight_bit as rounding
 from candid.robustness.attacks.metrics import AttackedImages
 from candid.robustness.attacks.search import (
@@ -145,7 +145,7 @@ def _objective(
     d = (0.0 if median is None else DETECTION) if d is None else d
     if not 0 <= d < math.inf:
         raise CandidError(f"'d' of an attack must be zero or a positive number, not {d}.")
-    if d > 0 and getattr(model, "density_of", None) != "features":
+    if d > 0 and not can(model, "density"):
         require(model, "invert", "A likelihood to fool (d > 0)")
     if d > 0 and (median is None or not math.isfinite(median)):
         raise CandidError(

@@ -93,7 +93,7 @@ def eight_bit(search: Search, numbers: Tensor, objective: Objective, seed: int) 
 
 def _patterns(search: Search, count: int, *key: int) -> Iterator[Tensor]:
     """Yield what turns the model's own noise pattern into ``count`` others; nothing if it adds no noise."""
-    noise: Tensor | None = getattr(search.model, "noise", None)
+    noise: Tensor | None = search.model.noise if search.invertible else None
     if noise is None:
         return
     for i in range(count):

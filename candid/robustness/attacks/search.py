@@ -92,7 +92,7 @@ class Search:
             require(model, "invert", "Latents")
         self.model: Any = differentiable(model)
         self.invertible = can(self.model, "invert")
-        self.of_features = getattr(self.model, "density_of", None) == "features"
+        self.of_features = can(self.model, "eye")
         self.x = _checked_images(self.model, images)
         with torch.no_grad():
             classes = self.model.logits(self.x[:1]).shape[1]
@@ -200,7 +200,7 @@ def differentiable(model: Attackable | Model) -> Any:
         require(model, "gradients", "be attacked")
     if can(model, "invert"):
         return model.frozen()  # type: ignore[union-attr]
-    if can(model, "gradients") and not hasattr(model, "tensor_outputs"):
+    if can(model, "gradients") and not isinstance(model, nn.Module):
         from candid.models.photo.torch_models import photo_module
 
         return photo_module(model)  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def corrupt(models: Any, data: str, progress: Progress = SILENT, **options: Any)
     extra = {}
     if chosen.baseline is not None and chosen.baseline not in sources:
         extra = named_models(chosen.baseline)
-    networks = any(hasattr(model, "parameters") for model in (*named.values(), *extra.values()))
+    networks = any("network" in model.can for model in (*named.values(), *extra.values()))
     processes = launch(chosen.devices, network=networks)
     progress = progress if processes.is_global_zero else SILENT
     measured = [
