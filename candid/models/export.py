@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,8 +43,6 @@ IMAGES = (
 )
 TOLERANCE = 1e-4
 """Tolerance of the largest difference from the model, as :func:`difference` measures it."""
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""What writing the ONNX file of a network takes."""
 METADATA = "candid.json"
 """The name of the metadata in a .pt2 archive."""
 CHECKED = 4
@@ -160,12 +157,8 @@ def _photo_graph(model: Any, batch: int | None) -> Any:
 
 def _program(model: Any, batch: int | None, onnx: bool) -> "torch.export.ExportedProgram":
     """Return the network as a graph of torch, for a fixed or any number of images."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing and onnx:
-        raise CandidError(
-            f"ONNX files need {' and '.join(missing)}: install them with "
-            "'pip install candid-vision[export]', or choose --format torch-export."
-        )
+    if onnx:
+        require_extra("onnxscript", "export", "The ONNX file of a network, unlike --format torch-export,")
     torch = require_extra("torch", "paper", "The export of a network, or to torch.export,")
     sample = torch.zeros(2 if batch is None else batch, *model.image_shape)  # of one, torch takes no other
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)} if batch is None else None}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from candid._support.errors import CandidError, CheckpointError, NonFiniteError
+from candid._support.errors import CandidError, CheckpointError, NonFiniteError, require_extra
 from candid._support.numbers import Array
 from candid._support.options import to_dict
 from candid._support.processes import StopFlag, first_error, summed
@@ -402,13 +402,9 @@ class TensorBoardWriter:
     """Writes one scalar for each metric of an epoch; hides what a killed run wrote beyond its state."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise CandidError(
-                "TensorBoard is not installed: pip install 'candid-vision[tensorboard]', or leave "
-                "--tensorboard out."
-            ) from error
+        require_extra("tensorboard", "tensorboard", "The option --tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def epoch(self, row: Row) -> None:

