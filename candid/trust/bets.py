@@ -319,7 +319,7 @@ class Martingale:
 
 
 @dataclass
-class Moments:
+class RunningMean:
     """Number, sum and sum of squares of confidences."""
 
     n: int = 0
@@ -330,7 +330,7 @@ class Moments:
         """Count a value."""
         self.n, self.sum, self.squares = self.n + 1, self.sum + value, self.squares + value * value
 
-    def errors_above(self, other: "Moments") -> float:
+    def errors_above(self, other: "RunningMean") -> float:
         """Return by how many standard errors its mean is above that of ``other``; 0 if that is unknown."""
         if self.n < 2 or other.n < 2:
             return 0.0

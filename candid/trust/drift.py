@@ -21,9 +21,9 @@ from candid.trust.bets import (
     Carrier,
     FrequencyBets,
     Martingale,
-    Moments,
     PowerBets,
     Ranks,
+    RunningMean,
     ScoreBets,
     Wealth,
     bins_of,
@@ -113,7 +113,7 @@ class Watch:
         self._martingales: dict[int, Martingale] = {}
         self._class_names: tuple[str, ...] = ()
         self._predicted = np.zeros(0, dtype=np.int64)  # of each class, since the lowest wealth
-        self._confidence = [Moments(), Moments()]  # of held-out images, and since the lowest wealth
+        self._confidence = [RunningMean(), RunningMean()]  # of held-out images, and since the lowest wealth
         self._rang: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ class Watch:
             p = self._ranks[key].add(bin_, uniform(self.seed, key, self.images))
             lowest = self._martingales[key].step(self._bets[key].factors(np.array(p)), self.images, name)
             if key == SCORES and lowest:
-                self._confidence[1] = Moments()
+                self._confidence[1] = RunningMean()
             elif key == CLASSES:
                 self._predicted = 0 * self._predicted if lowest else self._predicted
                 self._predicted[bin_] += not lowest
@@ -400,7 +400,7 @@ class Watch:
             for key, ((bets, bins), state) in enumerate(zip(kinds, record["watches"], strict=True)):
                 watch._bets[key] = bets
                 watch._ranks[key], watch._martingales[key] = restored(state, bets, bins)
-            watch._confidence = [Moments(**each) for each in record["confidence"]]
+            watch._confidence = [RunningMean(**each) for each in record["confidence"]]
             if watch._rang is not None:
                 watch._rang["carriers"] = [Carrier(*each) for each in watch._rang["carriers"]]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:

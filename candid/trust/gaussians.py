@@ -1,4 +1,4 @@
-"""Moments of features, shrunk covariances, packed triangles and kernel densities."""
+"""Moments of features, whitening by shrunk covariances, and packed triangles."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,16 +153,25 @@ class Moments:
     def whitening(self) -> Array:
         """W, lower triangular, with W^T W the inverse of the shrunk covariance within classes, (F, F)."""
         variance = max(float(self.within.diagonal().mean()), ROUNDING * self.mean_square or 1.0)
-        shrunk = (1 - self.shrinkage) * self.within
-        shrunk[np.diag_indices_from(shrunk)] += max(self.shrinkage, SMALLEST) * variance
-        return inverse_factor(shrunk)
+        return inverse_factor((1 - self.shrinkage) * self.within, max(self.shrinkage, SMALLEST) * variance)
 
 
-def inverse_factor(covariance: Array) -> Array:
-    """Return L^-1, lower triangular, of a covariance L L^T, (F, F)."""
+def inverse_factor(covariance: Array, ridge: float = 0.0) -> Array:
+    """Return L^-1, lower triangular, of a covariance L L^T with ``ridge`` added to its diagonal, (F, F).
+
+    It whitens what has this covariance.
+    """
     from scipy.linalg import solve_triangular
 
-    return solve_triangular(np.linalg.cholesky(covariance), np.eye(len(covariance)), lower=True)
+    root = np.linalg.cholesky(ridged(covariance, ridge))
+    return solve_triangular(root, np.eye(len(root)), lower=True)
+
+
+def ridged(covariance: Array, ridge: float) -> Array:
+    """Return a covariance with ``ridge`` added to its diagonal, (F, F)."""
+    covariance = covariance.copy()
+    covariance[np.diag_indices_from(covariance)] += ridge
+    return covariance
 
 
 def class_sums(rows: Array, classes: Array, count: int) -> Array:
@@ -175,21 +184,31 @@ def class_sums(rows: Array, classes: Array, count: int) -> Array:
     return sums
 
 
-def packed(lower: Array) -> Array:
-    """Return the lower triangle of a matrix (F, F) row by row, without its zeros."""
-    return lower[np.tril_indices(len(lower))]
+def packed(lower: Array, *sizes: int) -> Array:
+    """Return the lower triangle of a matrix (F, F), or of blocks of it, row by row without zeros."""
+    return lower[_triangles(*(sizes or (len(lower),)))]
 
 
-def unpacked(values: Array, size: int) -> Array:
-    """Return the lower triangular matrix (size, size) whose rows are ``values``.
+def unpacked(values: Array, *sizes: int) -> Array:
+    """Return the matrix with lower triangles of these sizes along its diagonal, whose rows are ``values``.
 
-    >>> unpacked(np.array([1.0, 2.0, 3.0]), 2)
-    array([[1., 0.],
-           [2., 3.]])
+    >>> unpacked(np.array([1.0, 2.0, 3.0, 4.0]), 2, 1)
+    array([[1., 0., 0.],
+           [2., 3., 0.],
+           [0., 0., 4.]])
     """
-    lower = np.zeros((size, size), values.dtype)
-    lower[np.tril_indices(size)] = values
+    lower = np.zeros((sum(sizes), sum(sizes)), values.dtype)
+    lower[_triangles(*sizes)] = values
     return lower
+
+
+def _triangles(*sizes: int) -> Array:
+    """Return where the lower triangles of these sizes are, (F, F) of bool."""
+    where, end = np.zeros((sum(sizes), sum(sizes)), bool), 0
+    for size in sizes:
+        start, end = end, end + size
+        where[start:end, start:end] = np.tri(size, dtype=bool)
+    return where
 
 
 def _ledoit_wolf(covariance: Array, fourth: float, n: int) -> float:

@@ -17,6 +17,7 @@ from candid.models.photo.eye import FILES, SoftmaxEye
 from candid.models.photo.gaussian import halved
 from candid.models.photo.opening import moved, open_softmax
 from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch, missing
+from candid.trust.gaussians import packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class AdoptedModel(ModelBase):
         groups = self.config.features
         parts = np.split(whitening.diagonal(), np.cumsum(groups)[:-1])
         scale = np.repeat([1 / part.mean() for part in parts], groups).astype(np.float32)
-        bits = halved((whitening * scale)[_triangles(groups)]).view(np.int16)
+        bits = halved(packed(whitening * scale, *groups)).view(np.int16)
         self.load_state({"centre": mean, "scale": scale, "priors": log_priors, "whitening": bits})
         return self
 
@@ -252,19 +253,6 @@ class AdoptedModel(ModelBase):
     def _factor(self, dtype: np.dtype[Any]) -> Array:
         """Return the whitening as a matrix, (F, F); computed once for a type."""
         if dtype not in self._factors:
-            factor = np.zeros((self.feature_size, self.feature_size), dtype)
-            factor[_triangles(self.config.features)] = self.whitening.view(np.float16)
-            self._factors[dtype] = factor
+            factor = unpacked(self.whitening.view(np.float16), *self.config.features)
+            self._factors[dtype] = factor.astype(dtype)
         return self._factors[dtype]
-
-
-def _triangles(groups: Sequence[int]) -> tuple[Array, Array]:
-    """Return the rows and columns of the lower triangle of each group.
-
-    >>> [part.tolist() for part in _triangles((2, 1))]
-    [[0, 1, 1, 2], [0, 0, 1, 2]]
-    """
-    starts = [sum(groups[:number]) for number in range(len(groups))]
-    parts = [np.stack(np.tril_indices(d)) + start for d, start in zip(groups, starts, strict=True)]
-    rows, columns = np.concatenate(parts, 1)
-    return rows, columns

@@ -1,4 +1,4 @@
-"""One Gaussian per class with a shared, shrunk covariance: fitted in closed form, from moments alone."""
+"""One Gaussian per class with a shared, shrunk covariance: fitted in closed form, from totals alone."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,17 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, log_softmax
 from candid._support.randomness import draws
+from candid.trust.gaussians import class_sums, inverse_factor, parts_of, ridged
 
-ROWS = 4096
-"""Images whose moments are added up at a time."""
 RIDGE = 0.02
 """Share of the mean variance that is added to the covariance of the second stage."""
 
 
 @dataclass(frozen=True)
-class Moments:
+class Totals:
     """Counts, sums and products of the features of images, by class: all that a Gaussian head needs.
 
-    Moments of parts add up, so the moments of all folds but one are a difference.
+    Totals of parts add up, so the moments of all folds but one are a difference.
     """
 
     counts: Array
@@ -33,23 +32,23 @@ class Moments:
     """Sum of x x' over all images, (D, D)."""
 
     @classmethod
-    def of(cls, features: Array, labels: Array, classes: int) -> "Moments":
-        """Return the moments of N images with these features, (N, D), in float64."""
+    def of(cls, features: Array, labels: Array, classes: int) -> "Totals":
+        """Return the totals of N images with these features, (N, D), in float64."""
         dimensions = features.shape[1]
         counts = np.bincount(labels, minlength=classes).astype(np.float64)
         sums = np.zeros((classes, dimensions))
         products = np.zeros((dimensions, dimensions))
-        for start in range(0, len(features), ROWS):
-            x = features[start : start + ROWS].astype(np.float64)
-            sums += class_sums(x, labels[start : start + ROWS], classes)
+        for rows, part in parts_of(features, labels):
+            x = rows.astype(np.float64)
+            sums += class_sums(x, part, classes)
             products += x.T @ x
         return cls(counts, sums, products)
 
-    def __add__(self, other: "Moments") -> "Moments":
-        return Moments(self.counts + other.counts, self.sums + other.sums, self.products + other.products)
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.counts + other.counts, self.sums + other.sums, self.products + other.products)
 
-    def __sub__(self, other: "Moments") -> "Moments":
-        return Moments(self.counts - other.counts, self.sums - other.sums, self.products - other.products)
+    def __sub__(self, other: "Totals") -> "Totals":
+        return Totals(self.counts - other.counts, self.sums - other.sums, self.products - other.products)
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,21 @@ class Standardised:
     """The mean of its diagonal."""
 
     @classmethod
-    def of(cls, moments: Moments, groups: Sequence[int]) -> "Standardised":
-        """Return the centre and scale of images with these moments, and their moments in these terms."""
-        n, present = moments.counts.sum(), moments.counts > 0
+    def of(cls, totals: Totals, groups: Sequence[int]) -> "Standardised":
+        """Return the centre and scale of images with these totals, and their moments in these terms."""
+        n, present = totals.counts.sum(), totals.counts > 0
         if n <= present.sum():
             raise CandidError("There are too few images: give at least two of a class.")
-        centre = moments.sums.sum(0) / n
-        variances = (moments.products.diagonal() / n - centre**2).clip(min=0)
+        centre = totals.sums.sum(0) / n
+        variances = (totals.products.diagonal() / n - centre**2).clip(min=0)
         parts = np.split(variances, np.cumsum(groups)[:-1])
         scale = np.repeat([math.sqrt(part.mean()) for part in parts], groups)
         if not (scale > 0).any():
             raise CandidError("All images look the same to the eye: check that they are the right ones.")
         scale = np.where(scale > 0, scale, 1.0)
-        counts = moments.counts.clip(min=1)
-        means = np.where(present[:, None], moments.sums / counts[:, None], centre)
-        within = moments.products - (moments.sums.T * (1 / counts)) @ moments.sums
+        counts = totals.counts.clip(min=1)
+        means = np.where(present[:, None], totals.sums / counts[:, None], centre)
+        within = totals.products - (totals.sums.T * (1 / counts)) @ totals.sums
         within = within / (n - present.sum())
         covariance = within / scale[:, None] / scale
         variance = float(covariance.diagonal().mean())
@@ -110,7 +109,7 @@ class Whitened:
     @classmethod
     def of(cls, known: Standardised, shrinkage: float) -> "Whitened":
         """Return the whitening by a covariance that is shrunk towards a multiple of the identity."""
-        factor = inverse_root(shrunk(known, shrinkage))
+        factor = inverse_factor(shrunk(known, shrinkage))
         return cls(factor, known.means @ factor.T)
 
 
@@ -232,34 +231,12 @@ class SecondStage(NamedTuple):
 
 
 def _whitening(covariance: Array) -> Array:
-    ridge = RIDGE * covariance.diagonal().mean().clip(min=1e-12)
-    return inverse_root(covariance + ridge * np.eye(len(covariance)))
-
-
-def inverse_root(covariance: Array) -> Array:
-    """Return L^-1 of a covariance L L', lower triangular: it whitens what has this covariance."""
-    from scipy.linalg import cholesky, solve_triangular
-
-    root = cholesky(covariance, lower=True)
-    inverse: Array = solve_triangular(root, np.eye(len(root)), lower=True)
-    return inverse
-
-
-def class_sums(values: Array, labels: Array, classes: int) -> Array:
-    """Return the sums of the rows of each class, (K, D)."""
-    sums = np.zeros((classes, values.shape[1]))
-    if len(values):
-        order = np.argsort(labels, kind="stable")
-        present, starts = np.unique(labels[order], return_index=True)
-        sums[present] = np.add.reduceat(values[order], starts)
-    return sums
+    return inverse_factor(covariance, RIDGE * covariance.diagonal().mean().clip(min=1e-12))
 
 
 def shrunk(known: Standardised, shrinkage: float) -> Array:
     """Return the covariance within classes, shrunk towards a multiple of the identity, (D, D)."""
-    covariance = (1 - shrinkage) * known.covariance
-    covariance[np.diag_indices_from(covariance)] += shrinkage * known.variance
-    return covariance
+    return ridged((1 - shrinkage) * known.covariance, shrinkage * known.variance)
 
 
 def class_scores(z: Array, means: Array) -> Array:
@@ -319,6 +296,6 @@ def halved(values: Array) -> Array:
         return values.astype(np.float32).astype(np.float16)
 
 
-def total(moments: Sequence[Moments]) -> Moments:
-    """Return the moments of all parts together."""
-    return reduce(Moments.__add__, moments)
+def total(totals: Sequence[Totals]) -> Totals:
+    """Return the totals of all parts together."""
+    return reduce(Totals.__add__, totals)

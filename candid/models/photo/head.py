@@ -11,9 +11,9 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, log_softmax, logsumexp, softmax
 from candid.models.photo.gaussian import (
-    Moments,
     SecondStage,
     Standardised,
+    Totals,
     Whitened,
     class_scores,
     rest_norm,
@@ -116,7 +116,7 @@ def fit_head(
     """
     folds = stratified_folds(labels, FOLDS, seed, series)
     _check_counts(features.shape[1], labels, folds, classes)
-    parts = [Moments.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
+    parts = [Totals.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
     everything = total(parts)
     frequency = everything.counts / everything.counts.sum()
     log_priors = np.log(np.full_like(frequency, 1 / classes) if uniform_priors else frequency)
@@ -194,8 +194,8 @@ def _check_counts(dimensions: int, labels: Array, folds: Array, classes: int) ->
 def _out_of_fold(
     features: Array,
     folds: Array,
-    parts: Sequence[Moments],
-    everything: Moments,
+    parts: Sequence[Totals],
+    everything: Totals,
     groups: Sequence[int],
     classes: int,
 ) -> _Folds:
@@ -227,11 +227,11 @@ def out_of_fold_z(head: ClosedForm, features: Array, labels: Array) -> Array:
     from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
     final, folds, classes = head.standardised, head.out_of_fold.folds, len(head.log_priors)
-    everything = Moments.of(features, labels, classes)
+    everything = Totals.of(features, labels, classes)
     z = np.empty(features.shape)
     for f in np.unique(folds).tolist():
         rows = folds == f
-        known = Standardised.of(everything - Moments.of(features[rows], labels[rows], classes), head.groups)
+        known = Standardised.of(everything - Totals.of(features[rows], labels[rows], classes), head.groups)
         factor = cho_factor(shrunk(known, head.shrinkage), lower=True)
         x = cho_solve(factor, known(features[rows]).T) * (final.scale / known.scale)[:, None]
         z[rows] = solve_triangular(head.whitened.factor, x, lower=True, trans="T").T
@@ -264,7 +264,7 @@ def _crossed(
     features: Array,
     labels: Array,
     folds: Array,
-    parts: Sequence[Moments],
+    parts: Sequence[Totals],
     groups: Sequence[int],
     shrinkage: float,
 ) -> list[SecondStage]:

@@ -19,6 +19,7 @@ from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.opening import moved, open_eye
 from candid.models.photo.taught import Known, Seen, TaughtClasses
 from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch
+from candid.trust.gaussians import packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class PhotoModel(ModelBase):
             "temperatures": np.array([head.temperature, head.second_temperature]),
             "rest_scale": np.array(head.rest_scale),
             **{f"second_{name}": value for name, value in head.second._asdict().items()},
-            "whitening": factor[np.tril_indices(len(factor))].view(np.int16),
+            "whitening": packed(factor).view(np.int16),
         }
         if head.logistic is not None:
             values |= {"logistic_weight": head.logistic[0], "logistic_bias": head.logistic[1]}
@@ -404,8 +405,7 @@ class PhotoModel(ModelBase):
             values = {
                 name: value.astype(dtype) for name, value in self.state().items() if name != "whitening"
             }
-            factor = np.zeros((d, d), dtype)
-            factor[np.tril_indices(d)] = self.whitening.view(np.float16)
+            factor = unpacked(self.whitening.view(np.float16), d).astype(dtype)
             second = SecondStage(*(values[f"second_{name}"] for name in SecondStage._fields))
             parts = values["temperatures"], values["priors"], second, self._span, values["means"]
             known = Known(*parts, values["rest_scale"], posterior, self._span.basis.astype(dtype))

@@ -8,9 +8,9 @@ import pytest
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, log_softmax, softmax
 from candid.models.photo.gaussian import (
-    Moments,
     SecondStage,
     Standardised,
+    Totals,
     Whitened,
     class_scores,
     rest_norm,
@@ -66,7 +66,7 @@ def fitted(features: Array, labels: Array, **options: Any) -> ClosedForm:
 def test_scores_are_those_of_the_formula(g: float) -> None:
     x, labels = clouds()
     new, _ = clouds(5, seed=1)
-    known = Standardised.of(Moments.of(x, labels, CLASSES), GROUPS)
+    known = Standardised.of(Totals.of(x, labels, CLASSES), GROUPS)
     white = Whitened.of(known, g)
     z = known(new) @ white.factor.T
     scores, rest = by_hand(x, labels, new, g)
@@ -150,8 +150,8 @@ def test_priors() -> None:
 
 def test_moments_add_up_and_can_be_taken_away() -> None:
     x, labels = clouds(20)
-    whole, part = Moments.of(x, labels, CLASSES), Moments.of(x[:25], labels[:25], CLASSES)
-    rest = Moments.of(x[25:], labels[25:], CLASSES)
+    whole, part = Totals.of(x, labels, CLASSES), Totals.of(x[:25], labels[:25], CLASSES)
+    rest = Totals.of(x[25:], labels[25:], CLASSES)
     for name in ("counts", "sums", "products"):
         np.testing.assert_allclose(getattr(whole - part, name), getattr(rest, name), rtol=1e-7, atol=1e-7)
 
@@ -169,7 +169,7 @@ def test_every_class_is_spread_over_the_folds(counts: Sequence[int]) -> None:
 def test_a_class_without_photos_lies_at_the_centre() -> None:
     """And not where all features are zero, which may be far away from all photos."""
     x, labels = clouds(20)
-    known = Standardised.of(Moments.of(x + 100, labels, CLASSES + 1), GROUPS)
+    known = Standardised.of(Totals.of(x + 100, labels, CLASSES + 1), GROUPS)
     assert np.array_equal(known.means[CLASSES], np.zeros(sum(GROUPS)))
 
 
