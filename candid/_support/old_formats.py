@@ -14,8 +14,15 @@ LATER_OPTIONS: dict[str, Any] = {
     "clip_means": True,
     "rest_rate": None,
     "rest_decay": 0.0,
+    "tree": None,
+    "together": None,
 }
 """Options of later versions with what earlier ones did: these values don't enter the digest of a run."""
+
+
+def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that enter the digest of a run."""
+    return {key: value for key, value in options.items() if LATER_OPTIONS.get(key, ...) != value}
 
 
 def renamed_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,11 +49,21 @@ HELD_OUT = "calibration"
 """What version 1 calls the held-out scores in ``model.json``."""
 
 
-def version_1_digest(weights_digest: "hashlib._Hash") -> bytes:
-    """Return what version 1 keeps with held-out scores: a digest of the weights alone."""
+def version_1_belongs(scores: Mapping[str, Any], weights_digest: "hashlib._Hash") -> bool:
+    """Return whether held-out scores of version 1 fit the weights: it keeps a digest of these alone."""
     digest = weights_digest.copy()
     digest.update(b"3")
-    return digest.digest()
+    stored = scores.get("weights")
+    return stored is not None and stored.dtype.kind == "u" and stored.tobytes() == digest.digest()
+
+
+def whole_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a model with all entries; the first models were all of one kind.
+
+    >>> whole_record({"calibration": None})
+    {'kind': 'generative', 'held_out': None, 'calibration': None}
+    """
+    return {"kind": "generative", "held_out": record.get(HELD_OUT), **record}
 
 
 # Monitors that stored posteriors of true classes instead of ratios: until 0.3.
@@ -81,3 +98,26 @@ def mahalanobis_state(state: "Mapping[str, Any]") -> dict[str, Any]:
     """Return the numbers of a Mahalanobis score; earlier versions have no centre, which was 0."""
     centre = {} if "centre" in state else {"centre": 0 * state["means"][0]}
     return {**centre, **state}
+
+
+NO_DIGEST = "'%s' is of an older version without a digest: damage to it can't be seen."
+"""What is said of a cached pass or the state of a run that has none."""
+
+
+def described_pass(version: int, config: Any, preprocessing: Any, key: str) -> str:
+    """Return what names the file of a cached pass, in the words of earlier versions."""
+    crop = "wobble" if preprocessing.crop == "jitter" else preprocessing.crop
+    view = (
+        f"View(channels={preprocessing.channels}, height={preprocessing.height}, width={preprocessing.width}"
+    )
+    return f"({version}, {config!r}, {view}, crop={crop!r}, flip={preprocessing.flip}), {key!r})"
+
+
+# States of watches: until 0.3.
+ALL_PARTS = "all own parts"
+"""What a photo model's score is called in the state of a watch; earlier ones left the first part out."""
+
+
+def whole_watch(record: Mapping[str, Any], proven: bool) -> dict[str, Any]:
+    """Return the state of a watch with all entries, and ``proven`` if it does not say it."""
+    return {"among": "held-out", "proven": proven, "score": "", "bets": 1, **record}

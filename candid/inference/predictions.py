@@ -12,7 +12,7 @@ import numpy as np
 
 from candid._support.files import ANY_NAME, read_sealed, write_sealed
 from candid._support.numbers import Array, log_softmax, softmax
-from candid._support.old_formats import COLUMN_NAMES
+from candid._support.old_formats import COLUMN_NAMES, NO_DIGEST
 from candid.data.batches import NamedBatch
 from candid.data.images import to_float
 from candid.models.protocol import Model, Outputs
@@ -121,7 +121,7 @@ class Predictions:
         except (ValueError, KeyError, TypeError):
             return None
         if notes is None:
-            log.warning("'%s' is of an older version without a digest: damage to it can't be seen.", path)
+            log.warning(NO_DIGEST, path)
         elif state not in (None, notes.get("state")):
             return None
         return cls(tuple(paths), **own, columns=arrays) if whole else None

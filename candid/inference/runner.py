@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from candid._support.errors import CandidError
 from candid._support.files import cache_file
 from candid._support.numbers import Array, digest, log_softmax, logsumexp, use_threads
+from candid._support.old_formats import described_pass
 from candid._support.processes import OneProcess, Processes, first_error, gathered, launch
 from candid._support.progress import SILENT, Progress
 from candid.data.batches import NamedBatch, named_batches
@@ -233,12 +234,7 @@ class Runner:
         """Return the file for a hash of everything that decides what is in it; ``name`` is for people."""
         if self.folder is None:
             return None
-        crop = "wobble" if preprocessing.crop == "jitter" else preprocessing.crop
-        described = (  # as in the files of earlier versions
-            f"({VERSION}, {self.model.config!r}, View(channels={preprocessing.channels}, "
-            f"height={preprocessing.height}, width={preprocessing.width}, crop={crop!r}, "
-            f"flip={preprocessing.flip}), {key!r})"
-        )
+        described = described_pass(VERSION, self.model.config, preprocessing, key)
         if preprocessing.published is not None:
             described += f" published: {preprocessing.published}"
         hashed = self.model_hash.copy()

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -146,6 +147,7 @@ CREATE TABLE IF NOT EXISTS counted (name BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 APPLICATION = 0x63616E64
 """The application id of our files: 'cand'."""
+OTHER = "name another place with --state"
 
 
 class WatchState:
@@ -155,20 +157,28 @@ class WatchState:
         path: the SQLite file; None to keep nothing.
         model: the identity of the model and its held-out scores; a state of another one is refused.
         watch: the watch to start with if there is no state yet.
+        earlier: a JSON file that an earlier version kept instead.
     """
 
-    def __init__(self, path: Path | None, model: str, watch: Watch) -> None:
-        self.path, self.watch = path, watch
+    def __init__(self, path: Path | None, model: str, watch: Watch, earlier: Path | None = None) -> None:
+        self.path, self.watch, self._writing = path, watch, threading.Lock()
         with self._readable():
-            self._database = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(
+                path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False
+            )
         try:
             with self._readable():
                 kept = self._opened()
                 self.counted = {name for (name,) in self._database.execute("SELECT name FROM counted")}
+            if not kept and earlier is not None and earlier.exists():
+                kept = {"model": model, "state": earlier.read_text(encoding="utf-8")}
             if kept:
                 self._take(kept, model)
-            else:
-                self._write([("model", model)], ())
+            self._written = self.watch.images
+            state = [("state", self.watch.to_json())] if self.watch.images else []
+            self._write([("model", model), *state], ())
         except CandidError:
             self.close()
             raise
@@ -178,9 +188,7 @@ class WatchState:
         self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._database.execute("BEGIN IMMEDIATE")
         if self._number("application_id") != APPLICATION and self._number("schema_version") > 0:
-            raise CheckpointError(
-                f"'{self.path}' was not written by candid watch: name another file with --state."
-            )
+            raise CheckpointError(f"'{self.path}' was not written by candid watch: {OTHER}.")
         for statement in SCHEMA.split(";"):
             self._database.execute(statement)
         self._database.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -191,34 +199,45 @@ class WatchState:
         if kept.get("model") != model:
             raise CandidError(
                 f"'{self.path}' is the state of a watch over another model, or the model was changed or "
-                "calibrated since: name another file with --state to start again."
+                f"calibrated since: {OTHER} to start again."
             )
         if "state" not in kept:
             return
-        watch = Watch.from_json(kept["state"], self.path)
+        watch = Watch.from_json(kept["state"], self.path, self.watch.proven)
         if watch.level != self.watch.level:
             raise CandidError(
                 f"'{self.path}' was started with --alarm {watch.level:g}, and a level can't be changed: "
-                "use the same, or name another file with --state to start again."
+                f"use the same, or {OTHER} to start again."
             )
         if watch.among != self.watch.among:
             raise CandidError(
-                f"'{self.path}' was started with --among {watch.among}: use the same, or name another file "
-                "with --state to start again."
+                f"'{self.path}' was started with --among {watch.among}: use the same, or {OTHER} to start "
+                "again."
             )
         if watch.score != self.watch.score:
             raise CandidError(
-                f"'{self.path}' watches another score of this model: use the same --score, or name another "
-                "file with --state to start a new watch."
+                f"'{self.path}' watches another score of this model: use the same --score, or {OTHER} to "
+                "start a new watch."
             )
-        watch.proven = self.watch.proven  # states of earlier versions don't say it
         self.watch = watch
 
     def count(self, names: Sequence[str]) -> None:
         """Store the watch together with the images that it has just seen."""
         encoded = [os.fsencode(name) for name in names]
         self.counted.update(encoded)
-        self._write([("state", self.watch.to_json())], encoded)
+        self.store(self.watch.to_json(), self.watch.images, encoded)
+
+    def store(self, text: str, images: int, names: Sequence[bytes] = ()) -> None:
+        """Store the watch as it was after some images, unless a newer one is stored; any thread may do so."""
+        with self._writing:
+            if images >= self._written:
+                self._write([("state", text)], names)
+                self._written = images
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all images of the watch are stored."""
+        return self.watch.images == self._written
 
     def is_counted(self, name: str) -> bool:
         """Return whether an image was counted before."""
@@ -238,8 +257,7 @@ class WatchState:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise CandidError(
-                f"Can't write the state of the watch to '{self.path}' ({error}): free some space, or name "
-                "another file with --state."
+                f"Can't write the state of the watch to '{self.path}' ({error}): free some space, or {OTHER}."
             ) from error
 
     def _number(self, pragma: str) -> int:
@@ -249,12 +267,10 @@ class WatchState:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, OSError) as error:
             hint = "another process uses it" if "locked" in str(error) else str(error)
             raise CandidError(
-                f"Can't open the state of the watch '{self.path}' ({hint}): name another file with --state."
+                f"Can't open the state of the watch '{self.path}' ({hint}): {OTHER}."
             ) from error
         except sqlite3.DatabaseError as error:
-            raise CheckpointError(
-                f"'{self.path}' holds no state of a watch ({error}): name another file with --state."
-            ) from error
+            raise CheckpointError(f"'{self.path}' holds no state of a watch ({error}): {OTHER}.") from error

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from candid._support.numbers import Array, digest
+from candid._support.old_formats import ALL_PARTS
 from candid._support.randomness import draws
 from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
@@ -20,9 +21,6 @@ FIXING = 4
 """One of this number of held-out images fixes the score and the bets; the others are ranked."""
 DISTANCES = ("mahalanobis++", "mahalanobis", "pca-residual")
 """The first of these that a model without a density has is watched."""
-
-ALL_PARTS = "all own parts"
-"""What a photo model's score is called in the state of a watch; earlier ones left the first part out."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError, did_you_mean, missing_extra
 from candid._support.numbers import Array, tensors_of
-from candid._support.old_formats import HELD_OUT, version_1_digest
+from candid._support.old_formats import version_1_belongs, whole_record
 from candid._support.options import checked_names, from_dict, loaded_again, without_repeats
 from candid.models import zoo
 from candid.models.protocol import ModelBase
@@ -84,12 +84,7 @@ def scores_belong(model: Any) -> bool:
     scores = model.held_out
     if FINGERPRINT in scores:
         return bytes(scores[FINGERPRINT].astype(np.uint8).ravel()[:32]).hex() == model.fingerprint()
-    stored = scores.get("weights")
-    return (
-        stored is not None
-        and stored.dtype == np.uint8
-        and bytes(stored) == version_1_digest(model.weights_digest())
-    )
+    return version_1_belongs(scores, model.weights_digest())
 
 
 def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: bool = True) -> Any:
@@ -250,14 +245,14 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    record = read_json(folder)
-    path = folder / RECORD
-    record["held_out"] = record.get("held_out", record.get(HELD_OUT))
+    record, path = read_json(folder), folder / RECORD
+    if record["format_version"] == 1:
+        record = whole_record(record)
     types = {"config": dict, "class_names": list, "metadata": dict, "weights": dict}
-    for key, kind in types.items() | ({("held_out", dict)} if record["held_out"] is not None else set()):
+    for key, kind in types.items() | ({("held_out", dict)} if record.get("held_out") is not None else set()):
         if not isinstance(record.get(key), kind):
             raise CheckpointError(f"'{path}' lacks a proper '{key}': it was cut or edited; restore it.")
-    kind = record.setdefault("kind", "generative")
+    kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         shown = repr(kind)[:60]
         raise CheckpointError(f"'{path}' holds a model of the unknown kind {shown}: use a newer candid.")

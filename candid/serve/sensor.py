@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,9 +17,10 @@ from fastapi import FastAPI, Query, Response, UploadFile
 from starlette.exceptions import HTTPException
 
 from candid._support.errors import CandidError
-from candid._support.files import locked, remove_unfinished, replacing, write_text
+from candid._support.files import remove_unfinished, replacing
 from candid.data.images import BadImageError, to_png
 from candid.data.uploads import decode_upload
+from candid.judging.watch_images import WatchState
 from candid.serve import Limits, ServeOptions, schemas
 from candid.serve.schemas import DriftResponse, EncodedResponse
 from candid.serve.service import Description
@@ -30,7 +31,6 @@ MOST = 1000
 """Verdicts in one answer."""
 SECONDS = 1.0
 """Between two looks at whether the state must be written."""
-NOT_WRITTEN = "Can't write the state of the watch to '%s' (%s): free some space."
 log = logging.getLogger("candid.serve")
 IMAGES, RECORDS = "images", "verdicts.sqlite"
 SCHEMA = """CREATE TABLE IF NOT EXISTS verdicts (
@@ -63,35 +63,16 @@ class Drift:
     """
 
     def __init__(self, start: str | None, model: str, folder: Path | None) -> None:
-        self.watch = None if start is None else Watch.from_json(start)
-        self._file = None if folder is None else folder / f"drift-{model[:16]}.json"
-        self._written, self._writing, self._held = 0, threading.Lock(), ExitStack()
-        if self._file is not None and self.watch is not None:
-            self.watch = self._opened(self._file, self.watch)
+        self.state = None
+        if start is not None:
+            file = None if folder is None else folder / f"drift-{model[:16]}.sqlite"
+            earlier = None if file is None else file.with_suffix(".json")  # until 0.3
+            self.state = WatchState(file, model, Watch.from_json(start), earlier)
 
-    def _opened(self, file: Path, start: Watch) -> Watch:
-        """Lock the state for as long as the server runs, and return the watch that it holds."""
-        lock = file.with_name(f".{file.stem}.lock")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock.touch()
-        except OSError as error:
-            raise CandidError(
-                f"Can't use '{file.parent}' as --state ({error}): name another folder."
-            ) from error
-        self._held.enter_context(locked(lock, "keeps the state of its watch by", seconds=0))
-        watch = start
-        if file.exists():
-            watch = Watch.load(file)
-            if watch.score != start.score:
-                raise CandidError(
-                    f"'{file}' was started by an earlier version, which watched another score of this model: "
-                    "name another folder as --state, or remove the file, to start a new watch."
-                )
-            watch.proven = start.proven  # states of earlier versions don't say it
-        self._written = watch.images
-        watch.save(file)  # a folder that can't be written is named at the start
-        return watch
+    @property
+    def watch(self) -> Watch | None:
+        """The watch, with all images so far."""
+        return None if self.state is None else self.state.watch
 
     def see(self, answers: Sequence[EncodedResponse], names: Sequence[str | None]) -> None:
         """Count judged images; a name is only for those that are stored."""
@@ -133,32 +114,26 @@ class Drift:
         trouble = False
         while True:
             await asyncio.sleep(SECONDS)
-            if self.watch is None or self._file is None or self.watch.images == self._written:
+            if self.state is None or self.state.is_written:
                 continue
-            text, images = self.watch.to_json(), self.watch.images
+            text, images = self.state.watch.to_json(), self.state.watch.images
             try:
-                await asyncio.to_thread(self._write, self._file, text, images)
+                await asyncio.to_thread(self.state.store, text, images)
                 trouble = False
-            except OSError as error:  # the answers go on
+            except CandidError as error:  # the answers go on
                 if not trouble:
-                    log.error(NOT_WRITTEN, self._file, error)
+                    log.error(str(error))
                 trouble = True
 
     def close(self) -> None:
         """Write the state for the last time, and let others use it."""
-        if self.watch is not None and self._file is not None:
-            try:
-                self._write(self._file, self.watch.to_json(), self.watch.images)
-            except OSError as error:
-                log.error(NOT_WRITTEN, self._file, error)
-        self._held.close()
-
-    def _write(self, file: Path, text: str, images: int) -> None:
-        """Write a state unless a newer one is there: a thread may end after the task that waited for it."""
-        with self._writing:
-            if images > self._written:
-                write_text(text, file)
-                self._written = images
+        if self.state is None:
+            return
+        try:
+            self.state.count([])
+        except CandidError as error:
+            log.error(str(error))
+        self.state.close()
 
 
 class Stored(NamedTuple):

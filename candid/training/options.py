@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from candid._support.errors import CandidError
-from candid._support.old_formats import LATER_OPTIONS
+from candid._support.old_formats import without_later
 from candid._support.options import MaybeInfinite, Option, check_fields, named_option, to_dict
 from candid.inference.options import Devices, SkipBad, Workers
 from candid.models.flow.config import ClassifierConfig, preset
@@ -77,6 +77,11 @@ class PhotoOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the options that decide the result."""
+        values = without_later(to_dict(self)).items()
+        return {key: value for key, value in values if key not in ("data", "val_data")}
 
 
 @dataclass(frozen=True)
@@ -253,10 +258,7 @@ class TrainOptions:
         free = MACHINE_KEYS - {"workers"} if is_shards(self.data) else MACHINE_KEYS
         if self.schedule == "plateau":
             free |= {"epochs"}
-        values = to_dict(self).items()
-        return {
-            key: value for key, value in values if key not in free and LATER_OPTIONS.get(key, ...) != value
-        }
+        return {key: value for key, value in without_later(to_dict(self)).items() if key not in free}
 
     def resumed(self, flags: Mapping[str, Any]) -> "TrainOptions":
         """Return these options of a run with the ``flags`` that may change; the others must agree with it."""

@@ -131,7 +131,7 @@ def _train(
     options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
-    digests = {"data": data.digest, "options": _digest_of(options)}
+    digests = {"data": data.digest, "options": state_digest(options.deciding())}
     earlier = earlier_results(folder, digests)
     if earlier is not None:
         show.log(f"this run is finished: {folder.path}")
@@ -192,12 +192,6 @@ def earlier_results(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any
             what = {"data": "photos or labels", "options": "options"}[name]
             raise CandidError(f"The {what} are not those that the run was started with: {RESTORE}")
     return results
-
-
-def _digest_of(options: PhotoOptions) -> str:
-    later = {"tree": None, "together": None}  # what earlier versions did
-    values = [(key, value) for key, value in to_dict(options).items() if value != later.get(key, "")]
-    return state_digest({key: value for key, value in values if key not in ("data", "val_data")})
 
 
 def _finish(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import ANY_NAME, locked, replacing
 from candid._support.numbers import digest
-from candid._support.old_formats import recorded_options
+from candid._support.old_formats import NO_DIGEST, recorded_options
 from candid._support.options import from_dict, named_option
 from candid._support.processes import Processes, first_error
 from candid._support.progress import Progress, Row
@@ -267,9 +267,7 @@ class RunFolder:
         except Exception as error:  # torch raises many kinds for a damaged file
             raise CheckpointError(f"'{path}' can't be read ({str(error)[:80]}): {RESTORE}") from error
         if seal is None:
-            progress.log(
-                "the state of this run carries no digest, it is of an older version: damage can't be seen"
-            )
+            progress.log(NO_DIGEST % path)
         elif state_digest(vars(state)) != seal:
             raise CheckpointError(f"'{path}' is damaged, its digest does not fit: {RESTORE}")
         elif state.digests["options"] != state_digest(options.deciding()):

@@ -15,6 +15,7 @@ from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import write_text
 from candid._support.numbers import digest
+from candid._support.old_formats import whole_watch
 from candid.trust.bets import (
     Array,
     Bets,
@@ -379,21 +380,27 @@ class Watch:
         return json.dumps(record | {"digest": digest(record).hexdigest()})
 
     @classmethod
-    def from_json(cls, text: str, path: object = "the state") -> "Watch":
-        """Return the watch with the state that :meth:`to_json` returned; ``path`` is for messages."""
+    def from_json(cls, text: str, path: object = "the state", proven: bool = True) -> "Watch":
+        """Return the watch with the state that :meth:`to_json` returned.
+
+        Args:
+            text: the state.
+            path: where it is from, for messages.
+            proven: of a state of an earlier version, which does not say it.
+        """
         try:
             record = json.loads(text)
             if record["format"] != FORMAT or record["format_version"] != VERSION:
                 raise ValueError("another format or version")
             if record.pop("digest", None) != digest(record).hexdigest():
                 raise ValueError("changed since it was written")
-            among, proven = record.get("among", "held-out"), record.get("proven", True)
-            watch = cls(record["level"], record["seed"], among, proven)
+            record = whole_watch(record, proven)
+            watch = cls(record["level"], record["seed"], record["among"], record["proven"])
             watch.images, watch._rang = record["images"], record["rang"]
-            watch.score = record.get("score", "")
+            watch.score = record["score"]
             watch._class_names = tuple(record["classes"])
             watch._predicted = np.array(record["predicted"], dtype=np.int64)
-            begun = score_bets(record.get("bets", 1), len(record["watches"][SCORES]["shares"]))
+            begun = score_bets(record["bets"], len(record["watches"][SCORES]["shares"]))
             kinds: list[tuple[Bets, int]] = [(begun, BINS)]
             if record["classes"]:
                 kinds.append((FrequencyBets(list(record["classes"].values())), len(record["classes"])))

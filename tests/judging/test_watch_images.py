@@ -280,7 +280,7 @@ def test_the_watched_score_is_fixed_by_images_that_are_not_ranked(name: str) -> 
 def test_photo_models_are_watched_by_all_own_scores_adopted_ones_by_distance_and_energy(
     photo_run: PhotoRun,
 ) -> None:
-    photo_model, adopted = candid.load(photo_run.model), candid.load("cifar10-resnet")
+    photo_model, adopted = candid.load(photo_run.model), candid.load("everyday")
     whole = needed(photo_model)
     score = WatchedScore.fit(whole, photo_model)
     novelty = whole.statistics["novelty"].astype(np.float64)

@@ -80,7 +80,7 @@ def test_the_state_survives_a_restart(service: Service, tmp_path: Path) -> None:
         assert found.client.get("/v1/drift").json()["images"] == 3
     assert first["proven"] is True
     other = Drift(service.description.watch, "another model", tmp_path / "state")
-    assert other.images == 0 and len(list((tmp_path / "state").glob("*.json"))) == 2
+    assert other.images == 0 and len(list((tmp_path / "state").glob("*.sqlite"))) == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(CandidError, match="--state"):
         Drift(service.description.watch, "model", tmp_path / "file")
@@ -90,16 +90,16 @@ def test_a_state_is_never_replaced_by_an_older_one_or_by_another_server(
     service: Service, tmp_path: Path
 ) -> None:
     drift = Drift(service.description.watch, "model", tmp_path)
-    (file,) = tmp_path.glob("*.json")
     seen = EncodedResponse("accept", b"", Sighting(0.0, 0, 0.5))
-    assert drift.watch is not None
+    assert drift.state is not None
     drift.see([seen], [None])
-    older = drift.watch.to_json()
+    older = drift.state.watch.to_json()
     drift.see([seen], [None])
-    with pytest.raises(CandidError, match="Another process keeps the state"):
+    with pytest.raises(CandidError, match="another process uses it"):
         Drift(service.description.watch, "model", tmp_path)
+    drift.state.count([])
+    drift.state.store(older, 1)  # by a slower thread
     drift.close()
-    drift._write(file, older, 1)  # of a thread that was slower than the end of the server
     again = Drift(service.description.watch, "model", tmp_path)
     assert again.images == 2
     again.close()

@@ -325,7 +325,7 @@ def test_a_state_of_the_older_version_is_resumed(one_epoch: Path, tmp_path: Path
     progress = RecordedDisplay()
     result = train_network(small_config(epochs=1), RunFolder(tmp_path / "run"), True, display=progress)
     assert result.finished
-    assert any("carries no digest" in line for line in progress.lines)
+    assert any("without a digest" in line for line in progress.lines)
 
 
 def test_training_is_one_python_call(tmp_path: Path) -> None:
