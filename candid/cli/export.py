@@ -8,8 +8,7 @@ from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
 from candid.cli.app import JsonFlag, ModelName, command, safe
-
-Format = Literal["onnx", "torch-export"]
+from candid.models import Format
 
 
 @command
@@ -25,7 +24,7 @@ def export(
         ),
     ] = Path(),
     format: Annotated[
-        Literal["onnx", "torch-export", "both"] | None,
+        Format | Literal["both"] | None,
         Option("ONNX, an archive of torch.export, or both.", default="by the ending of the file, or onnx"),
     ] = None,
     batch: Annotated[

@@ -12,7 +12,7 @@ from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
 from candid.cli.app import ModelName, command
-from candid.trust.promises import ErrorLevel, ScoreName
+from candid.trust.promises import ErrorLevel, Novelty, ScoreName
 
 
 @command
@@ -30,15 +30,7 @@ def group(
         Option("Copy the images into subfolders of this folder; originals stay.", metavar="DIR"),
     ] = None,
     score: ScoreName = None,
-    novelty: Annotated[
-        float | None,
-        Option(
-            "False-alarm rate: at most this share of ordinary images is flagged as novel.",
-            above=0,
-            below=1,
-            default="0.05",
-        ),
-    ] = None,
+    novelty: Novelty = None,
     error: ErrorLevel = None,
 ) -> int | None:
     """Group the images that a model does not know: unknown 1, unknown 2, …

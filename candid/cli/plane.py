@@ -10,6 +10,7 @@ from candid._support.options import Option
 from candid._support.progress import is_first_process
 from candid._support.text import printable
 from candid.cli.app import JsonFlag, ModelName, command
+from candid.inference.options import Devices
 from candid.training.options import PlaneOptions
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def plane(
     ] = None,
     out: Annotated[Path, Option("Folder of the run.", metavar="DIR")] = Path("runs/plane"),
     images: Annotated[int | None, Option("Draw this number of test images, evenly spread.", least=1)] = None,
-    devices: Annotated[
-        int | None, Option("Processes on this machine.", least=1, default="all GPUs, or 1")
-    ] = None,
+    devices: Devices = None,
     options: PlaneOptions,
     as_json: JsonFlag = False,
 ) -> None:

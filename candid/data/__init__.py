@@ -3,5 +3,7 @@
 from typing import Literal
 
 Part = Literal["train", "val", "test", "all"]
+Crop = Literal["none", "shift", "jitter", "resized"]
+SplitRule = Literal["hash", "shuffled"]
 PHOTO_SIDE = 96
 """Images with at least this many pixels per side are photos: they get an eye, and come in all sizes."""

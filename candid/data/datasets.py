@@ -13,9 +13,9 @@ from candid._support.numbers import Array
 from candid._support.old_formats import recorded_options
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import draws
-from candid.data import Part
+from candid.data import Part, SplitRule
 from candid.data.class_names import named
-from candid.data.formats import PARTS, Query, SplitRule, format_of
+from candid.data.formats import PARTS, Query, format_of
 from candid.data.images import Preprocessing, path_of
 from candid.data.splits import FileSplit, IndexedSplit, Split
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid._support.text import listed, plural
-from candid.data import shards
+from candid.data import SplitRule, shards
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
 from candid.data.splits import ArraySplit, FileSplit, Split, unknown
 
@@ -30,7 +30,6 @@ CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SYNTHETIC = ("uniform-noise", "constant")
 SYNTHETIC_IMAGES = 2000
-SplitRule = Literal["hash", "shuffled"]
 """How images without their own val or test part are divided: by a hash of each image, or by a shuffle."""
 
 

@@ -16,6 +16,7 @@ from candid._support.errors import CandidError
 from candid._support.numbers import Array, as_array
 from candid._support.old_formats import CROPS
 from candid._support.randomness import draws
+from candid.data import Crop
 from candid.data.crops import Box, published_ten_crops, random_box
 
 EXTENSIONS = frozenset(
@@ -32,7 +33,6 @@ LYING, MIRRORED, UPSIDE_DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
 ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 Source = Path | bytes | BytesIO
 """A file, or its content."""
-Crop = Literal["none", "shift", "jitter", "resized"]
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # opened says it in a sentence
 
 

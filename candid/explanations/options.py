@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from candid._support.errors import CandidError, did_you_mean
-from candid._support.options import Option, check_fields
+from candid._support.options import Option
+from candid.inference.options import ImageOptions
 
 HeatmapRule = Literal["candid", "paper"]
 """How posterior heatmaps distribute what all classes share over the positions; see the theory page."""
@@ -41,8 +42,8 @@ def check_target(target: float) -> None:
         raise CandidError(f"The target of a counterfactual is a posterior between 0 and 1, not {target}.")
 
 
-@dataclass(frozen=True)
-class ExplainOptions:
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(ImageOptions):
     """What to look at in a model, and how."""
 
     data: Annotated[
@@ -52,10 +53,6 @@ class ExplainOptions:
             "and measured uncertainties.",
             metavar="DATA",
         ),
-    ] = None
-    part: Annotated[
-        Literal["train", "val", "test", "all"] | None,
-        Option("Part of the data.", default="test, else val, else all"),
     ] = None
     classes: Annotated[
         str | None,
@@ -83,8 +80,3 @@ class ExplainOptions:
     ] = None
     temperatures: Annotated[tuple[float, ...], Option("Temperatures of samples.", least=0)] = (0.5, 0.8, 1.0)
     seed: Annotated[int, Option("Seed of samples and projections.", least=0)] = 0
-    skip_bad: Annotated[bool, Option("Leave out images that can't be read, and name them.")] = False
-    workers: Annotated[int, Option("Processes that load images.", least=0)] = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self)

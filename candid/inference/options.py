@@ -23,17 +23,29 @@ Devices = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """Which images of a data set pass a model, and by how many processes."""
+class ReadOptions:
+    """How images are read."""
 
-    part: PartName = None
-    images: Images = None
     skip_bad: SkipBad = False
-    devices: Devices = None
     workers: Workers = 2
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(ReadOptions):
+    """Which images of a data set pass a model."""
+
+    part: PartName = None
+    images: Images = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(ImageOptions):
+    """Which images of a data set pass a model, and by how many processes."""
+
+    devices: Devices = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,11 +252,11 @@ def _read_record(folder: Path) -> dict[str, Any]:
     for key, kind in types.items() | ({("held_out", dict)} if record.get("held_out") is not None else set()):
         if not isinstance(record.get(key), kind):
             raise CheckpointError(f"'{path}' lacks a proper '{key}': it was cut or edited; restore it.")
-    kind = record.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        shown = repr(kind)[:60]
+    name = record.get("kind")
+    if not isinstance(name, str) or name not in KINDS:
+        shown = repr(name)[:60]
         raise CheckpointError(f"'{path}' holds a model of the unknown kind {shown}: use a newer candid.")
-    config_class = KINDS[kind].imported(KINDS[kind].config)
+    config_class = KINDS[name].imported(KINDS[name].config)
     try:
         record["config"] = from_dict(config_class, record["config"])
         checked_names(record["class_names"], len(record["class_names"]))

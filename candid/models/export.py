@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,13 +20,12 @@ from candid._support.files import replacing
 from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid._support.text import short_name
-from candid.models import checkpoint
+from candid.models import Format, checkpoint
 from candid.models.photo.efficientnet import session_of
 
 if TYPE_CHECKING:
     import torch
 
-Format = Literal["onnx", "torch-export"]
 Run = Callable[[Array], Sequence[Array]]
 ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch-export"}
 OUTPUTS = {

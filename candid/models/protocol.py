@@ -12,7 +12,8 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, digest
 from candid._support.old_formats import CROPS
-from candid.data.images import Crop, Preprocessing
+from candid.data import Crop
+from candid.data.images import Preprocessing
 from candid.trust.scores import OWN_PARTS
 from candid.trust.tree import Tree
 

@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 from candid._support.errors import CandidError
 from candid._support.old_formats import without_later
 from candid._support.options import MaybeInfinite, Option, check_fields, named_option, to_dict
-from candid.inference.options import Devices, SkipBad, Workers
-from candid.models.flow.config import ClassifierConfig, preset
+from candid.data import Crop, SplitRule
+from candid.inference.options import Devices, ReadOptions, SkipBad, Workers
+from candid.models.flow.config import ClassifierConfig, Memory, preset
 from candid.models.photo.eyes import DEFAULT_EYE, EYES
 
 Schedule = Literal["one-cycle", "plateau"]
-Crop = Literal["none", "shift", "jitter", "resized"]
 MeansStart = Literal["random", "pooled", "blocks"]
-SplitRule = Literal["hash", "shuffled"]
-Memory = Literal["plain", "inverse"]
 FEATURES_FILE = ".npz"
 """The ending of a file with features."""
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
@@ -31,33 +29,50 @@ HOLDOUT = Option(
     below=1,
     default=f"photos: {SHARE} from {ENOUGH} photos on, else 0; networks: 0.05, more if there are few images",
 )
-SPLIT_SEED = Option("Seed of the division into training and held-out images.", least=0)
 TREE = Option(
     "Kinds above the classes: 'folders' (the innermost folders are the classes), 'imagenet' (WordNet's, for "
     "its 1000 classes), or a CSV file that names a class or kind and the kind above it on each line.",
     metavar="TREE",
     default="none",
 )
-ONLY = Option("Train only on this class. Repeat for more.", metavar="CLASS")
-VAL_DATA = Option("Tar shards to validate on.", metavar="SHARDS")
-SEED = Option("Seed of the folds; for networks, of weights, batches and augmentation.", least=0)
 
 
 @dataclass(frozen=True)
-class PhotoOptions:
+class RunOptions:
+    """What all trainings share."""
+
+    data: Annotated[str, Option("What to train on; see 'candid train'.", hidden=True)]
+    split_seed: Annotated[int, Option("Seed of the division into training and held-out images.", least=0)] = 0
+    skip_bad: SkipBad = False
+    seed: Annotated[
+        int, Option("Seed of the folds; for networks, of weights, batches and augmentation.", least=0)
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class TrainingOptions(RunOptions):
+    """What trainings on photos and on pixels share."""
+
+    holdout: Annotated[float | None, HOLDOUT] = None
+    val_data: Annotated[str | None, Option("Tar shards to validate on.", metavar="SHARDS")] = None
+    only: Annotated[
+        tuple[str, ...], Option("Train only on this class. Repeat for more.", metavar="CLASS")
+    ] = ()
+
+
+@dataclass(frozen=True)
+class PhotoOptions(TrainingOptions):
     """Everything that decides what a training on photos computes."""
 
-    data: Annotated[str, Option("A folder of photos.", hidden=True)]
     eye: Annotated[str, Option(f"Pretrained network: {', '.join(EYES)}, several joined by +, or a file.")] = (
         DEFAULT_EYE
     )
     priors: Annotated[
         Literal["frequency", "uniform"], Option("How probable classes are before a photo is seen.")
     ] = "frequency"
-    holdout: Annotated[float | None, HOLDOUT] = None
-    val_data: Annotated[str | None, VAL_DATA] = None
-    split_seed: Annotated[int, SPLIT_SEED] = 0
-    only: Annotated[tuple[str, ...], ONLY] = ()
     tree: Annotated[str | None, TREE] = None
     together: Annotated[
         str | None,
@@ -68,15 +83,10 @@ class PhotoOptions:
             default="near-duplicates only",
         ),
     ] = None
-    skip_bad: SkipBad = False
     thumbnails: Annotated[
         bool,
         Option("Keep small pictures of up to 20 photos of each class, to show the nearest ones."),
     ] = True
-    seed: Annotated[int, SEED] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that decide the result."""
@@ -85,14 +95,13 @@ class PhotoOptions:
 
 
 @dataclass(frozen=True)
-class VectorOptions:
+class VectorOptions(RunOptions):
     """Everything that decides what a training on features computes.
 
     >>> VectorOptions(data="features.npz").beta
     1.0
     """
 
-    data: Annotated[str, Option("A folder of photos, or an .npz file with features.", hidden=True)]
     preset: Annotated[Literal["vector"], Option("What is trained.", hidden=True)] = "vector"
     eye: Annotated[str | None, Option("Pretrained network that photos are seen through.")] = None
     beta: Annotated[MaybeInfinite, Option("Weight of the classification loss; it can be inf.", least=0)] = 1.0
@@ -114,13 +123,7 @@ class VectorOptions:
         Literal["frequency", "uniform"], Option("How probable classes are before features are seen.")
     ] = "frequency"
     holdout: Annotated[float, Option("Held-out share, if there is no val part.", above=0, below=1)] = SHARE
-    split_seed: Annotated[int, SPLIT_SEED] = 0
     tree: Annotated[str | None, TREE] = None
-    skip_bad: SkipBad = False
-    seed: Annotated[int, SEED] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def stored(self) -> bool:
@@ -134,16 +137,13 @@ class VectorOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(TrainingOptions):
     """Everything that decides what a training run computes; ``config.toml`` of a run folder stores it.
 
     >>> TrainOptions(data="digits", beta=float("inf")).beta
     inf
     """
 
-    data: Annotated[
-        str, Option("'digits', a folder of images, idx or CIFAR-10 files, or tar shards.", hidden=True)
-    ]
     preset: Annotated[
         str,
         Option(
@@ -207,13 +207,8 @@ class TrainOptions:
     crop: Annotated[Crop, Option("Random crops of training images.")] = "none"
     flip: Annotated[bool, Option("Mirror training images at random.", flag="--flip/--no-flip")] = False
     holdout: Annotated[float, HOLDOUT] = 0.05
-    split_seed: Annotated[int, SPLIT_SEED] = 0
     split: Annotated[SplitRule, Option("Divide images without parts by a hash or a shuffle.")] = "hash"
-    only: Annotated[tuple[str, ...], ONLY] = ()
-    val_data: Annotated[str | None, VAL_DATA] = None
     epoch_images: Annotated[int | None, Option("Tar shards: images per epoch.")] = None
-    skip_bad: SkipBad = False
-    seed: Annotated[int, SEED] = 0
     precision: Annotated[Literal["32", "bf16"], Option("bf16: convolutions in bfloat16.")] = "32"
     memory: Annotated[Memory, Option("inverse: recompute activations, for less memory.")] = "plain"
     compile: Annotated[bool, Option("Compile the network first: minutes once, then faster steps.")] = False
@@ -222,7 +217,7 @@ class TrainOptions:
     tensorboard: Annotated[bool, Option("Write the metrics of every epoch for TensorBoard.")] = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for text in (self.data, self.val_data or "", self.start or "", *self.only):
             if text != text.encode(errors="replace").decode():
                 raise CandidError(f"{text!r} has bytes that are no text, for config.toml: rename it.")
@@ -286,8 +281,8 @@ def check_call(data: str | None, out: object, recipe: object, resume: bool) -> N
         raise CandidError("Name the data to train on, such as 'digits' or a folder of images.")
 
 
-@dataclass(frozen=True)
-class PlaneOptions:
+@dataclass(frozen=True, kw_only=True)
+class PlaneOptions(ReadOptions):
     """How a model is fine-tuned after its class means were moved to a plane."""
 
     means_only: Annotated[bool, Option("Fine-tune only the means, not the network.")] = False
@@ -297,13 +292,10 @@ class PlaneOptions:
         MaybeInfinite | None,
         Option("Weight of the classification loss.", above=0, default="the model's"),
     ] = None
-    skip_bad: SkipBad = False
-    workers: Workers = 2
-    __post_init__ = check_fields  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class AdoptOptions:
+@dataclass(frozen=True, kw_only=True)
+class AdoptOptions(ReadOptions):
     """Which images are held out, and how they are read."""
 
     held_out: Annotated[
@@ -319,7 +311,4 @@ class AdoptOptions:
         Option("A text file with one class name on each line.", metavar="FILE", default="the classifier's"),
     ] = None
     tree: Annotated[str | None, TREE] = None
-    skip_bad: SkipBad = False
     devices: Devices = None
-    workers: Workers = 2
-    __post_init__ = check_fields  # type: ignore[misc]

@@ -9,11 +9,11 @@ from PIL import Image
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.progress import SILENT
+from candid.data import Crop, SplitRule, splits
 from candid.data import datasets as module
-from candid.data import splits
 from candid.data.datasets import Dataset, open_dataset
-from candid.data.formats import PARTS, SplitRule
-from candid.data.images import Crop, Preprocessing, decode_as
+from candid.data.formats import PARTS
+from candid.data.images import Preprocessing, decode_as
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit
 from candid.training.loader import Plan, training_batches
 from candid.training.options import TrainOptions

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.progress import SILENT
-from candid.data import Part
+from candid.data import Part, SplitRule
 from candid.data.batches import named_batches
 from candid.data.datasets import open_dataset, open_images, open_part
-from candid.data.formats import CIFAR_CLASSES, SplitRule
+from candid.data.formats import CIFAR_CLASSES
 from candid.data.images import Preprocessing
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from tests.data.helpers import picture, write_folder, write_shard

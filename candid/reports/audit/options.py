@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from candid._support.options import MaybeInfinite, Option, check_fields
+from candid._support.options import MaybeInfinite, Option
 from candid._support.text import named_pairs
 from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
-from candid.inference.options import Images, PartName, SkipBad, Workers
+from candid.inference.options import ImageOptions
 from candid.robustness.corruptions.registry import SEVERITIES, check_severities
 from candid.trust.promises import Delta, RiskLevel
 
@@ -19,7 +19,7 @@ EYE_IMAGES, EYE_ATTACKS, EYE_KAPPAS, EYE_WEIGHTS, EYE_STEPS = 30, 2, (0.01,), (0
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditOptions:
+class AuditOptions(ImageOptions):
     """What to audit, and how thoroughly."""
 
     out: Annotated[
@@ -36,7 +36,6 @@ class AuditOptions:
             f"models {EYE_ATTACKS}, and {EYE_IMAGES} corrupted ones."
         ),
     ] = False
-    images: Images = None
     corruption_images: Annotated[
         int | None,
         Option(
@@ -63,12 +62,9 @@ class AuditOptions:
     name: Annotated[
         str | None, Option("With --held-out: what the classifier is called on the page.", metavar="NAME")
     ] = None
-    part: PartName = None
-    skip_bad: SkipBad = False
-    workers: Workers = 2
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_severities(self.severities)
         if self.images is None and self.quick:
             object.__setattr__(self, "images", QUICK_IMAGES)
