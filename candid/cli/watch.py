@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @command
 def watch(
     model: ModelName,
-    images: Annotated[str, Option("A folder, or a text file that names one image a line.", metavar="FOLDER")],
+    images: Annotated[
+        str, Option("A folder, or a text file that names one image per line.", metavar="FOLDER")
+    ],
     /,
     options: WatchOptions,
     as_json: JsonFlag = False,

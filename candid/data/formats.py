@@ -82,7 +82,7 @@ def format_of(spec: str, labelled: bool = True) -> Format:
     return next(format for format in reversed(usable) if format.recognises(spec))
 
 
-def _in_memory(arrays: "dict[str, Arrays]", class_names: Sequence[str]) -> Contents:
+def _in_memory(arrays: "dict[str, LabelledImages]", class_names: Sequence[str]) -> Contents:
     parts = {name: ArraySplit(*part) for name, part in arrays.items()}
     return Contents({name: partial(_same, part) for name, part in parts.items()}, tuple(class_names))
 
@@ -263,7 +263,7 @@ def _synthetic(kind: str, preprocessing: Preprocessing) -> ArraySplit:
 # digits, idx and CIFAR-10
 
 
-class Arrays(NamedTuple):
+class LabelledImages(NamedTuple):
     """Images and labels in memory."""
 
     images: Array
@@ -272,7 +272,7 @@ class Arrays(NamedTuple):
     """(N,) int64."""
 
 
-def read_digits() -> Arrays:
+def read_digits() -> LabelledImages:
     """Return scikit-learn's 1797 handwritten digits, 8 x 8.
 
     Their 17 grey levels are spread over 0..254, each pixel at random within its level (always the same
@@ -283,10 +283,10 @@ def read_digits() -> Arrays:
     digits = load_digits()
     levels = digits.images.astype(np.uint8)[:, None]
     within = draws(0).integers(15, levels.size).astype(np.uint8).reshape(levels.shape)
-    return Arrays(15 * levels + within, digits.target.astype(np.int64))
+    return LabelledImages(15 * levels + within, digits.target.astype(np.int64))
 
 
-def read_idx(folder: Path) -> dict[str, Arrays]:
+def read_idx(folder: Path) -> dict[str, LabelledImages]:
     """Read MNIST's layout: train and t10k, images and labels, plain or gzipped."""
     splits = {}
     for split, prefix in IDX_NAMES.items():
@@ -304,7 +304,7 @@ def read_idx(folder: Path) -> dict[str, Arrays]:
                 f"The {split} images and labels in '{folder}' have the shapes {tuple(images.shape)} and "
                 f"{tuple(labels.shape)}: they don't belong together."
             )
-        splits[split] = Arrays(images[:, None], labels.astype(np.int64))
+        splits[split] = LabelledImages(images[:, None], labels.astype(np.int64))
     return splits
 
 
@@ -341,14 +341,14 @@ def read_idx_file(path: Path) -> Array:
     return np.frombuffer(content[header:], np.uint8).reshape(shape).copy()
 
 
-def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
+def read_cifar(folder: Path) -> tuple[dict[str, LabelledImages], tuple[str, ...]]:
     """Read CIFAR-10 as published, binary or python version, and its class names."""
     ending = ".bin" if (folder / f"{CIFAR_TRAIN[0]}.bin").is_file() else ""
     read = _cifar_binary if ending else _cifar_python
     splits = {}
     for split, names in {"train": CIFAR_TRAIN, "test": ["test_batch"]}.items():
         parts = [read(folder / (name + ending)) for name in names]
-        splits[split] = Arrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        splits[split] = LabelledImages(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     names_file = folder / "batches.meta.txt"
     if not names_file.is_file():
         return splits, CIFAR_CLASSES
@@ -356,7 +356,7 @@ def read_cifar(folder: Path) -> tuple[dict[str, Arrays], tuple[str, ...]]:
     return splits, class_names if len(class_names) == len(CIFAR_CLASSES) else CIFAR_CLASSES
 
 
-def _cifar_binary(path: Path) -> Arrays:
+def _cifar_binary(path: Path) -> LabelledImages:
     content = _whole(path)
     if not content or len(content) % 3073:
         raise CandidError(f"'{path}' has {len(content)} bytes, not a multiple of 3073: copy it again.")
@@ -364,7 +364,7 @@ def _cifar_binary(path: Path) -> Arrays:
     return _checked_cifar(path, records[:, 1:], records[:, 0].astype(np.int64))
 
 
-def _cifar_python(path: Path) -> Arrays:
+def _cifar_python(path: Path) -> LabelledImages:
     try:
         batch = _ArraysOnly(io.BytesIO(_whole(path)), encoding="bytes").load()
         pixels, labels = np.asarray(batch[b"data"], dtype=np.uint8), np.asarray(batch[b"labels"], np.int64)
@@ -375,11 +375,11 @@ def _cifar_python(path: Path) -> Arrays:
     return _checked_cifar(path, pixels, labels)
 
 
-def _checked_cifar(path: Path, pixels: Array, labels: Array) -> Arrays:
+def _checked_cifar(path: Path, pixels: Array, labels: Array) -> LabelledImages:
     fits = labels.ndim == 1 and len(labels) > 0 and pixels.shape == (len(labels), 3072)
     if not fits or int(labels.min()) < 0 or int(labels.max()) > 9:
         raise CandidError(f"'{path}' doesn't hold 3 x 32 x 32 images of ten classes: copy it again.")
-    return Arrays(pixels.reshape(-1, 3, 32, 32), labels)
+    return LabelledImages(pixels.reshape(-1, 3, 32, 32), labels)
 
 
 def _whole(path: Path) -> bytes:

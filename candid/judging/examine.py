@@ -30,7 +30,7 @@ from candid.trust.verdict import Examination, Posterior, discovered
 AHEAD = 2
 """Batches that are decoded while one passes the network."""
 OVERFLOW = "the network's numbers overflow on this image; it can't be judged"
-Source = Path | Array | Image.Image
+GivenImage = Path | Array | Image.Image
 """One image: a file, or pixels."""
 
 
@@ -110,7 +110,7 @@ def examine_stream(model: Any, images: Any, **options: Any) -> Iterator[Examinat
     return examiner.examine(images)
 
 
-def sources(images: Any) -> Iterator[tuple[str, Source]]:
+def sources(images: Any) -> Iterator[tuple[str, GivenImage]]:
     """Yield the name and the file or pixels of each image in what :func:`examine` takes."""
     numbers = count()
     one = isinstance(images, str | os.PathLike) or _is_pixels(images)
@@ -284,7 +284,7 @@ def examinations(
 
 
 def _decoded(
-    images: Iterable[tuple[str, Source]], preprocessing: Preprocessing, batch: int
+    images: Iterable[tuple[str, GivenImage]], preprocessing: Preprocessing, batch: int
 ) -> Iterator[tuple[list[str], list[Array | BadImageError]]]:
     """Yield batches of images as the model sees them; an error in place of one that can't be used."""
     remaining = iter(images)
@@ -302,7 +302,7 @@ def _decoded(
                 return
 
 
-def _decode(image: Source, preprocessing: Preprocessing) -> Array | BadImageError:
+def _decode(image: GivenImage, preprocessing: Preprocessing) -> Array | BadImageError:
     try:
         if isinstance(image, Path):
             return decode_as(image, preprocessing, None)

@@ -327,7 +327,7 @@ def _names_on_disk(places: Iterable[str]) -> dict[str, str]:
 def _copy(path: Path, folder: Path, digests: dict[Path, list[bytes]]) -> None:
     """Copy a file unless its content is there already under its name, or its name with a number.
 
-    ``known`` has the digests of files that are there, in the order of their numbers, by the name without one.
+    ``digests`` has those of files that are there, in the order of their numbers, by the name without one.
     """
     digest, taken = _digest(path), digests.setdefault(folder / path.name, [])
     if digest in taken:

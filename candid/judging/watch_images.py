@@ -43,7 +43,7 @@ class FileWatch:
     Args:
         model: the model that judges them.
         name: what users call it.
-        source: a folder, or a text file that names one image a line.
+        source: a folder, or a text file that names one image per line.
         options: the level of the alarm, and where the state is.
     """
 

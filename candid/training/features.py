@@ -158,7 +158,7 @@ class FeatureCache:
             self._places |= {each: (file, row) for row, each in enumerate(digests)}
 
 
-class _Photo(NamedTuple):
+class _Read(NamedTuple):
     """One photo and what became of it."""
 
     name: str
@@ -190,7 +190,7 @@ class Extraction:
 
         The result is the same for any number of processes.
         """
-        share: list[_Photo] = []
+        share: list[_Read] = []
         error = None
         try:
             if isinstance(split, FileSplit):
@@ -246,7 +246,7 @@ class Extraction:
         """The whole centre square, at the eye's size."""
         return Preprocessing(3, self.eye.size, self.eye.size)
 
-    def _of_files(self, split: FileSplit, name: str) -> list[_Photo]:
+    def _of_files(self, split: FileSplit, name: str) -> list[_Read]:
         """Return this process's share of the photos, in their order."""
         share = split.subset(np.arange(self.processes.global_rank, len(split), self.processes.world_size))
         digests = share.digests()
@@ -270,17 +270,17 @@ class Extraction:
         rows = iter(self.cache.rows([each for i, each in enumerate(digests) if i not in bad]))
         labels = share.labels.tolist()
         return [
-            _Photo(str(path), labels[i], bad[i] if i in bad else next(rows))
+            _Read(str(path), labels[i], bad[i] if i in bad else next(rows))
             for i, path in enumerate(share.paths)
         ]
 
-    def _of_shards(self, split: Split, name: str) -> list[_Photo]:
+    def _of_shards(self, split: Split, name: str) -> list[_Read]:
         """Return the photos of this process's shards; here the digest is one of the pixels."""
         if self.skip_bad:
             split.load(self.preprocessing, True, self.progress)  # says that shards can't
         rank, world = self.processes.global_rank, self.processes.world_size
         batches = split.named_batches(self.preprocessing, CHUNK, rank, world, workers=0)
-        photos: list[_Photo] = []
+        photos: list[_Read] = []
         total = -(-len(split) // CHUNK // world)
         for images, labels, names in self.progress.track(batches, name, total, CHUNK * world):
             digests = [digest(image).digest() for image in images]
@@ -294,7 +294,7 @@ class Extraction:
             if rows:
                 self.cache.store([digests[i] for i in rows], list(rows.values()))
             cached = self.cache.rows(digests)
-            photos += [_Photo(*each) for each in zip(names, labels.tolist(), cached, strict=True)]
+            photos += [_Read(*each) for each in zip(names, labels.tolist(), cached, strict=True)]
         return photos
 
     def _described(

@@ -3,7 +3,7 @@
 ::
 
     config.toml     everything that decides what the run computes
-    metrics.csv     one line an epoch
+    metrics.csv     one line per epoch
     curves.png      the same as a picture
     model/last      the model after the last epoch
     model/best      the one with the lowest validation loss

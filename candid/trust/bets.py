@@ -368,7 +368,7 @@ def numbers(what: str, values: Any) -> Array:
     except (TypeError, ValueError) as error:
         raise CandidError(f"The {what} must be numbers, not {type(values).__name__}.") from error
     if array.ndim != 1:
-        raise CandidError(f"The {what} must be one number an image, (N,), not of the shape {array.shape}.")
+        raise CandidError(f"The {what} must be one number per image, (N,), not of the shape {array.shape}.")
     if np.isnan(array).any():
         raise CandidError(f"{int(np.isnan(array).sum())} of {len(array)} {what} are NaN: find out why.")
     return array

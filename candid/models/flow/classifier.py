@@ -45,7 +45,7 @@ class GenerativeClassifier(ImageClassifier):
 
     Args:
         config: the layout; see :class:`~candid.ClassifierConfig`.
-        class_names: one name a class; the class numbers if None.
+        class_names: one name per class; the class numbers if None.
         memory: ``"inverse"`` recomputes activations in the backward pass instead of storing them.
         seed: of the initial weights, the mixing matrices and the evaluation noise.
 

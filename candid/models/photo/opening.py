@@ -15,7 +15,7 @@ from candid.data import class_names as imagenet
 from candid.data.formats import kinds_above
 from candid.data.images import path_of
 from candid.models.checkpoint import is_bundled, named_model
-from candid.models.photo.efficientnet import PackagedEye, read_weights, weights_file
+from candid.models.photo.efficientnet import PackagedEye, package_folder, read_weights, weights_file
 from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
 from candid.models.photo.eye_files import FileEye, OnnxEye, described
 from candid.models.photo.eyes import EYES, EyeInfo
@@ -179,6 +179,7 @@ def open_eye(name: str) -> Eye:
     if "+" in name and not Path(name).exists():
         return JoinedEyes([open_eye(part) for part in name.split("+")])
     if name in EYES:
+        package_folder(EYES[name])  # says at once if it is not installed
         return PackagedEye(EYES[name])
     path = Path(name).expanduser()
     if path.suffix == ".onnx":

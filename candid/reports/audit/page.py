@@ -56,18 +56,18 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell | str]]
 
 
-def write(found: AuditResult) -> tuple[dict[str, Any], list[Path]]:
+def write(result: AuditResult) -> tuple[dict[str, Any], list[Path]]:
     """Write one page and one JSON file; return what is in the JSON file, and the files."""
-    grades = grades_of(found)
-    content = record(found, grades)
+    grades = grades_of(result)
+    content = record(result, grades)
     texts = {
         RECORD: json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
-        PAGE: page(found, grades),
+        PAGE: page(result, grades),
     }
-    return content, write_texts(texts, found.options.out)
+    return content, write_texts(texts, result.options.out)
 
 
-def page(found: AuditResult, grades: dict[str, list[Grade]]) -> str:
+def page(result: AuditResult, grades: dict[str, list[Grade]]) -> str:
     """Return the audit as one HTML page that needs no other file."""
     environment = Environment(
         loader=PackageLoader("candid.reports.audit"),
@@ -78,39 +78,39 @@ def page(found: AuditResult, grades: dict[str, list[Grade]]) -> str:
     )
     environment.filters |= {"marked": marked, "listed": listed, "percent": percent, "number": number}
     numbers = count(1)
-    shown = found.examples or "examples" in found.absent
+    shown = result.examples or "examples" in result.absent
     return environment.get_template("page.html.j2").render(
-        title=f"Audit of {listed(model.name for model in found.models)}",
+        title=f"Audit of {listed(model.name for model in result.models)}",
         policy=POLICY,
         sections={key: title for key, title in SECTIONS.items() if shown or key != "examples"},
         signs=SIGNS,
         words=WORDS,
         next_number=lambda: next(numbers),
         version=__version__,
-        found=found,
-        options=found.options,
-        data=found.data,
-        metrics=found.evaluations[0].metrics,
+        result=result,
+        options=result.options,
+        data=result.data,
+        metrics=result.evaluations[0].metrics,
         grades=grades,
-        missing=missing(found),
-        side_by_side=side_by_side(found) if len(found.models) > 1 else [],
+        missing=missing(result),
+        side_by_side=side_by_side(result) if len(result.models) > 1 else [],
         criteria=Table("What the words mean", ["aspect", "rule"], list(CRITERIA.items())),
-        commands=found.commands,
-        sample=_sample(found),
-        classes=found.evaluations[0].class_names,
+        commands=result.commands,
+        sample=_sample(result),
+        classes=result.evaluations[0].class_names,
         zip=zip,
-        **_studies(found, Pictures(found)),
+        **_studies(result, Pictures(result)),
     )
 
 
-def _sample(found: AuditResult) -> str | None:
+def _sample(result: AuditResult) -> str | None:
     """Say of how many images the numbers are, if these are not all."""
-    options = found.options
+    options = result.options
     if not (options.quick or options.images is not None or options.corruption_images):
         return None
     parts = [f"at most {options.images:,} images of each set"] if options.images else []
     parts += [f"{options.corruption_images:,} for each corruption"] if options.corruption_images else []
-    parts += [f"{options.attack_images:,} attacked images"] if found.attacks else []
+    parts += [f"{options.attack_images:,} attacked images"] if result.attacks else []
     kind = "A quick look" if options.quick else "A sample"
     return (
         f"{kind}: {listed(parts or ['few images'])}. Where there are more images, "
@@ -124,61 +124,67 @@ def marked(text: str) -> Markup:
     >>> marked("a < b: see --ood")
     Markup('a &lt; b: see <code>--ood</code>')
     """
-    found = re.sub(r"(?<!\S|-)(\(?)(--[a-z]+(?:-[a-z]+)*)", r"\1<code>\2</code>", str(escape(text)))
-    return Markup(found.replace(" %", "&nbsp;%"))
+    text = re.sub(r"(?<!\S|-)(\(?)(--[a-z]+(?:-[a-z]+)*)", r"\1<code>\2</code>", str(escape(text)))
+    return Markup(text.replace(" %", "&nbsp;%"))
 
 
-def _studies(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
+def _studies(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
     """Return the tables and pictures of all studies, drawn in the order of the page."""
     return {
-        "models": _models(found),
+        "models": _models(result),
         "trade_off": pictures.trade_off(),
-        "accuracy": _metrics(found, "Accuracy and likelihood", LIKELIHOOD),
-        "ten_crop": _ten_crop(found),
+        "accuracy": _metrics(result, "Accuracy and likelihood", LIKELIHOOD),
+        "ten_crop": _ten_crop(result),
         "calibration_curves": pictures.calibration(),
-        "calibration": _calibration(found),
-        "detection": _detection(found, pictures),
+        "calibration": _calibration(result),
+        "detection": _detection(result, pictures),
         "accepted": [
-            (_accepted(name, each.metrics), selective_sentences(each.metrics["selective"]), picture)
-            for name, each, picture in zip(_names(found), found.evaluations, pictures.accepted(), strict=True)
+            (
+                _accepted(name, evaluation.metrics),
+                selective_sentences(evaluation.metrics["selective"]),
+                picture,
+            )
+            for name, evaluation, picture in zip(
+                _names(result), result.evaluations, pictures.accepted(), strict=True
+            )
         ],
-        "corruptions": _corruptions(found, pictures) if found.corruptions else None,
-        "attacks": _attacks(found, pictures) if found.attacks else None,
+        "corruptions": _corruptions(result, pictures) if result.corruptions else None,
+        "attacks": _attacks(result, pictures) if result.attacks else None,
         "explanations": {
-            name: (list(pictures.explanations(name)), _closest_classes(found, name))
-            for name in found.overviews
+            name: (list(pictures.explanations(name)), _closest_classes(result, name))
+            for name in result.overviews
         },
         "receptive_fields": pictures.receptive_fields(),
         "examinations": list(pictures.examinations()),
     }
 
 
-def _models(found: AuditResult) -> Table:
+def _models(result: AuditResult) -> Table:
     rows = []
-    for each, evaluation in zip(found.models, found.evaluations, strict=True):
+    for model, evaluation in zip(result.models, result.evaluations, strict=True):
         rows.append(
             [
-                each.name,
+                model.name,
                 evaluation.metrics["kind"],
-                "–" if each.beta is None else number(each.beta),
-                "–" if each.parameters is None else f"{each.parameters:,}",
-                "–" if each.loaded is None else " x ".join(map(str, each.loaded.image_shape)),
+                "–" if model.beta is None else number(model.beta),
+                "–" if model.parameters is None else f"{model.parameters:,}",
+                "–" if model.loaded is None else " x ".join(map(str, model.loaded.image_shape)),
                 f"{len(evaluation.class_names):,}",
-                f"{each.held_out:,}" if each.held_out else "none",
-                each.path,
+                f"{model.held_out:,}" if model.held_out else "none",
+                model.path,
             ]
         )
     head = ["model", "kind", "beta", "parameters", "images", "classes", "held-out images", "path"]
     return Table("The audited models", head, rows)
 
 
-def _metrics(found: AuditResult, caption: str, keys: Sequence[str]) -> Table:
+def _metrics(result: AuditResult, caption: str, keys: Sequence[str]) -> Table:
     """Return a row for each metric that any model has, with 95 % intervals."""
     rows = []
     for key in keys:
         metric = METRICS[key]
         cells = []
-        for metrics in (each.metrics for each in found.evaluations):
+        for metrics in (evaluation.metrics for evaluation in result.evaluations):
             value, ends = metrics.get(key), metrics["intervals"].get(key)
             if value is None or ends is None:
                 cells.append("never that confident" if key == "oce" else "–")
@@ -186,18 +192,22 @@ def _metrics(found: AuditResult, caption: str, keys: Sequence[str]) -> Table:
             cells.append(f"{metric.shown(value)} ({metric.interval(ends)})")
         if set(cells) != {"–"}:
             rows.append([metric.label, *cells])
-    return Table(caption, ["metric", *_names(found)], rows)
+    return Table(caption, ["metric", *_names(result)], rows)
 
 
-def _ten_crop(found: AuditResult) -> Table | None:
-    crops = [each.metrics["ten_crop"] for each in found.evaluations if "ten_crop" in each.metrics]
+def _ten_crop(result: AuditResult) -> Table | None:
+    crops = [
+        evaluation.metrics["ten_crop"]
+        for evaluation in result.evaluations
+        if "ten_crop" in evaluation.metrics
+    ]
     row = ["top-1 accuracy, ten crops", *(percent(each["accuracy"]) for each in crops)]
-    return Table("Posteriors averaged over ten crops", ["metric", *_names(found)], [row]) if crops else None
+    return Table("Posteriors averaged over ten crops", ["metric", *_names(result)], [row]) if crops else None
 
 
-def _calibration(found: AuditResult) -> Table:
-    table = _metrics(found, "Calibration errors", CALIBRATION)
-    scaled = [each.metrics.get("temperature_scaled") for each in found.evaluations]
+def _calibration(result: AuditResult) -> Table:
+    table = _metrics(result, "Calibration errors", CALIBRATION)
+    scaled = [evaluation.metrics.get("temperature_scaled") for evaluation in result.evaluations]
     cells = [
         "–" if each is None else f"{percent(each['top1_ece'], 2)} (T = {each['temperature']:.2f})"
         for each in scaled
@@ -205,16 +215,16 @@ def _calibration(found: AuditResult) -> Table:
     return table._replace(rows=[*table.rows, ["ECE, top class, with temperature", *cells]])
 
 
-def _names(found: AuditResult) -> list[str]:
-    return [model.name for model in found.models]
+def _names(result: AuditResult) -> list[str]:
+    return [model.name for model in result.models]
 
 
-def _detection(found: AuditResult, pictures: Pictures) -> dict[str, Any] | None:
+def _detection(result: AuditResult, pictures: Pictures) -> dict[str, Any] | None:
     """Return false alarms, ROC curves and verdicts; None if no model has held-out scores."""
     judged = [
-        (model.name, each.metrics)
-        for model, each in zip(found.models, found.evaluations, strict=True)
-        if each.detection is not None
+        (model.name, evaluation.metrics)
+        for model, evaluation in zip(result.models, result.evaluations, strict=True)
+        if evaluation.detection is not None
     ]
     if not judged:
         return None
@@ -255,11 +265,11 @@ def _detection(found: AuditResult, pictures: Pictures) -> dict[str, Any] | None:
 
 def _accepted(name: str, metrics: dict[str, Any]) -> Table | None:
     """Return what verdicts accept, next to a plain threshold; None for a model without verdicts."""
-    found = metrics["selective"]
-    if "verdicts" not in found:
+    selective = metrics["selective"]
+    if "verdicts" not in selective:
         return None
     caption = f"{name}: accepted images, and how many of them are right (%; 95 % interval)"
-    return Table(caption, ["", *RULES.values()], selective_table(found, metrics["part"]))
+    return Table(caption, ["", *RULES.values()], selective_table(selective, metrics["part"]))
 
 
 def _areas(name: str, metrics: dict[str, Any]) -> Table:
@@ -279,17 +289,17 @@ def _area(metrics: dict[str, Any]) -> Cell:
     return area_cell(metrics["auc"], metrics["intervals"]["auc"])
 
 
-def _corruptions(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
-    results = found.corruptions
-    assert results is not None
-    means = listed(f"{each.name} {percent(each.mean_error)}" for each in results)
-    (_, *head), rows = corruption_table(results)
-    relative = "" if results.reference is None else f"; mCE relative to {results.reference.name}"
+def _corruptions(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
+    corrupted = result.corruptions
+    assert corrupted is not None
+    means = listed(f"{each.name} {percent(each.mean_error)}" for each in corrupted)
+    (_, *head), rows = corruption_table(corrupted)
+    relative = "" if corrupted.reference is None else f"; mCE relative to {corrupted.reference.name}"
     return {
         "chart": {
-            "labels": [name.replace("_", " ") for name in results.models[0].errors],
-            "shares": {each.name: list(each.mean_errors.values()) for each in results},
-            "lines": {each.name: each.clean_error for each in results},
+            "labels": [name.replace("_", " ") for name in corrupted.models[0].errors],
+            "shares": {each.name: list(each.mean_errors.values()) for each in corrupted},
+            "lines": {each.name: each.clean_error for each in corrupted},
             "alt": f"Errors by corruption. Means: {means}.",
         },
         "table": Table(
@@ -301,17 +311,17 @@ def _corruptions(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
     }
 
 
-def _attacks(found: AuditResult, pictures: Pictures) -> dict[str, Any]:
-    assert found.attacks is not None
+def _attacks(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
+    assert result.attacks is not None
     tables = []
-    for caption, (head, rows) in attack_tables(found.attacks).items():
+    for caption, (head, rows) in attack_tables(result.attacks).items():
         columns = [i for i, name in enumerate(head) if name in ATTACKS or i >= len(head) - 3]
         shown = [[row[i] for i in columns] for row in rows]
         tables.append(Table(f"Attacks with {caption}", [head[i] for i in columns], shown))
     return {"pictures": list(pictures.attacks()), "tables": tables, "notes": NOTES}
 
 
-def _closest_classes(found: AuditResult, name: str) -> Table:
+def _closest_classes(result: AuditResult, name: str) -> Table:
     rows = [
         [
             listed(pair["classes"]),
@@ -319,7 +329,7 @@ def _closest_classes(found: AuditResult, name: str) -> Table:
             f"{100 * pair['expected_uncertainty']:.3g}",
             "–" if pair["measured_uncertainty"] is None else f"{100 * pair['measured_uncertainty']:.3g}",
         ]
-        for pair in found.overviews[name].to_dict()["closest_pairs"]
+        for pair in result.overviews[name].to_dict()["closest_pairs"]
     ]
     head = ["classes", "distance (σ)", "expected uncertainty (%)", "measured (%)"]
     return Table(f"{name}: the closest classes", head, rows)

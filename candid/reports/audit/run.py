@@ -69,7 +69,7 @@ def audit(
         raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
     loaded, can_index = audited_models(named, data, chosen)
     sizes = chosen.sampled(any("eye" in audited.model.can for audited in loaded))
-    study = _Study(AuditResult(data, sizes, loaded), progress, can_index)
+    study = _Auditor(AuditResult(data, sizes, loaded), progress, can_index)
     study.evaluate()
     study.corrupt()
     study.attack()
@@ -101,7 +101,7 @@ def _of_arrays(options: AuditOptions, progress: Progress) -> AuditResult:
     return AuditResult(str(options.test), options, [model], [evaluation], absent=absent, commands=commands)
 
 
-class _Study:
+class _Auditor:
     """One audit while it runs."""
 
     def __init__(self, result: AuditResult, progress: Progress, can_index: bool) -> None:

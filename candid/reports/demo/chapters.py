@@ -114,7 +114,7 @@ def bundled_models(samples: Path, program: str, progress: Progress, show: Show) 
         progress.log(f"\nThe bundled model '{name}' {knows}")
         examinations = examine(name, samples / name)
         show(examinations)
-        text = (f"The model {knows} At most 5 % of ordinary photos are called novel.",)
+        text = (f"The model {knows} {_promised(examinations)}",)
         command = f"{program} examine {name} {samples / name}"
         title = f"The bundled model '{name}'"
         chapters.append(
@@ -161,8 +161,8 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
                 "that were kept for testing are right.",
                 f"Then it sees hats, which it has never seen. {_counted(first)} It is "
                 f"{100 * surest.confidence:.1f} % certain that one of them is '{surest.label}': a posterior "
-                "compares known classes, and can't say that none of them fits. The p-value can. At most "
-                "5 % of ordinary photos are called novel.",
+                "compares known classes, and can't say that none of them fits. The p-value can. "
+                f"{_promised(first)}",
                 f"What is novel is grouped: {kinds}.",
             ),
             [Card.of(examined) for examined in first[:SHOWN]],
@@ -183,6 +183,12 @@ def clothes(samples: Path, out: Path, program: str, progress: Progress, show: Sh
             commands=[f"{program} teach {again} {NEW}={again}-sorted/unknown-1 --out {again}-with-hats"],
         ),
     ]
+
+
+def _promised(examinations: Sequence[Examination]) -> str:
+    """Return what the verdicts promise, in one line."""
+    promises = examinations[0].promises
+    return "" if promises is None else promises.plain()
 
 
 def _counted(examinations: Sequence[Examination]) -> str:

@@ -35,7 +35,7 @@ SIGNIFICANT = 0.05
 DIGITS = tuple(str(digit) for digit in range(10))
 
 
-class Opinion(NamedTuple):
+class Said(NamedTuple):
     """What the model says of a group of images."""
 
     images: Array
@@ -53,7 +53,7 @@ class DigitsDemo:
     accuracy: float
     bits_per_dim: float
     calibration_error: float
-    opinions: dict[str, Opinion]
+    opinions: dict[str, Said]
     changes: list[Counterfactual]
     """Digits that become others."""
 
@@ -90,7 +90,7 @@ def digits_demo(out: Path, progress: TrainingDisplay, epochs: int | None = None)
     )
 
 
-def _opinion(examiner: Examiner, images: Array) -> Opinion:
+def _opinion(examiner: Examiner, images: Array) -> Said:
     """Return what the model says of 8-bit images."""
     judged = [
         examined
@@ -98,7 +98,7 @@ def _opinion(examiner: Examiner, images: Array) -> Opinion:
         if isinstance(examined, Examination)
     ]
     posterior = np.array([[examined.posterior[digit] for digit in DIGITS] for examined in judged])
-    return Opinion(images, posterior, np.array([examined.p_value for examined in judged], np.float64))
+    return Said(images, posterior, np.array([examined.p_value for examined in judged], np.float64))
 
 
 def _changed(model: Any, digits: Array, posterior: Array, label: int, y: int) -> Counterfactual:

@@ -161,7 +161,7 @@ def corruption_grid(image: Array, corrupted: Mapping[str, Array], title: str = "
     """
     height, width = image.shape[1:]
     rows = np.stack(
-        [np.concatenate((image[None], each)) for each in corrupted.values()]
+        [np.concatenate((image[None], versions)) for versions in corrupted.values()]
     )  # (R, S + 1, C, H, W)
     down, across = rows.shape[:2]
     gap = max(1, width // 28)

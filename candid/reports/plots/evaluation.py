@@ -83,18 +83,18 @@ def calibration(every: Bins, top: Bins, title: str = "", scaled: Bins | None = N
 
 
 @rc_context(STYLE)
-def risk_coverage(found: Mapping[str, Any], title: str = "") -> Figure:
+def risk_coverage(selective: Mapping[str, Any], title: str = "") -> Figure:
     """Share of wrong images among the accepted ones, against the share that is accepted.
 
-    ``found`` is what :func:`candid.evaluation.selective.selective_metrics` returned. One line accepts the
+    ``selective`` is what :func:`candid.evaluation.selective.selective_metrics` returned. One line accepts the
     most confident images; with verdicts there is a second one, which accepts novel images last, and a point
     with the intervals of what the verdicts accept.
     """
-    curve, rule = found["curve"], found.get("verdicts")
+    curve, rule = selective["curve"], selective.get("verdicts")
     coverage = 100 * np.array(curve["coverage"])
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    name = f"most confident images first (AUGRC {100 * found['augrc']:.2f} %)"
+    name = f"most confident images first (AUGRC {100 * selective['augrc']:.2f} %)"
     axes.plot(coverage, 100 * np.array(curve["risk"]), color=BLUE, label=name)
     if rule is not None:
         axes.plot(
@@ -150,7 +150,7 @@ def ood_zones(
     zones = {name: detector.accepted(alpha) for name, detector in detectors.items()}
     edges = _zone_edges(values, sets.values(), [end for zone in zones.values() for end in zone])
     density = _density(values, edges, len(values))
-    outlines = {name: _density(each, edges, len(each)) for name, each in sets.items()}
+    outlines = {name: _density(scores, edges, len(scores)) for name, scores in sets.items()}
     colours = (GREEN, ORANGE, PURPLE, BLACK, SKY)
     styles: list[Style] = [
         {"color": colours[i % len(colours)], "linestyle": DASHES[i // len(colours) % len(DASHES)]}
@@ -182,10 +182,10 @@ def ood_zones(
         Patch(color=VERMILION, alpha=0.7, label="held-out images called outliers"),
     ]
     handles += [
-        Line2D([], [], linewidth=1.5, label=plain(name) + _beyond(each, edges), **line)
-        for (name, each), line in zip(sets.items(), styles, strict=True)
+        Line2D([], [], linewidth=1.5, label=plain(name) + _beyond(scores, edges), **line)
+        for (name, scores), line in zip(sets.items(), styles, strict=True)
     ]
-    cut = any(((each < edges[0]) | (each > edges[-1])).any() for each in (values, *sets.values()))
+    cut = any(((scores < edges[0]) | (scores > edges[-1])).any() for scores in (values, *sets.values()))
     legend(figure, handles, "The outermost bins also count the images beyond the axis." if cut else None)
     return figure
 

@@ -100,11 +100,11 @@ def _without_space(examined: Examination, explanation: Explanation, names: Seque
     picture_of(picture, image, "as the model sees it")
     _draw_classes(bars, examined)
     axes = list(rows[1].subplots(1, len(maps.classes), squeeze=False)[0])
-    shown = _draw_maps(axes, maps, lambda each, values, **scale: _overlay(each, image, values, **scale))
-    for i, each in enumerate(axes):
+    shown = _draw_maps(axes, maps, lambda panel, values, **scale: _overlay(panel, image, values, **scale))
+    for i, panel in enumerate(axes):
         total, baseline = maps.scores[i] - maps.baselines[i], maps.baselines[i]
         title = f"{_why(maps, i, names)}: {total:+.1f} nats\n(average image {baseline:+.1f})"
-        each.set_title(title, fontsize=SMALL)
+        panel.set_title(title, fontsize=SMALL)
     bar = rows[1].colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
     bar.set_label("against — for (nats)\nadds up to the score")
     _set_title(figure, examined)
@@ -257,14 +257,14 @@ def _draw_heatmaps(
     information = _overlay(axes[0], image, maps.saliency, cmap=INFORMATION)
     axes[0].set_title("saliency", fontsize=SMALL)
     figure.colorbar(information, ax=axes[0], label="nats", shrink=0.8, fraction=0.05)
-    shown = _draw_maps(axes[1:], maps, lambda each, values, **scale: _overlay(each, image, values, **scale))
-    for each, y, score in zip(axes[1:], maps.classes, maps.scores, strict=True):
-        each.set_title(label(names[y], 22), fontsize=SMALL)
-        each.text(
+    shown = _draw_maps(axes[1:], maps, lambda panel, values, **scale: _overlay(panel, image, values, **scale))
+    for panel, y, score in zip(axes[1:], maps.classes, maps.scores, strict=True):
+        panel.set_title(label(names[y], 22), fontsize=SMALL)
+        panel.text(
             0.97,
             0.03,
             f"{100 * np.exp(score):.0f} %",
-            transform=each.transAxes,
+            transform=panel.transAxes,
             color="white",
             fontweight="bold",
             ha="right",
@@ -282,11 +282,11 @@ def _draw_photo_maps(
     """Draw the maps on one scale, each with what it adds up to."""
     axes = list(figure.subplots(1, len(maps.classes), squeeze=False)[0])
     shown = _draw_maps(axes, maps, photo.overlay)
-    for i, each in enumerate(axes):
-        each.set_title(_why(maps, i, names), fontsize=SMALL)
+    for i, panel in enumerate(axes):
+        panel.set_title(_why(maps, i, names), fontsize=SMALL)
         score, baseline = maps.scores[i], maps.baselines[i]
         sums = f"score {score:+.2f} = map {score - baseline:+.2f}\n+ average photo {baseline:+.2f}"
-        each.set_xlabel(sums.replace("-", "−"), fontsize=SMALL)
+        panel.set_xlabel(sums.replace("-", "−"), fontsize=SMALL)
     bar = figure.colorbar(shown, ax=axes, shrink=0.8, fraction=0.025)
     bar.set_label("against — for (nats)\nadds up to the score")
 
@@ -295,8 +295,8 @@ def _draw_maps(axes: Sequence[Axes], maps: ClassMaps, overlay: Callable[..., Any
     """Draw one map per class by ``overlay``, all on one scale, and return the last."""
     largest = max(float(np.abs(maps.values).max()), 1e-9)
     shown: Any = None
-    for each, values in zip(axes, maps.values, strict=True):
-        shown = overlay(each, values, vmin=-largest, vmax=largest)
+    for panel, values in zip(axes, maps.values, strict=True):
+        shown = overlay(panel, values, vmin=-largest, vmax=largest)
     return shown
 
 
@@ -321,7 +321,7 @@ def _draw_nearest(figure: Figure | SubFigure, nearest: NearestPhotos, names: Seq
             of.append(f"{len(nearest.missing) - MOST_MISSING} other classes")
         figure.supxlabel(f"no photos of {listed(of)} are kept with this model", fontsize=SMALL)
     parts: Any = figure.subfigures(
-        1, len(groups), width_ratios=[len(each) for _, each in groups], squeeze=False
+        1, len(groups), width_ratios=[len(members) for _, members in groups], squeeze=False
     )[0]
     for part, (title, photos) in zip(parts, groups, strict=True):
         part.suptitle(title, fontsize=SMALL + 1)

@@ -42,46 +42,46 @@ from candid.reports.plots.style import (
 
 
 @rc_context(STYLE)
-def counterfactual(found: Counterfactual, names: Sequence[str]) -> Figure:
+def counterfactual(changed: Counterfactual, names: Sequence[str]) -> Figure:
     """Draw the images along the path, what changed, and the posteriors along it."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
-    draw_counterfactual(figure, found, names)
+    draw_counterfactual(figure, changed, names)
     return figure
 
 
-def draw_counterfactual(figure: Figure | SubFigure, found: Counterfactual, names: Sequence[str]) -> None:
+def draw_counterfactual(figure: Figure | SubFigure, changed: Counterfactual, names: Sequence[str]) -> None:
     """Draw the same as a part of a figure."""
     shown = 4
-    steps = [round(i * (len(found.steps) - 1) / (shown - 1)) for i in range(shown)]
+    steps = [round(i * (len(changed.steps) - 1) / (shown - 1)) for i in range(shown)]
     axes = figure.subplots(1, shown + 2, width_ratios=[1] * (shown + 1) + [1.9])
-    for each, step in zip(axes, steps, strict=False):
-        title = "original" if step == 0 else f"{found.length * step / (len(found.steps) - 1):.1f} σ away"
-        picture_of(each, found.steps[step], title)
-        best = int(found.posteriors[step].argmax())
-        each.set_xlabel(
-            f"{label(names[best], 18)}: {100 * float(found.posteriors[step, best]):.0f} %", fontsize=SMALL
+    for panel, step in zip(axes, steps, strict=False):
+        title = "original" if step == 0 else f"{changed.length * step / (len(changed.steps) - 1):.1f} σ away"
+        picture_of(panel, changed.steps[step], title)
+        best = int(changed.posteriors[step].argmax())
+        panel.set_xlabel(
+            f"{label(names[best], 18)}: {100 * float(changed.posteriors[step, best]):.0f} %", fontsize=SMALL
         )
-    change = found.difference.mean(0)
+    change = changed.difference.mean(0)
     limit = max(1.0, float(np.abs(change).max()))
     drawn = axes[shown].imshow(change, cmap="PuOr_r", vmin=-limit, vmax=limit)
     axes[shown].set_title("change of brightness", fontsize=SMALL)
     axes[shown].set_xticks([])
     axes[shown].set_yticks([])
     figure.colorbar(drawn, ax=axes[shown], label="grey levels", shrink=0.6)
-    reached = f"{100 * float(found.posterior[found.y]):.1f} % as an 8-bit image"
-    target = f"target {100 * found.target:g} %{'' if found.reached else ', not reached'}"
-    figure.suptitle(f"moved towards '{label(names[found.y])}': {reached} ({target})", fontsize=11)
-    _draw_posteriors(axes[-1], found, names)
+    reached = f"{100 * float(changed.posterior[changed.y]):.1f} % as an 8-bit image"
+    target = f"target {100 * changed.target:g} %{'' if changed.reached else ', not reached'}"
+    figure.suptitle(f"moved towards '{label(names[changed.y])}': {reached} ({target})", fontsize=11)
+    _draw_posteriors(axes[-1], changed, names)
 
 
-def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) -> None:
+def _draw_posteriors(axes: Axes, changed: Counterfactual, names: Sequence[str]) -> None:
     """Draw the posteriors of the relevant classes over the length of the path."""
-    places = found.shares.astype(np.float64) / found.share * found.length
-    ranked = np.argsort(-found.posteriors.max(0), kind="stable").tolist()
-    drawn = [found.y, *(y for y in ranked if y != found.y)][:4]
+    places = changed.shares.astype(np.float64) / changed.share * changed.length
+    ranked = np.argsort(-changed.posteriors.max(0), kind="stable").tolist()
+    drawn = [changed.y, *(y for y in ranked if y != changed.y)][:4]
     for y, colour, dashes in zip(drawn, COLOURS, DASHES, strict=False):
-        axes.plot(places, 100 * found.posteriors[:, y], dashes, color=colour, label=label(names[y], 16))
-    axes.axhline(100 * found.target, color=GREY, linestyle=":", linewidth=1)
+        axes.plot(places, 100 * changed.posteriors[:, y], dashes, color=colour, label=label(names[y], 16))
+    axes.axhline(100 * changed.target, color=GREY, linestyle=":", linewidth=1)
     axes.set_ylim(0, 100)
     axes.set_xlabel("way in latent space (σ)")
     axes.set_ylabel("posterior (%)")
@@ -89,17 +89,17 @@ def _draw_posteriors(axes: Axes, found: Counterfactual, names: Sequence[str]) ->
 
 
 @rc_context(STYLE)
-def interpolation(found: Sequence[Interpolation], names: Sequence[str]) -> Figure:
+def interpolation(ways: Sequence[Interpolation], names: Sequence[str]) -> Figure:
     """Draw one row per pair of images; below each image its most probable class."""
-    ways = [(each.images, each.posteriors) for each in found]
-    return _ways(ways, names, "from the image on the left to the one on the right, through latent space")
+    drawn = [(way.images, way.posteriors) for way in ways]
+    return _ways(drawn, names, "from the image on the left to the one on the right, through latent space")
 
 
 @rc_context(STYLE)
-def counterfactuals(found: Sequence[Counterfactual], names: Sequence[str]) -> Figure:
+def counterfactuals(changes: Sequence[Counterfactual], names: Sequence[str]) -> Figure:
     """Draw one row per image that becomes something else; below each image its most probable class."""
-    ways = [(each.steps, each.posteriors) for each in found]
-    title = f"images moved through latent space until another class has {100 * found[0].target:g} %"
+    ways = [(changed.steps, changed.posteriors) for changed in changes]
+    title = f"images moved through latent space until another class has {100 * changes[0].target:g} %"
     return _ways(ways, names, title)
 
 

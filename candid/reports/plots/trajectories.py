@@ -45,7 +45,7 @@ SHADE = "#ececec"
 
 
 @rc_context(STYLE)
-def trajectories(found: Sequence[Trajectories], title: str = "") -> Figure:
+def trajectories(attacks: Sequence[Trajectories], title: str = "") -> Figure:
     """A column for each kappa: the paths in the plane, and below what became of the images.
 
     Paths are dotted until the model is fooled. Black lines are where the model decides between two classes,
@@ -53,45 +53,45 @@ def trajectories(found: Sequence[Trajectories], title: str = "") -> Figure:
     decides by what lies outside it, too. Of more than ten classes, those without room for it in their cell
     have no name.
     """
-    reaches = [_reach(each) for each in found]
+    reaches = [_reach(attack) for attack in attacks]
     widths = [HEIGHT * (right - left) / (top - bottom) + 0.8 for (left, right), (bottom, top) in reaches]
     heights = HEIGHT + 1.1, 3 * (PICTURE + 0.3)
     figure = Figure(figsize=(sum(widths) + LEGEND, sum(heights)), layout="constrained")
-    parts: Any = figure.subfigures(1, len(found) + 1, width_ratios=[*widths, LEGEND])
+    parts: Any = figure.subfigures(1, len(attacks) + 1, width_ratios=[*widths, LEGEND])
     *columns, right = parts
     handles: dict[str, Artist] = {}
-    for column, each, reach, width in zip(columns, found, reaches, widths, strict=True):
+    for column, attack, reach, width in zip(columns, attacks, reaches, widths, strict=True):
         upper, lower = column.subfigures(2, 1, height_ratios=heights)
-        handles |= {str(handle.get_label()): handle for handle in _draw_plane(upper, each, reach)}
-        _draw_images(lower, each, width)
+        handles |= {str(handle.get_label()): handle for handle in _draw_plane(upper, attack, reach)}
+        _draw_images(lower, attack, width)
     right.legend(handles=list(handles.values()), loc="upper left", alignment="left")
     figure.suptitle(plain(fill(title, 80)))
     return figure
 
 
-def _draw_plane(figure: SubFigure, found: Trajectories, reach: Values) -> list[Artist]:
+def _draw_plane(figure: SubFigure, attack: Trajectories, reach: Values) -> list[Artist]:
     """Draw paths, cells and names; return what the legend says."""
-    if len(found.paths) > MOST_PATHS:
-        raise CandidError(f"{len(found.paths)} paths are too many to see: draw at most {MOST_PATHS}.")
-    if len(found.classes) > MOST_CLASSES:
-        raise CandidError(f"{len(found.classes)} classes are too many to see: draw at most {MOST_CLASSES}.")
+    if len(attack.paths) > MOST_PATHS:
+        raise CandidError(f"{len(attack.paths)} paths are too many to see: draw at most {MOST_PATHS}.")
+    if len(attack.classes) > MOST_CLASSES:
+        raise CandidError(f"{len(attack.classes)} classes are too many to see: draw at most {MOST_CLASSES}.")
     axes: Axes = figure.subplots()
     (left, right), (bottom, top) = reach
     x, y = np.linspace(left, right, GRID), np.linspace(bottom, top, GRID)
-    handles = [*_draw_paths(axes, found), *_draw_cells(axes, found, x, y)]
+    handles = [*_draw_paths(axes, attack), *_draw_cells(axes, attack, x, y)]
     set_plane_axes(axes, x, y)
-    _draw_names(axes, found, x, y)
-    said = f"κ = {number(found.kappa)}"
-    if not found.exact:
-        said += f"\nnearest plane to the means of {len(found.classes)} of {len(found.class_names)} classes:"
+    _draw_names(axes, attack, x, y)
+    said = f"κ = {number(attack.kappa)}"
+    if not attack.exact:
+        said += f"\nnearest plane to the means of {len(attack.classes)} of {len(attack.class_names)} classes:"
         said += "\na projection, without decision boundaries"
     axes.set_title(said, fontsize=SMALL)
     return handles
 
 
-def _reach(found: Trajectories) -> Values:
+def _reach(attack: Trajectories) -> Values:
     """Left and right, bottom and top: all points and means with room around them, not too narrow."""
-    shown = np.concatenate([found.plane.means, *(path.points for path in found.paths)])
+    shown = np.concatenate([attack.plane.means, *(path.points for path in attack.paths)])
     ends = np.stack((shown.min(0), shown.max(0)))
     room = 0.08 * (ends[1] - ends[0]).max() + 0.1
     size = ends[1] - ends[0] + 2 * room
@@ -99,16 +99,16 @@ def _reach(found: Trajectories) -> Values:
     return (ends + np.stack((-missing / 2 - room, missing / 2 + room))).T
 
 
-def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[Artist]:
+def _draw_cells(axes: Axes, attack: Trajectories, x: Values, y: Values) -> list[Artist]:
     """Means and, in an exact plane, boundaries and the target's region; returns what the legend says."""
-    target = found.classes.index(found.target)
+    target = attack.classes.index(attack.target)
     handles: list[Artist] = []
-    if found.exact:
-        logits = grid_logits(found.plane, x, y)
+    if attack.exact:
+        logits = grid_logits(attack.plane, x, y)
         ahead = [own - np.delete(logits, i, -1).max(-1) for i, own in enumerate(np.moveaxis(logits, -1, 0))]
         drawn: list[tuple[str, Any, float, list[Values]]] = [("decision boundary", "-", 0.0, ahead)]
-        if 0 < found.kappa < math.inf:
-            drawn.append(("ahead by κ", "--", found.kappa, [ahead[target]]))
+        if 0 < attack.kappa < math.inf:
+            drawn.append(("ahead by κ", "--", attack.kappa, [ahead[target]]))
         for said, dashes, level, leads in drawn:
             handles.append(Line2D([], [], color=BLACK, linewidth=1.2, linestyle=dashes, label=said))
             for lead in leads:
@@ -117,18 +117,18 @@ def _draw_cells(axes: Axes, found: Trajectories, x: Values, y: Values) -> list[A
         if ahead[target].max() > 0:
             axes.contourf(x, y, ahead[target], [0, ahead[target].max()], colors=[SHADE], zorder=0)
         handles.append(Patch(color=SHADE, label="decided for the target"))
-    others = [i for i in range(len(found.classes)) if i != target]
+    others = [i for i in range(len(attack.classes)) if i != target]
     for members, size, said in ((others, 4.5, "mean of a class"), ([target], 11, "mean of the target")):
         style: Style = {"marker": "o", "color": BLACK, "linestyle": "", "markersize": size}
-        axes.plot(*found.plane.means[members].T, markeredgecolor="white", zorder=5, **style)
+        axes.plot(*attack.plane.means[members].T, markeredgecolor="white", zorder=5, **style)
         handles.append(Line2D([], [], label=said, **style))
     return handles
 
 
-def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
+def _draw_paths(axes: Axes, attack: Trajectories) -> list[Artist]:
     """Dotted before and solid after the model is fooled, open markers at the start, filled at the end."""
     handles: list[Artist] = []
-    for i, path in enumerate(found.paths):
+    for i, path in enumerate(attack.paths):
         style: Style = {"color": COLOURS[i], "linewidth": 2, "zorder": 4}
         points, first = path.points, path.first
         axes.plot(*points[: first + 1].T, linestyle=":", **style)
@@ -136,7 +136,7 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
         marker: Style = {"marker": MARKERS[i], "markersize": 8, "linestyle": "", "zorder": 6}
         axes.plot(*points[0], markerfacecolor="white", markeredgecolor=COLOURS[i], **marker)
         axes.plot(*points[-1], color=COLOURS[i], markeredgecolor=BLACK, **marker)
-        said = f"{i + 1}: {label(found.class_names[path.label], LONGEST)}"
+        said = f"{i + 1}: {label(attack.class_names[path.label], LONGEST)}"
         handles.append(Line2D([], [], color=COLOURS[i], marker=MARKERS[i], linewidth=2, label=said))
     handles += [
         Line2D([], [], linestyle=":", label="until the target first leads by κ", color=GREY, linewidth=2),
@@ -147,25 +147,25 @@ def _draw_paths(axes: Axes, found: Trajectories) -> list[Artist]:
     return handles
 
 
-def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
+def _draw_names(axes: Axes, attack: Trajectories, x: Values, y: Values) -> None:
     """Draw the names of classes off the paths: in exact cells, or else of a few, with a line to each."""
-    cells = grid_logits(found.plane, x, y).argmax(-1)
+    cells = grid_logits(attack.plane, x, y).argmax(-1)
     free = np.ones(cells.shape, bool)
-    for points in (*found.plane.means[:, None], *(path.points for path in found.paths)):
+    for points in (*attack.plane.means[:, None], *(path.points for path in attack.paths)):
         free[_on_grid(points, x, y)] = False
     inch = grid_points_per_inch(x, y, HEIGHT)
-    sizes = np.bincount(cells.ravel(), minlength=len(found.classes))
-    sizes[found.classes.index(found.target)] = -1  # has the first choice
+    sizes = np.bincount(cells.ravel(), minlength=len(attack.classes))
+    sizes[attack.classes.index(attack.target)] = -1  # has the first choice
     for i in sizes.argsort():
-        cell, aim = cells == i, found.plane.means[i]
-        wish = aim + (not found.exact) * 0.06 * (y[-1] - y[0]) * aim / max(1e-9, np.hypot(*aim))  # outwards
+        cell, aim = cells == i, attack.plane.means[i]
+        wish = aim + (not attack.exact) * 0.06 * (y[-1] - y[0]) * aim / max(1e-9, np.hypot(*aim))  # outwards
         for inside, length in ((True, LONGEST), (True, SHORTEST), (False, LONGEST)):
-            if inside > found.exact or (not inside and len(found.classes) > MOST_LINES):
+            if inside > attack.exact or (not inside and len(attack.classes) > MOST_LINES):
                 continue
-            if inside < found.exact and cell.any():  # the means may be too close together to point at
+            if inside < attack.exact and cell.any():  # the means may be too close together to point at
                 row, column = np.unravel_index(distance_transform_edt(cell).argmax(), cell.shape)
                 wish = aim = np.array([x[column], y[row]])
-            text = fill(label(found.plane.class_names[i], length), 14)
+            text = fill(label(attack.plane.class_names[i], length), 14)
             lines = text.split("\n")
             high, wide = 0.17 * len(lines) + 0.12, 0.085 * max(map(len, lines)) + 0.12  # inches
             box = math.ceil(high * inch[0]), math.ceil(wide * inch[1])
@@ -185,14 +185,14 @@ def _draw_names(axes: Axes, found: Trajectories, x: Values, y: Values) -> None:
             break
 
 
-def _draw_images(figure: SubFigure, found: Trajectories, width: float) -> None:
+def _draw_images(figure: SubFigure, attack: Trajectories, width: float) -> None:
     """Original, attacked image and difference of each path, in a frame of its colour; ``width`` in inches."""
-    longest = min(LONGEST, int(12 * width / len(found.paths)) - 8)  # letters that fit above an image
-    changes = [np.abs(path.attacked.astype(np.float64) - path.original) for path in found.paths]
+    longest = min(LONGEST, int(12 * width / len(attack.paths)) - 8)  # letters that fit above an image
+    changes = [np.abs(path.attacked.astype(np.float64) - path.original) for path in attack.paths]
     factor = round_down(1 / max(1e-9, max(float(np.quantile(change, 0.999)) for change in changes)))
-    rows: Any = figure.subplots(3, len(found.paths), squeeze=False)
-    for i, (path, change) in enumerate(zip(found.paths, changes, strict=True)):
-        name, seen = (label(found.class_names[y], longest) for y in (path.label, path.predicted))
+    rows: Any = figure.subplots(3, len(attack.paths), squeeze=False)
+    for i, (path, change) in enumerate(zip(attack.paths, changes, strict=True)):
+        name, seen = (label(attack.class_names[y], longest) for y in (path.label, path.predicted))
         titles = (
             f"{i + 1}: {name}" + ("" if path.label == path.predicted else f"\nseen as {seen}"),
             f"p(target) = {100 * path.posterior:.3g} %" + ("" if path.fooled.any() else "\nnot enough"),
