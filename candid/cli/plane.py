@@ -58,7 +58,7 @@ def plane(
 
     loaded = checkpoint.load(model)
     display = TrainingDisplay()
-    if not can(loaded, "network"):
+    if not can(loaded, "invert"):
         record = _draw_photos(loaded, data, classes, out, images, options, display)
         _report(model, record, as_json, display)
         return

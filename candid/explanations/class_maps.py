@@ -22,7 +22,7 @@ import numpy as np
 from candid._support.numbers import Array
 from candid.explanations.options import HeatmapRule
 from candid.models.photo.efficientnet import STD_EPSILON
-from candid.models.protocol import can
+from candid.models.protocol import can, require
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def class_maps(model: Any, image: Array, top: int = 3, against: int | None = Non
     Raises:
         CandidError: if the eye gives no maps, or if logits are not known to be linear in them.
     """
+    require(model, "class maps", "Heatmaps")
     maps, logits, baseline = (part[0] for part in maps_of_all_classes(model, image[None]))
     error = float(np.abs(maps.sum((1, 2)) - (logits - baseline)).max())
     ranked = np.argsort(-logits, kind="stable").tolist()

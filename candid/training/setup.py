@@ -85,7 +85,7 @@ def build_model(options: TrainOptions, class_names: tuple[str, ...]) -> Network:
                 f"The data has {len(class_names)} classes, more than the {model.config.classes} of "
                 f"'{options.start}': train a new model, or use fewer class folders."
             )
-        if "network" not in model.can or ("geometry" in model.can) == options.baseline:
+        if "network" not in model.can or ("invert" in model.can) == options.baseline:
             raise CandidError(f"'{options.start}' is not the kind of model to train: check --baseline.")
         flow = layout.flow
         if model.image_shape != (flow.channels, flow.height, flow.width):

@@ -26,7 +26,7 @@ from candid.models.flow.coupling import ActNorm
 from candid.models.flow.mixture import Losses, information_bottleneck_loss
 from candid.models.flow.vector import VectorClassifier, VectorConfig, nats_per_feature
 from candid.models.photo.eye import Eye
-from candid.models.photo.gaussian import Moments, Standardised, class_sums, inverse_root
+from candid.models.photo.gaussian import Standardised, Totals
 from candid.models.photo.opening import open_eye, tree_of
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
@@ -221,7 +221,7 @@ def train_vectors(
 def new_model(data: VectorData, options: VectorOptions, eye: Eye | None = None) -> VectorClassifier:
     """Return a model that whitens the training features, with its means at the class averages after that."""
     train, classes = data.parts["train"], len(data.class_names)
-    known = Standardised.of(Moments.of(train.values, train.labels, classes), data.groups)
+    known = Standardised.of(Totals.of(train.values, train.labels, classes), data.groups)
     counts = np.bincount(train.labels, minlength=classes)
     config = VectorConfig(
         vector_flow(train.values.shape[1], options.couplings, options.width),
@@ -234,8 +234,7 @@ def new_model(data: VectorData, options: VectorOptions, eye: Eye | None = None) 
     if eye is not None:
         config = replace(config, eye=eye.name, eye_sha256=eye.sha256, size=eye.size)
     model = VectorClassifier(config, data.class_names, options.seed, eye)
-    with_noise = known.covariance + options.noise**2 * np.eye(len(known.covariance))
-    model.start(known.centre, known.scale, inverse_root(with_noise))
+    model.start(known.centre, known.scale, known.whitening(options.noise**2))
     _start(model, train, options.seed)
     return model
 
@@ -254,7 +253,7 @@ def _start(model: VectorClassifier, train: Features, seed: int) -> None:
     for number, start in enumerate(range(0, len(train), START_ROWS)):
         rows = slice(start, start + START_ROWS)
         z = model(torch.from_numpy(train.values[rows]), generator(seed, number, 3)).z
-        sums += class_sums(z.double().numpy(), train.labels[rows], model.config.classes)
+        np.add.at(sums, train.labels[rows], z.double().numpy())
     counts = np.bincount(train.labels, minlength=model.config.classes)
     model.mixture.mean.copy_(torch.from_numpy(sums / counts[:, None]))
 

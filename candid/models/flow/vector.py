@@ -91,6 +91,12 @@ class VectorClassifier(ImageClassifier):
 
     kind: ClassVar = "vector"
     density_of: ClassVar[DensityOf] = "features"
+    limits: ClassVar = (
+        "a vector model, whose eye has no inverse to pixels: use a pixel model, such as 'cifar10-beta1'."
+    )
+    watched_novelty: ClassVar = slice(-2, None)
+    """The two scores that have the density."""
+    posterior_name: ClassVar = "mixture"
     config: VectorConfig
     centre: Tensor
     scale: Tensor
@@ -136,10 +142,11 @@ class VectorClassifier(ImageClassifier):
     @property
     def can(self) -> frozenset[Ability]:
         """What it is able to do; gradients need an eye that torch can run."""
-        abilities: set[Ability] = {"geometry", "mixture", "density"}
-        eyes = self.config.eye.split("+")
-        if self.config.eye and not any(eye.endswith(".onnx") for eye in eyes):
-            abilities.add("gradients")
+        abilities: set[Ability] = {"geometry", "mixture", "density", "network"}
+        if self.config.eye:
+            abilities.add("eye")
+            if not any(eye.endswith(".onnx") for eye in self.config.eye.split("+")):
+                abilities.add("gradients")
         return frozenset(abilities)
 
     @property

@@ -92,6 +92,10 @@ class Standardised:
             raise CandidError("All images of a class look the same to the eye: give different photos.")
         return cls(centre, scale, (means - centre) / scale, covariance, variance)
 
+    def whitening(self, ridge: float) -> Array:
+        """Return L^-1, (D, D): L L' is the covariance within classes with ``ridge`` on its diagonal."""
+        return inverse_factor(self.covariance, ridge)
+
     def __call__(self, features: Array) -> Array:
         """Return standardised features, (N, D) in float64."""
         return (features.astype(np.float64) - self.centre) / self.scale
