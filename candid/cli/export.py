@@ -24,7 +24,7 @@ def export(
         ),
     ] = Path(),
     format: Annotated[
-        Format | Literal["both"] | None,
+        Literal[Format, "both"] | None,
         Option("ONNX, an archive of torch.export, or both.", default="by the ending of the file, or onnx"),
     ] = None,
     batch: Annotated[
