@@ -38,6 +38,8 @@ candid/ had 195: flow/vector.py (a kind of model) and training/vectors.py came w
 trust/ had 14: series.py (copies count once), sets.py (which classes an answer names) and tree.py (kinds of
 classes) came with answers that a person agrees with; options.py went into promises.py.
 """
+LINES = 60
+"""The most lines of a function."""
 FAN_OUT = 24
 """The most modules of candid that one module imports."""
 LOADED = {
@@ -250,6 +252,19 @@ def test_the_number_of_files_is_bounded() -> None:
     assert len(PLACES) <= FILES
     assert counts["trust"] <= TRUST_FILES and counts["serve"] <= SERVE_FILES
     assert len(twice) <= TWICE, twice
+
+
+def test_functions_are_short() -> None:
+    """Besides their docstrings."""
+    wrong = []
+    for file, place in PLACES.items():
+        for node in ast.walk(TREES[file]):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                text = node.body[0] if ast.get_docstring(node) else None
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                lines -= 0 if text is None else (text.end_lineno or 0) - text.lineno + 1
+                wrong += [f"{place}: {node.name} has {lines} lines"] if lines > LINES else []
+    assert not wrong
 
 
 def test_no_module_knows_too_many_others() -> None:

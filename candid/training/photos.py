@@ -205,18 +205,10 @@ def _finish(
 ) -> dict[str, Any]:
     """Fit the head, save the model with its held-out scores, and write what is worth a look."""
     progress.log("fitting the head")
-    train, uniform = parts["train"], options.priors == "uniform"
     parts, series = in_series(options, parts, progress)
-    train = parts["train"]
-    head = fit_head(
-        train.values,
-        train.labels,
-        len(class_names),
-        eye.groups,
-        uniform,
-        seed=options.seed,
-        series=series["train"],
-    )
+    train, uniform = parts["train"], options.priors == "uniform"
+    given = train.values, train.labels, len(class_names), eye.groups, uniform
+    head = fit_head(*given, seed=options.seed, series=series["train"])
     model = PhotoModel.of(head, eye, class_names)
     model.tree = tree_of(options.tree, class_names, options.data)
     config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
@@ -230,19 +222,8 @@ def _finish(
     val = parts["val"] if "val" in parts and len(parts["val"]) >= FEWEST_HELD_OUT else None
     if options.thumbnails:
         _keep_photos(model, val or train)
-    held_out, remembered = _held_out(model, head, train, val)
-    alike = series["train" if val is None else "val"]
-    if len(np.unique(alike)) < len(alike):
-        held_out = replace(held_out, columns={**held_out.columns, "series": alike})
-        remembered = replace(remembered, series=alike)
-    model.held_out = {"training_keys": np.unique(train.keys)}
-    if len(held_out) >= FEWEST_HELD_OUT:
-        own_val = val is not None and has_val(options.data, options.tree == "folders")
-        scores = held_out_scores(held_out, tree=model.tree)
-        occasions = options.together is None and not own_val
-        replace(scores, out_of_fold=val is None, occasions=occasions).attach(model)
-        model.held_out |= remembered.columns()
-    else:
+    held_out = _hold_out(options, model, head, train, val, series["train" if val is None else "val"])
+    if len(held_out) < FEWEST_HELD_OUT:
         progress.log(
             f"no p-values and verdicts: only {len(held_out)} photos could be scored, of {FEWEST_HELD_OUT} "
             "needed; add photos"
@@ -267,6 +248,32 @@ def _finish(
     results["report"] = report.counts()
     folder.write_results(results)
     return results
+
+
+def _hold_out(
+    options: PhotoOptions,
+    model: PhotoModel,
+    head: ClosedForm,
+    train: Features,
+    val: Features | None,
+    alike: Array,
+) -> Predictions:
+    """Attach the scores of held-out photos, if there are enough, and return what was predicted of them.
+
+    ``alike`` has the series of each of them.
+    """
+    held_out, remembered = _held_out(model, head, train, val)
+    if len(np.unique(alike)) < len(alike):
+        held_out = replace(held_out, columns={**held_out.columns, "series": alike})
+        remembered = replace(remembered, series=alike)
+    model.held_out = {"training_keys": np.unique(train.keys)}
+    if len(held_out) >= FEWEST_HELD_OUT:
+        own_val = val is not None and has_val(options.data, options.tree == "folders")
+        scores = held_out_scores(held_out, tree=model.tree)
+        occasions = options.together is None and not own_val
+        replace(scores, out_of_fold=val is None, occasions=occasions).attach(model)
+        model.held_out |= remembered.columns()
+    return held_out
 
 
 def _keep_photos(model: PhotoModel, photos: Features) -> None:
