@@ -39,6 +39,7 @@ from benchmarks.scaling_laws import (
 )
 from candid import GenerativeClassifier, information_bottleneck_loss
 from candid._support.processes import keep_freed_memory
+from candid._support.text import markdown_table
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MODES = {"plain": "step, plain", "inverse": "step, inverse", "frozen": "forward, frozen"}
@@ -267,10 +268,7 @@ def report(points: Points, laws: Laws, table: Callable[..., None]) -> None:
 
 
 def markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    print(f"**{title}**\n\n| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |")
-    print()
+    print(f"**{title}**\n\n{markdown_table(columns, rows)}\n")
 
 
 def to_json(points: Points, laws: Laws) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from candid._support.text import GOOD, number
+from candid._support.text import GOOD, markdown_table, number
 
 Results = Mapping[str, Any]
 """What was measured, as it is in a JSON file."""
@@ -33,8 +33,7 @@ def table(records: Iterable[Any], columns: Iterable[tuple[str, Cell]]) -> str:
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of text."""
-    ruler = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
+    return markdown_table(head, rows)
 
 
 def filled(page: str, found: Mapping[str, str]) -> str:

@@ -207,17 +207,28 @@ def no_formula(cell: object) -> object:
     return cell
 
 
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown_table(("name", "n"), [("cat", 3)]))
+    | name | n |
+    | --- | ---: |
+    | cat | 3 |
+    """
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, ruler, *rows))
+
+
 def markdown(tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:
     """Return ``tables`` by caption as Markdown; an empty caption is not shown."""
     marks = {"good": "**{}**", "poor": "*{}*"}
     text = ""
     for caption, (head, rows) in tables.items():
-        lines = [list(head), ["---", *["---:"] * (len(head) - 1)]]
-        lines += [
+        cells = [
             [marks.get(mark, "{}").format(cell.replace("|", "\\|")) for cell, mark in row] for row in rows
         ]
         text += f"**{caption}**\n\n" if caption else ""
-        text += "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+        text += markdown_table(head, cells) + "\n\n"
     legend = "AUC: **good detection** (≥ 85 %), some, *random or worse* (≤ 55 %)."
     return text + " ".join((legend, *notes)) + "\n"
 
