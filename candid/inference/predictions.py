@@ -178,7 +178,7 @@ def without_noise(model: Model) -> Model:
     The copy shares the weights. Its log densities are not those of 8-bit images: these need the noise.
     """
     network: Any = model
-    if "invert" not in network.can:
+    if "mixture" not in network.can:
         return model
     quiet = copy.copy(network)
     quiet._buffers = {**network._buffers, "noise": 0 * network.noise}

@@ -75,7 +75,7 @@ def test_what_it_can_not_do_is_said_in_a_sentence(
 
 
 def test_images_need_an_eye_and_features_a_length(model: VectorClassifier) -> None:
-    assert model.can == {"geometry", "mixture", "density"}
+    assert model.can == {"geometry", "mixture", "density", "network"}
     with pytest.raises(CandidError, match="trained on stored features"):
         model.outputs(np.zeros((1, 3, 224, 224), np.float32))
     with pytest.raises(CandidError, match=r"\(batch, 7\), not \(2, 6\)"):
