@@ -81,10 +81,10 @@ def test_a_card_says_what_the_model_is_and_how_it_did(name: str) -> None:
 
 
 ABILITIES = {
-    "generative": {"geometry", "invert", "class maps", "gradients", "density"},
-    "resnet": {"gradients"},
-    "photo": {"geometry", "class maps", "gradients", "teach", "density"},
-    "adopted": {"class maps", "gradients", "density"},
+    "generative": {"geometry", "mixture", "invert", "class maps", "gradients", "density", "network"},
+    "resnet": {"gradients", "network"},
+    "photo": {"geometry", "class maps", "gradients", "teach", "density", "eye", "whitening", "known photos"},
+    "adopted": {"class maps", "gradients", "density", "eye", "whitening"},
 }
 
 
