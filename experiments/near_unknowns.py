@@ -123,12 +123,12 @@ def measured(photos: Photos, left_out: int, size: int, far: Photos, eye: Package
         ranked = model(held_out)[1]
         logits, scores = model(test)
         sets = {"alarms": scores, "near": model(near)[1], "far": model(far)[1]}
-        rules = {name: (slice(0, 3), (usual,) * 3)}
+        rules: dict[str, list[Callable[[Array], Array]]] = {name: [usual] * 3}
         if not pooled:
-            rules[RULE] = (slice(0, 4), (usual, usual, extreme, usual))
-        for rule, (columns, terms) in rules.items():
+            rules[RULE] = [usual, usual, extreme, usual]
+        for rule, terms in rules.items():
             found[rule] = {
-                kind: share(p_values(ranked[:, columns], each[:, columns], terms) <= LEVEL)
+                kind: share(p_values(ranked[:, : len(terms)], each[:, : len(terms)], terms) <= LEVEL)
                 for kind, each in sets.items()
             }
         found[name] |= {"accuracy": accuracy(logits, test.labels), "loss": cross_entropy(logits, test.labels)}
