@@ -35,9 +35,9 @@ from candid.trust.promises import Levels
 from candid.trust.ranking import ALL
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns
-from candid.trust.sets import MASS_ROUNDING
+from candid.trust.sets import MASS_ROUNDING, Posterior
 from candid.trust.tree import LIST, NAMED, Tree
-from candid.trust.verdict import Examination, Posterior
+from candid.trust.verdict import Examination
 from experiments.open_world.teaching import photo_model, said
 from experiments.photo_sets import SPLITS, PhotoSet, Reader
 from experiments.tables import decimal, markdown

@@ -31,7 +31,7 @@ _last_set: int | None = None
 
 
 def logsumexp(values: Array, axis: int = -1, keepdims: bool = False) -> Array:
-    """Return the log of the sum of the exponentials along ``axis``.
+    """Return the log of the sum of the exponentials along ``axis``; exports trace it as it stands.
 
     >>> import numpy as np
     >>> logsumexp(np.log([[1.0, 2.0, 5.0]]))
@@ -40,15 +40,9 @@ def logsumexp(values: Array, axis: int = -1, keepdims: bool = False) -> Array:
     import numpy as np
 
     largest = values.max(axis=axis, keepdims=True)
-    if not np.isfinite(largest).all():
-        largest = np.where(np.isfinite(largest), largest, 0)
-    shifted = values - largest
-    total = np.exp(shifted, out=shifted).sum(axis=axis, keepdims=True)
-    if not total.all():
-        with np.errstate(divide="ignore"):
-            result = np.log(total) + largest
-    else:
-        result = np.log(total) + largest
+    finite = np.where(np.isfinite(largest), largest, 0)
+    with np.errstate(divide="ignore"):
+        result = np.log(np.exp(values - finite).sum(axis=axis, keepdims=True)) + finite
     return result if keepdims else result.squeeze(axis)
 
 
@@ -69,9 +63,8 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     """
     import numpy as np
 
-    shifted = logits - logits.max(axis=axis, keepdims=True)
-    np.exp(shifted, out=shifted)
-    return np.divide(shifted, shifted.sum(axis=axis, keepdims=True), out=shifted)
+    shifted = np.exp(logits - logits.max(axis=axis, keepdims=True))
+    return shifted / shifted.sum(axis=axis, keepdims=True)
 
 
 def as_array(values: Any) -> Array:

@@ -25,7 +25,8 @@ from candid.models.protocol import Model, Outputs, batch_size
 from candid.trust.promises import ExamineOptions
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns
-from candid.trust.verdict import Examination, Posterior, discovered
+from candid.trust.sets import Posterior
+from candid.trust.verdict import Examination, discovered
 
 AHEAD = 2
 """Batches that are decoded while one passes the network."""

@@ -27,7 +27,7 @@ from candid.trust.ranking import (
 )
 from candid.trust.scores import SCORES, Columns, Score, chosen_score
 from candid.trust.series import firsts, in_series, series_of, shuffled_rows
-from candid.trust.sets import Truths, answers
+from candid.trust.sets import Posterior, Truths, answers
 from candid.trust.tree import LIST, Tree
 from candid.trust.verdict import (
     ERROR,
@@ -36,7 +36,6 @@ from candid.trust.verdict import (
     Answer,
     Examination,
     Level,
-    Posterior,
     Promises,
     Risk,
     level,

@@ -1,7 +1,8 @@
-"""Class sets: which classes an answer names, and how often its true class is among them."""
+"""Class sets: which classes an answer names, how often its true class is among them, posteriors by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ LIKELY = 64
 """Classes of an image that nearly always add up to its confidence."""
 TAUGHT_BOUND = 0.05
 """The largest bound of a class that was taught, and that of one with too few photos for one of its own."""
+FEW_NAMES = 64
+"""Up to this number of classes, their names are sorted at once."""
 OLD_CLASS = -1
 """In the column ``taught``: the image is of no class that was taught."""
 
@@ -163,3 +166,121 @@ class Truths:
         groups = arrays["groups"]
         first = arrays.get("true_first", np.ones(len(groups), bool))
         return cls(arrays.get("true_ratios"), groups, first.astype(bool), arrays.get("taught"))
+
+
+class Posterior(Mapping[str, float]):
+    """p(class | image) by class name, falling; the classes are sorted when they are first listed.
+
+    >>> posterior = Posterior(("cat", "dog"), np.array([0.1, 0.9]))
+    >>> posterior.label, dict(posterior)
+    ('dog', {'dog': 0.9, 'cat': 0.1})
+    """
+
+    __slots__ = ("_names", "_shares", "_values")
+
+    def __init__(self, names: tuple[str, ...], values: Array) -> None:
+        self._names, self._values = names, values
+        self._shares: dict[str, float] | None = None
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float]) -> "Posterior":
+        """Return the posterior with these shares."""
+        return cls(tuple(shares), np.array(list(shares.values()), np.float64))
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return self._names[int(self._values.argmax())]
+
+    @property
+    def largest(self) -> float:
+        """The posterior of the most probable class."""
+        return float(self._values.max())
+
+    def top(self, count: int) -> dict[str, float]:
+        """Return the most probable classes; of equal ones, the first comes first."""
+        classes = np.arange(len(self._values))
+        if count < len(classes) // 8:
+            classes = np.flatnonzero(self._values >= np.partition(self._values, -count)[-count])
+        ordered = self._falling(classes)[:count]
+        return dict(zip((self._names[y] for y in ordered), self._values[ordered].tolist(), strict=True))
+
+    def among(self, named: Array) -> Sequence[str]:
+        """Return the names of some classes, (M,), the most probable first; of many, sorted when needed."""
+        classes = np.flatnonzero(named)
+        return self.names(classes) if len(classes) <= FEW_NAMES else Names(self, classes)
+
+    def names(self, classes: Array) -> tuple[str, ...]:
+        """Return the names of classes by number, the most probable first."""
+        return tuple(self._names[y] for y in self._falling(classes))
+
+    def _falling(self, classes: Array) -> list[int]:
+        """Return the numbers of some classes, the most probable first."""
+        return classes[np.argsort(-self._values[classes], kind="stable")].tolist()
+
+    def _all(self) -> dict[str, float]:
+        """Return all classes, which are sorted once."""
+        if self._shares is None:
+            self._shares = self.top(len(self._names))
+        return self._shares
+
+    def __getitem__(self, name: str) -> float:
+        if self._shares is not None:
+            return self._shares[name]
+        try:
+            return float(self._values[self._names.index(name)])
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def items(self) -> Any:
+        """Return the classes and their posteriors, falling."""
+        return self._all().items()
+
+    def values(self) -> Any:
+        """Return the posteriors, falling."""
+        return self._all().values()
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+class Names(Sequence[str]):
+    """The names of many classes, the most probable first: sorted when one of them is first needed.
+
+    >>> posterior = Posterior(("cat", "dog"), np.array([0.1, 0.9]))
+    >>> names = Names(posterior, np.array([0, 1]))
+    >>> len(names), names[0], names == ("dog", "cat")
+    (2, 'dog', True)
+    """
+
+    __slots__ = ("_classes", "_posterior", "_sorted")
+
+    def __init__(self, posterior: Posterior, classes: Array) -> None:
+        self._posterior, self._classes = posterior, classes
+        self._sorted: tuple[str, ...] | None = None
+
+    def _all(self) -> tuple[str, ...]:
+        if self._sorted is None:
+            self._sorted = self._posterior.names(self._classes)
+        return self._sorted
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._all()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
