@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import candid
 from candid import CandidError
@@ -14,6 +15,7 @@ from candid._support.processes import OneProcess
 from candid._support.progress import SILENT
 from candid.judging.held_out import HeldOut
 from candid.models.photo.opening import open_eye
+from candid.robustness.attacks.search import differentiable
 from candid.training.features import Extraction, FeatureCache
 from candid.training.options import PhotoOptions
 from candid.training.photos import PhotoData
@@ -87,6 +89,13 @@ def test_a_folder_and_its_stored_features_give_the_same_weights(photo_run: Photo
         for model in (ours, theirs)
     ]
     assert verdicts[0] == verdicts[1]
+    x = torch.rand(1, *ours.image_shape)
+    network = differentiable(ours)
+    (gradient,) = torch.autograd.grad(network.logits(x.requires_grad_())[0, 0], x)
+    assert torch.isfinite(gradient).all() and gradient.abs().max() > 0
+    np.testing.assert_allclose(
+        network.logits(x).detach().numpy(), ours.outputs(x.detach().numpy()).logits, rtol=1e-3, atol=1e-2
+    )
     done = candid_command(
         "evaluate", tmp_path / "folder", photo_run.data, "--ood", f"noise={photo_run.strange}"
     )
