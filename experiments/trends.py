@@ -37,7 +37,7 @@ def rank_correlation(points: Sequence[Point]) -> tuple[float, float, float]:
 
     Each number is drawn again and again from a normal distribution as wide as its own interval.
 
-    >>> rank_correlation([(1, 0.8, (0.79, 0.81)), (2, 0.9, (0.89, 0.91)), (math.inf, 0.95, (0.94, 0.96))])
+    >>> rank_correlation([(1, 0.8, (0.79, 0.81)), (2, 0.9, (0.89, 0.91)), (4, 0.95, (0.94, 0.96))])
     (1.0, 1.0, 1.0)
     """
     values = np.array([value for _, value, _ in points])

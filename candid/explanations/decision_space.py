@@ -236,9 +236,10 @@ deviations, the expected uncertainty between them is 21 %. The image lies in the
     if pair is None:
         expected = float(expected_uncertainty(space.distance))
         pair = Pair(min(space.classes[:2]), max(space.classes[:2]), space.distance, expected)
+    of_images = abs(pair.distance - space.distance) >= 0.05  # not that of the drawn means
     uncertainty = (
-        f"at a distance of {pair.distance:.1f} standard deviations, the expected uncertainty between them is "
-        f"{_percent(pair.uncertainty)}"
+        f"at a {'measured ' * of_images}distance of {pair.distance:.1f} standard deviations, the expected "
+        f"uncertainty between them is {_percent(pair.uncertainty)}"
     )
     if pair.measured is not None and pair.differs:
         uncertainty += f" (measured on held-out images: {_percent(pair.measured)})"

@@ -195,7 +195,7 @@ def test_the_measured_distance_decides_whether_classes_are_similar() -> None:
         pair = Pair(0, 1, measured, float(expected_uncertainty(measured)))
         summary = summarise(space((0.6, 0.4), of_means), ("cat", "dog"), pair)
         assert (summary.kind, pair.similar) == (kind, kind == "ambiguous")
-        assert f"at a distance of {measured:.1f} standard deviations" in summary.sentence
+        assert f"at a measured distance of {measured:.1f} standard deviations" in summary.sentence
 
 
 def test_the_figure_names_novelty_outside_of_the_drawing() -> None:
