@@ -36,6 +36,7 @@ from candid.trust.gaussians import Moments
 from candid.trust.series import fixed_halves
 from candid.trust.tree import Tree
 
+ALIKE = "All images look the same to the classifier: give different ones."
 SMALLEST_PRIOR = 1e-9
 """A class that no image looks like has at least this prior before they are normalised."""
 
@@ -133,6 +134,8 @@ def _splits(model: AdoptedModel, data: str, options: AdoptOptions, progress: Pro
     if not isinstance(fit, IndexedSplit):
         raise CandidError(f"'{data}' is read from end to end: name images to hold out with --held-out.")
     first, second = fixed_halves(_copies(fit))
+    if not len(first):
+        raise CandidError(ALIKE)
     return fit.subset(first), fit.subset(second)
 
 
@@ -188,7 +191,7 @@ def _fit_density(model: AdoptedModel, predictions: Predictions) -> None:
     if not np.isfinite(features).all():
         raise CandidError("The features of some images are not finite: leave these images out.")
     if not (features != features[0]).any():
-        raise CandidError("All images look the same to the classifier: give different ones.")
+        raise CandidError(ALIKE)
     groups = np.split(features, np.cumsum(model.config.features)[:-1], 1)
     moments = [Moments.of(group, np.zeros(len(group), np.int64)) for group in groups]
     priors = predictions.posterior.mean(0).clip(SMALLEST_PRIOR)
