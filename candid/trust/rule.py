@@ -27,7 +27,7 @@ from candid.trust.ranking import (
 )
 from candid.trust.scores import SCORES, Columns, Score, chosen_score
 from candid.trust.series import firsts, in_series, series_of, shuffled_rows
-from candid.trust.sets import Posterior, Truths, answers
+from candid.trust.sets import Posterior, Truths, answers, names_one
 from candid.trust.tree import LIST, Tree
 from candid.trust.verdict import (
     ERROR,
@@ -297,7 +297,7 @@ class Rule:
         # not measured by earlier versions: no more than this
         second = tests["second_posterior"] if "second_posterior" in tests else 1 - confidence
         ratio = _by_image(self.smallest_ratios, ranked_in)
-        single = (second / confidence < ratio) & (confidence >= self.levels.confidence)
+        single = names_one(confidence, second, ratio, self.levels.confidence)
         passed = single & ~self._novel(self.p_values(tests, groups), ranked_in)
         wrong = tests["true_posterior"] < confidence
         if tests.labels is not None:
