@@ -65,6 +65,14 @@ class GroupTable:
             raise CandidError(f"'{self.file}' has no row for '{first}'{others}: add what is missing.")
         return [group or "" for group in groups]
 
+    @classmethod
+    def together(cls, spec: str) -> "GroupTable":
+        """Return the table with the object, scene or day of each image; an error if ``spec`` names none."""
+        table = cls.read(spec)
+        if table is None:
+            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{spec}'.")
+        return table
+
     def _group(self, path: str) -> str | None:
         parts = _normal(path).split("/")
         ends = ("/".join(parts[i:]) for i in range(len(parts)))

@@ -49,6 +49,16 @@ class EvaluateOptions(Levels, DataOptions):
     held_out: StoredHeldOut = None
     test: StoredTest = None
     by: Groups = None
+    together: Annotated[
+        str | None,
+        Option(
+            "With --held-out: its images of one object, scene or day, by a key of the file ('day') or a "
+            "column of a table ('photos.csv:day'). Each name counts once and is on one side of every "
+            "division.",
+            metavar="SERIES",
+            default="copies only",
+        ),
+    ] = None
     ood: OtherImages = ()
     ensemble: Annotated[
         tuple[str, ...], Option("One more model for WAIC. Repeat for more.", metavar="MODEL")

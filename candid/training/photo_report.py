@@ -291,10 +291,7 @@ def in_series(
     alike = first_alike(standardised(everyone, parts["train"].values))
     together = None
     if options.together is not None:
-        table = GroupTable.read(options.together)
-        if table is None:
-            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{options.together}'.")
-        together = table.of(names)
+        together = GroupTable.together(options.together).of(names)
     numbers = series_of(Columns({"keys": alike}), together)
     count = len(np.unique(numbers))
     if count < FEWEST_SERIES and together is not None:

@@ -50,6 +50,10 @@ NO_LABELS = (
     "The held-out images of this model have no labels, so that nothing can be promised about classes: leave "
     "error and risk out, or calibrate the model with labelled images."
 )
+NO_KINDS = (
+    "There is no tree of classes here, so that no kind can be accepted: leave accept_kinds (--accept-kinds) "
+    "out, or give a tree where the model is trained or adopted; after teaching, calibrate it again."
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class Rule:
             detectors: those that were fitted to these images before; that of ``ALL`` is not fitted again.
         """
         levels = levels or Levels()
+        if levels.accept_kinds and tree is None:
+            raise CandidError(NO_KINDS)
         held_out = (
             Columns(columns, labels) if labels is not None or not isinstance(columns, Columns) else columns
         )
