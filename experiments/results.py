@@ -12,6 +12,7 @@ everything works; its results replace those of the page, so do it in a copy of t
 """
 
 import argparse
+import csv
 import json
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ from candid.data.formats import CIFAR_CLASSES
 from candid.data.splits import ArraySplit
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
+from candid.evaluation.selective import paired_difference
+from candid.inference.metrics import log_odds
 from candid.inference.predictions import Predictions
 from candid.models import zoo
 from candid.reports.plots import comparison as comparison_plots
@@ -119,8 +122,25 @@ def evaluated(name: str, data: str, ood: Sequence[str], counts: Counts, work: Pa
         "false_positives": metrics["false_positives"],
         "ood": metrics["ood"],
         "verdicts": metrics["verdicts"],
-        "selective": {key: value for key, value in metrics["selective"].items() if key != "curve"},
+        "selective": selective(metrics["selective"], out / "images.csv", predictions),
     }
+
+
+def selective(found: Results, table: Path, predictions: Predictions) -> Results:
+    """What verdicts accept next to a threshold on the posterior alone, which knows no novelty.
+
+    ``table`` has the verdicts of the images of ``predictions``, in their order.
+    """
+    with table.open(encoding="utf-8", newline="") as file:
+        accepted = np.array(
+            [row["verdict"] == "accept" for row in csv.DictReader(file) if row["set"] == "test"]
+        )
+    confident = np.zeros_like(accepted)
+    confident[np.argsort(-log_odds(predictions.logits), kind="stable")[: accepted.sum()]] = True
+    right = predictions.logits.argmax(1) == predictions.labels
+    kept = {key: found[key] for key in ("images", "aurc", "augrc", "intervals", "verdicts")}
+    difference = paired_difference(accepted, confident, right)._asdict() if accepted.any() else None
+    return kept | {"plain": found["without_novelty"], "difference": difference}
 
 
 def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
