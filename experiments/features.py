@@ -140,15 +140,15 @@ def _seen(eye: Eye, images: Array) -> Array:
     return np.concatenate([eye.statistics(enlarged(images[start : start + 50])) for start in starts])
 
 
-def material(corruptions: bool = True) -> Material:
-    """Return what was extracted, with ``corruptions`` or without."""
+def material(measuring: bool = True) -> Material:
+    """Return what was extracted: all of it for measuring, CIFAR-10 alone for training."""
     eye = open_eye(EYE)
     options = VectorOptions(data=str(RUNS / CIFAR))
     data = VectorData.stored(options, eye.groups)
-    with np.load(RUNS / OTHERS) as stored:
-        others = {name: stored[name] for name in stored.files}
-    changed = None
-    if corruptions:
+    others, changed = {}, None
+    if measuring:
+        with np.load(RUNS / OTHERS) as stored:
+            others = {name: stored[name] for name in stored.files}
         with np.load(RUNS / CORRUPTIONS_FILE) as stored:
             changed = np.stack([stored[name] for name in CORRUPTIONS])
     return Material(data, others, changed, RUNS / "models", options, eye)
@@ -156,7 +156,7 @@ def material(corruptions: bool = True) -> Material:
 
 def train(models: Sequence[Asked], progress: Progress) -> None:
     """Train the models that are missing."""
-    given = material(corruptions=False)
+    given = material(measuring=False)
     for one in models:
         if not (given.folder / one.name).exists():
             progress.log(one.name)
