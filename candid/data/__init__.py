@@ -7,3 +7,5 @@ Crop = Literal["none", "shift", "jitter", "resized"]
 SplitRule = Literal["hash", "shuffled"]
 PHOTO_SIDE = 96
 """Images with at least this many pixels per side are photos: they get an eye, and come in all sizes."""
+FEATURES_FILE = ".npz"
+"""The ending of a file with features."""
