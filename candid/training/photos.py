@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,7 @@ def _train(
     try:
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
     except KeyboardInterrupt:
-        show.log(f"go on with: candid train --resume --out {folder.path}")
+        show.log(f"go on with: candid train --resume --out {quote(str(folder.path))}")
         raise
     if not processes.is_global_zero:
         return {}
@@ -243,7 +244,7 @@ def _finish(
     report = DataReport.of(parts, predictions, class_names)
     folder.write_text("photos.csv", report.csv())
     folder.write_text("photos.html", report.html())
-    for line in report.sentences():
+    for line in report.sentences(folder.path):
         progress.log(line)
     results["report"] = report.counts()
     folder.write_results(results)
