@@ -215,6 +215,17 @@ def moved(name: str, folder: Path | None) -> str:
     return "+".join(parts)
 
 
+def trained_eye(config: Any, folder: Path | None) -> Eye:
+    """Return the eye that a model in ``folder`` was trained with, as its configuration names it."""
+    eye = open_eye(moved(config.eye, folder))
+    if eye.sha256 != config.eye_sha256 or eye.groups != config.groups:
+        raise CandidError(
+            f"The eye '{config.eye}' has other weights than the one that this model was trained with: "
+            "restore it, or train the model again."
+        )
+    return eye
+
+
 def tree_of(spec: str | None, class_names: Sequence[str], data: str = "") -> Tree | None:
     """Return the tree of classes that ``--tree`` names: "folders" of ``data``, "imagenet", or a CSV file.
 
