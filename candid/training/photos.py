@@ -27,9 +27,10 @@ from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.photo_report import DataReport, in_series
+from candid.training.photo_report import DataReport, in_series, named_series
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
+from candid.trust.tree import Tree
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -131,6 +132,9 @@ def _train(
     options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
+    # mistakes in tables show before photos are computed
+    tree = tree_of(options.tree, data.class_names, options.data)
+    named_series(options)
     digests = {"data": data.digest, "options": state_digest(options.deciding())}
     earlier = earlier_results(folder, digests)
     if earlier is not None:
@@ -148,7 +152,7 @@ def _train(
     if not processes.is_global_zero:
         return {}
     _check_counts(parts["train"], data.class_names)
-    return _finish(options, parts, data.class_names, eye, folder, show, digests)
+    return _finish(options, parts, data.class_names, tree, eye, folder, show, digests)
 
 
 def _announce(data: PhotoData, extraction: Extraction) -> None:
@@ -198,6 +202,7 @@ def _finish(
     options: PhotoOptions,
     parts: dict[str, Features],
     class_names: tuple[str, ...],
+    tree: Tree | None,
     eye: Eye,
     folder: RunFolder,
     progress: Progress,
@@ -210,7 +215,7 @@ def _finish(
     given = train.values, train.labels, len(class_names), eye.groups, uniform
     head = fit_head(*given, seed=options.seed, series=series["train"])
     model = PhotoModel.of(head, eye, class_names)
-    model.tree = tree_of(options.tree, class_names, options.data)
+    model.tree = tree
     config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
     model.metadata = {
         "training": {
