@@ -30,7 +30,6 @@ from candid.training.options import ENOUGH, SHARE, PhotoOptions
 from candid.training.photo_report import DataReport, in_series, named_series
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
-from candid.trust.tree import Tree
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -132,8 +131,7 @@ def _train(
     options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
-    # mistakes in tables show before photos are computed
-    tree = tree_of(options.tree, data.class_names, options.data)
+    tree_of(options.tree, data.class_names, options.data)  # mistakes show before photos are computed
     named_series(options)
     digests = {"data": data.digest, "options": state_digest(options.deciding())}
     earlier = earlier_results(folder, digests)
@@ -152,7 +150,7 @@ def _train(
     if not processes.is_global_zero:
         return {}
     _check_counts(parts["train"], data.class_names)
-    return _finish(options, parts, data.class_names, tree, eye, folder, show, digests)
+    return _finish(options, parts, data.class_names, eye, folder, show, digests)
 
 
 def _announce(data: PhotoData, extraction: Extraction) -> None:
@@ -202,7 +200,6 @@ def _finish(
     options: PhotoOptions,
     parts: dict[str, Features],
     class_names: tuple[str, ...],
-    tree: Tree | None,
     eye: Eye,
     folder: RunFolder,
     progress: Progress,
@@ -215,7 +212,7 @@ def _finish(
     given = train.values, train.labels, len(class_names), eye.groups, uniform
     head = fit_head(*given, seed=options.seed, series=series["train"])
     model = PhotoModel.of(head, eye, class_names)
-    model.tree = tree
+    model.tree = tree_of(options.tree, class_names, options.data)
     config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
     model.metadata = {
         "training": {
