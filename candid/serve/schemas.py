@@ -147,6 +147,7 @@ class PromisesResponse(BaseModel):
     out_of_fold: bool = Field(False, description="Held-out images trained the model: no bound is proven.")
     copies: int = Field(0, description="Held-out images that are copies of others: they count once.")
     occasions: bool = Field(False, description="Held-out images are of the occasions of the training images.")
+    unmeasured: int = Field(0, description="Classes taught from too few photos for an error of their own.")
     plain: str = Field("", description="The promises in one line.")
     sentences: list[str] = Field([], description="The promises in words, with all numbers and conditions.")
 

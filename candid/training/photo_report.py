@@ -278,6 +278,11 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
     return findings
 
 
+def named_series(options: PhotoOptions) -> GroupTable | None:
+    """Return the table that ``--together`` names; None without one."""
+    return None if options.together is None else GroupTable.together(options.together)
+
+
 def in_series(
     options: PhotoOptions, parts: dict[str, Features], progress: Progress
 ) -> tuple[dict[str, Features], dict[str, Array]]:
@@ -289,9 +294,8 @@ def in_series(
     names = [name for part in parts.values() for name in part.names]
     everyone = np.concatenate([part.values for part in parts.values()])
     alike = first_alike(standardised(everyone, parts["train"].values))
-    together = None
-    if options.together is not None:
-        together = GroupTable.together(options.together).of(names)
+    table = named_series(options)
+    together = None if table is None else table.of(names)
     numbers = series_of(Columns({"keys": alike}), together)
     count = len(np.unique(numbers))
     if count < FEWEST_SERIES and together is not None:

@@ -28,7 +28,7 @@ from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.photo_report import DataReport, in_series
+from candid.training.photo_report import DataReport, in_series, named_series
 from candid.training.remembered import Remembered
 from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
 
@@ -132,6 +132,8 @@ def _train(
     options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
+    tree_of(options.tree, data.class_names, options.data)  # mistakes show before photos are computed
+    named_series(options)
     digests = {"data": data.digest, "options": state_digest(options.deciding())}
     earlier = earlier_results(folder, digests)
     if earlier is not None:

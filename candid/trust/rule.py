@@ -187,6 +187,7 @@ class Rule:
             fdr_proven=first.new_detector().fixed_score and rankings[0].first is None,
             accept_kinds=0 if tree is None else levels.accept_kinds,
             out_of_fold=not proven,
+            unmeasured=truths.unmeasured(error.cut),
         )
         promises = {ALL: whole}
         small = set()
