@@ -38,6 +38,9 @@ def train(
         PHOTOS,
     ] = None,
     resume: Annotated[bool, Option("Continue the run in --out."), PHOTOS] = False,
+    keep_old: Annotated[
+        bool, Option("Keep a photo model that is trained again: --out mine keeps it as mine.1."), PHOTOS
+    ] = False,
     devices: Annotated[Devices, PHOTOS] = None,
     photos: Annotated[dict[str, Any], Typed(PhotoOptions), PHOTOS],
     recipe: Annotated[
@@ -81,6 +84,7 @@ def train(
         out=out,
         recipe=recipe,
         resume=resume,
+        keep_old=keep_old,
         devices=devices,
         progress=TrainingDisplay(),
         after_epoch=_draw_curves,

@@ -71,5 +71,14 @@ class GroupTable:
         return next((self.groups[end] for end in ends if end in self.groups), None)
 
 
+def columns_of(file: Path) -> list[str]:
+    """Return the names of the columns of a table."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            return next(csv.reader(opened), [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CandidError(f"The table '{file}' can't be read ({error}): give a CSV file.") from error
+
+
 def _normal(path: str) -> str:
     return path.strip().replace("\\", "/").removeprefix("./")
