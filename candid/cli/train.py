@@ -10,7 +10,7 @@ from rich.table import Table
 from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import is_first_process
-from candid.cli.app import Panel, Typed, command, safe
+from candid.cli.app import Panel, Typed, command, safe, show_table
 from candid.inference.options import Devices
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions, check_call
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from candid._support.progress import Row
     from candid.training.run_folder import RunFolder
 
+WEAKEST = 5
+"""Classes whose results are shown after training; the report has all."""
 PHOTOS, NETWORKS, FEATURES = Panel("Photos"), Panel("Networks on pixels"), Panel("Networks on features")
 
 
@@ -130,3 +132,8 @@ def _print_results(best: Path, results: dict[str, Any]) -> None:
                 name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *of_density
             )
     Console().print(table)
+    if "by_class" in results:
+        from candid.judging.by_class import ByClass
+
+        by_class = ByClass.from_dict(results["by_class"])
+        show_table("By class, the weakest first", *by_class.table(WEAKEST), tight=True)
