@@ -111,21 +111,18 @@ def info(
 
 
 def _photo(target: str) -> dict[str, Any] | None:
-    """Return the description of a model with an eye; None of other models."""
+    """Return the description of a model with an eye, or of stored features; None of other models."""
     from candid.models import checkpoint
     from candid.models.info import describe_head
-    from candid.models.protocol import can
 
     model = checkpoint.load(target)
-    return describe_head(model, checkpoint.model_folder(target)) if can(model, "eye") else None
+    of_features = model.density_of == "features" or "eye" in model.can
+    return describe_head(model, checkpoint.model_folder(target)) if of_features else None
 
 
 def _show_photo(name: str, description: dict[str, Any]) -> None:
-    eye = description["eye"]
     rows = [
-        ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
-        ("its licence and source", f"{eye['licence']}, {eye['source']}"),
-        ("its SHA-256", eye["sha256"][:16] + " …"),
+        *_eye_rows(description["eye"]),
         ("statistics of a photo", f"{description['statistics']:,}"),
         ("classes", f"{description['classes']:,}"),
         ("posterior", description["posterior"]),
@@ -135,6 +132,16 @@ def _show_photo(name: str, description: dict[str, Any]) -> None:
     print(f"{name}: a model of the kind '{description['kind']}'")
     for label, value in rows:
         print(f"  {label + ':':<32}{value}")
+
+
+def _eye_rows(eye: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if eye is None:
+        return [("eye", "none: it takes stored features, and no photos")]
+    return [
+        ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
+        ("its licence and source", f"{eye['licence']}, {eye['source']}"),
+        ("its SHA-256", eye["sha256"][:16] + " …"),
+    ]
 
 
 def _config(target: str, **changes: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import is_first_process
+from candid._support.text import printable
 from candid.cli.app import Panel, Typed, command, safe, show_table
 from candid.inference.options import Devices
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions, check_call
@@ -94,6 +96,7 @@ def train(
     )
     if result.finished and is_first_process():
         _print_results(result.best, result.results)
+        _print_next(result.folder, data)
 
 
 def _draw_curves(folder: "RunFolder", rows: "list[Row]") -> None:
@@ -115,6 +118,21 @@ def _parsed(settings: tuple[str, ...]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             changes[key.strip()] = value.strip()
     return changes
+
+
+def _print_next(run: Path, data: str | None) -> None:
+    """Print the commands that make use of the model in the folder ``run``."""
+    if data is None:  # the run was resumed
+        data = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["data"]
+    model, data = quote(str(run)), quote(data)
+    print("next, for example:")
+    for line, purpose in (
+        (f"candid examine {model} PHOTOS", "judge new photos"),
+        (f"candid evaluate {model} {data}", "all figures"),
+        (f"candid audit {model} --data {data} --quick", "one page to decide by"),
+        (f"candid serve {model}", "a web page of your own"),
+    ):
+        print(printable(f"  {line}  # {purpose}"))
 
 
 def _print_results(best: Path, results: dict[str, Any]) -> None:

@@ -98,6 +98,10 @@ class _Study:
         self.companions = {path: checkpoint.resolve(path) for path in options.ensemble}
         self.processes = launch_for(self.model, options.devices)
         self.progress = progress if self.processes.is_global_zero else SILENT
+        if options.together is not None:
+            raise CandidError(
+                "--together is about held-out images: give it to 'candid calibrate', or with --held-out."
+            )
         self.table = GroupTable.read(options.by)
         if options.by not in (None, "class") and self.table is None:
             raise CandidError(

@@ -166,7 +166,7 @@ class ExaminationResponse(BaseModel):
     verdict: Verdict | None
     plain: str = Field(description="What the verdict means, in one line.")
     classes: list[str] | None = Field(
-        description="The classes that the answer names, at most the five likeliest; others are ruled out."
+        description="The classes that the answer names, at most the five likeliest; none of a novel image."
     )
     class_count: int | None = Field(description="The number of classes that the answer names.")
     node: str | None = Field(description="A kind that covers them, such as 'terrier'; null for a list.")

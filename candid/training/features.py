@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, plainly
 from candid._support.files import read_sealed, remove_unfinished, write_sealed
 from candid._support.numbers import Array, digest
 from candid._support.processes import Processes, first_error, gathered
@@ -153,7 +153,7 @@ class FeatureCache:
         except (OSError, SafetensorError) as error:
             if not self._full:
                 self._progress.log(
-                    f"statistics can't be kept in '{self.folder}' for a later training: {error}"
+                    f"statistics can't be kept in '{self.folder}' for a later training: {plainly(str(error))}"
                 )
             self._full = True
             self._in_memory |= dict(zip(digests, rows, strict=True))

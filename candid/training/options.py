@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 from candid._support.errors import CandidError
 from candid._support.old_formats import without_later
 from candid._support.options import MaybeInfinite, Option, check_fields, named_option, to_dict
-from candid.data import Crop, SplitRule
+from candid.data import FEATURES_FILE, Crop, SplitRule
 from candid.inference.options import Devices, ReadOptions, SkipBad, Workers
 from candid.models.flow.config import ClassifierConfig, Memory, preset
 from candid.models.photo.eyes import DEFAULT_EYE, EYES
 
 Schedule = Literal["one-cycle", "plateau"]
 MeansStart = Literal["random", "pooled", "blocks"]
-FEATURES_FILE = ".npz"
-"""The ending of a file with features."""
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
 ENOUGH = 1000

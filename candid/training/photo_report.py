@@ -98,15 +98,15 @@ class DataReport:
         """Return the number of findings of each kind."""
         return {kind: len(self.of_kind(kind)) for kind in KINDS}
 
-    def sentences(self) -> list[str]:
-        """Return what a user should know at once."""
-        counts, sentences = self.counts(), []
+    def sentences(self, folder: Path = Path()) -> list[str]:
+        """Return what a user should know at once; ``folder`` has the files of the report."""
+        counts, sentences, page = self.counts(), [], folder / "photos.html"
         if counts["conflict"]:
-            sentences.append(_conflict_warning(self.of_kind("conflict")))
+            sentences.append(f"{_conflict_warning(self.of_kind('conflict'))}; see {page}")
         if counts["leak"]:
             sentences.append(
                 f"warning: {plural(counts['leak'], 'photo nearly equals', 'photos nearly equal')} a photo of "
-                "another part (training, held-out, test), so that results are too good: see photos.html"
+                f"another part (training, held-out, test), so that results are too good: see {page}"
             )
         shown = (
             (counts["label"], "label that is probably wrong", "labels that are probably wrong"),
@@ -115,7 +115,7 @@ class DataReport:
         )
         if any(count for count, _, _ in shown):
             listed = ", ".join(plural(*each) for each in shown if each[0])
-            sentences.append(f"worth a look, in photos.html and photos.csv: {listed}")
+            sentences.append(f"worth a look, in {page} and {page.with_suffix('.csv')}: {listed}")
         return sentences
 
     def csv(self) -> str:
@@ -159,7 +159,7 @@ def _conflict_warning(conflicts: list[Finding]) -> str:
     are, each = ("is", "it") if len(conflicts) == 1 else ("are", "each")
     return (
         f"warning: {plural(len(conflicts), 'photo')} {are} in two classes ({', '.join(named)}): one label of "
-        f"{each} is wrong; see photos.html"
+        f"{each} is wrong"
     )
 
 

@@ -20,7 +20,7 @@ from candid._support.numbers import Array
 from candid._support.progress import Progress
 from candid._support.randomness import draws
 from candid._support.text import percent, plural
-from candid.data.groups import PATH, GroupTable, columns_of
+from candid.data.groups import GroupTable
 from candid.training.features import Features
 from candid.training.photo_report import first_alike, standardised
 from candid.trust.scores import Columns
@@ -119,14 +119,8 @@ def _names(
         return [_folder(name, class_names[y]) for name, y in zip(names, labels.tolist(), strict=True)]
     if together is None:
         return [str(number) for number in found_series(names, x, labels)]
-    table = GroupTable.read(together)
-    if table is None and together.lower().endswith(".csv"):
-        others = [column for column in columns_of(Path(together)) if column != PATH]
-        table = GroupTable.read(f"{together}:{others[0]}") if others else None
-    if table is None:
-        raise CandidError(
-            f"--together takes FILE.csv, FILE.csv:COLUMN, 'folder' or 'none', not '{together}'."
-        )
+    table = GroupTable.together(together)
+    assert table is not None
     return table.of(names)
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,8 @@ def _train(
     try:
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
     except KeyboardInterrupt:
-        again = f"candid train {options.data}" if old is not None else "candid train --resume"
-        show.log(f"go on with: {again} --out {folder.path}")
+        again = f"candid train {quote(options.data)}" if old is not None else "candid train --resume"
+        show.log(f"go on with: {again} --out {quote(str(folder.path))}")
         raise
     if not processes.is_global_zero:
         return {}
@@ -295,7 +296,7 @@ class _Job:
         report = DataReport.of(parts, predictions, self.class_names, table)
         folder.write_text("photos.csv", report.csv())
         folder.write_text("photos.html", report.html())
-        for line in report.sentences():
+        for line in report.sentences(folder.path):
             log(line)
         results["report"] = report.counts()
 

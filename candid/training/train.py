@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError, require_extra
@@ -185,7 +186,8 @@ def train_network(
             finished = run.train(stop)
             results = run.finish() if finished else {}
             if not finished:
-                show.log(f"stopped after step {run.step}; go on with: candid train --resume --out {path}")
+                again = f"candid train --resume --out {quote(str(path))}"
+                show.log(f"stopped after step {run.step}; go on with: {again}")
         return TrainResult(path, finished, run.rows, results)
 
 

@@ -42,6 +42,8 @@ MEANS_RATE = 0.1
 START_ROWS = 4096
 """Vectors that set the first scales of the network."""
 PARTS = ("val", "test")
+FEWEST_PER_NUMBER = 3
+"""Training features for each of their numbers: with fewer, the closed form is better (docs/photos.md)."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,17 @@ class VectorData:
                 f"The class '{name}' has {counts.min()} for training: add more, or leave it out."
             )
 
+    def warning(self) -> str | None:
+        """Return what to say of too few features for their length; None of enough."""
+        (n, d), wanted = self.parts["train"].values.shape, FEWEST_PER_NUMBER
+        if n >= wanted * d:
+            return None
+        return (
+            f"only {n:,} training features of {d:,} numbers each, of {wanted * d:,} wanted: the network "
+            "learns them by heart, and its posteriors are overconfident; a closed form is better (of photos: "
+            "without --preset vector)"
+        )
+
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
@@ -195,6 +208,8 @@ def train_vectors(
         if eye is not None and eye.groups != data.groups:
             raise CandidError(f"The features of '{options.data}' are not those of the eye '{eye.name}'.")
         data.check()
+        if warning := data.warning():
+            show.log(warning)
         settings = {key: value for key, value in to_dict(options).items() if key != "data"}
         digests = {"data": data.digest, "options": state_digest(settings)}
         earlier = earlier_results(folder, digests)

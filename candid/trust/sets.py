@@ -58,6 +58,15 @@ def answers(
     return named
 
 
+def names_one(largest: Array, second: Array, ratio: Array, confidence: float) -> Array:
+    """Return for which of N images :func:`answers` names one class, from the two largest posteriors, (N,).
+
+    >>> names_one(np.array([0.52, 0.9]), np.array([0.48, 0.06]), np.array([0.95, 0.95]), 0.8)
+    array([False,  True])
+    """
+    return (second / largest < ratio) & (largest >= confidence)
+
+
 def _last_of(posterior: Array, confidence: float, likely: int = LIKELY) -> Array:
     """Return the last of the largest posteriors of each image that add up to ``confidence``, (N,).
 

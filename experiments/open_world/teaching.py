@@ -18,8 +18,8 @@ from candid.models.photo.efficientnet import PackagedEye
 from candid.models.photo.gaussian import class_scores
 from candid.models.photo.head import fit_head
 from candid.models.photo.model import PhotoModel
-from candid.training.remembered import Remembered
 from candid.training.pieces import assembled
+from candid.training.remembered import Remembered
 from candid.trust.gaussians import unit
 from candid.trust.ranking import CombinedRanks
 from candid.trust.scores import Columns

@@ -93,6 +93,16 @@ def test_held_out_scores_and_levels_are_updated(
     assert any(sentence.startswith("the price") for sentence in taught[0].sentences())
 
 
+def test_an_older_taught_model_knows_which_photos_taught_it(taught: tuple[TeachResult, Path]) -> None:
+    model = candid.load(taught[1])
+    expected = needed(model)
+    assert (expected.statistics["taught"] == 3).sum() == 6
+    del model.held_out["statistic.taught"]
+    older = needed(model)
+    assert (older.statistics["taught"] == expected.statistics["taught"]).all()
+    assert older.rule().bounds == expected.rule().bounds == {3: TAUGHT_BOUND}
+
+
 def test_each_photo_is_left_out_of_its_class(taught: tuple[TeachResult, Path], photos: Path) -> None:
     """The held-out score of a photo is that of a model which was taught the other five."""
     new = candid.load(taught[1])

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from candid._support.options import MaybeInfinite, Option
 from candid._support.text import named_pairs
+from candid.data import SYNTHETIC
 from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
 from candid.inference.options import ImageOptions
 from candid.robustness.corruptions.registry import SEVERITIES, check_severities
@@ -66,6 +67,7 @@ class AuditOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_severities(self.severities)
+        self.others  # noqa: B018  a wrong --ood is refused before anything runs
         if self.images is None and self.quick:
             object.__setattr__(self, "images", QUICK_IMAGES)
 
@@ -92,4 +94,4 @@ class AuditOptions(ImageOptions):
     @property
     def others(self) -> dict[str, str]:
         """The other sets of images by name."""
-        return named_pairs(self.ood, "--ood")
+        return named_pairs(self.ood, "--ood", alone=SYNTHETIC)
