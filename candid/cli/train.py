@@ -12,7 +12,7 @@ from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import is_first_process
 from candid._support.text import printable
-from candid.cli.app import Panel, Typed, command, safe
+from candid.cli.app import Panel, Typed, command, safe, show_table
 from candid.inference.options import Devices
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions, check_call
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from candid._support.progress import Row
     from candid.training.run_folder import RunFolder
 
+WEAKEST = 5
+"""Classes whose results are shown after training; the report has all."""
 PHOTOS, NETWORKS, FEATURES = Panel("Photos"), Panel("Networks on pixels"), Panel("Networks on features")
 
 
@@ -40,6 +42,9 @@ def train(
         PHOTOS,
     ] = None,
     resume: Annotated[bool, Option("Continue the run in --out."), PHOTOS] = False,
+    keep_old: Annotated[
+        bool, Option("Keep a photo model that is trained again: --out mine keeps it as mine.1."), PHOTOS
+    ] = False,
     devices: Annotated[Devices, PHOTOS] = None,
     photos: Annotated[dict[str, Any], Typed(PhotoOptions), PHOTOS],
     recipe: Annotated[
@@ -83,6 +88,7 @@ def train(
         out=out,
         recipe=recipe,
         resume=resume,
+        keep_old=keep_old,
         devices=devices,
         progress=TrainingDisplay(),
         after_epoch=_draw_curves,
@@ -144,3 +150,8 @@ def _print_results(best: Path, results: dict[str, Any]) -> None:
                 name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *of_density
             )
     Console().print(table)
+    if "by_class" in results:
+        from candid.judging.by_class import ByClass
+
+        by_class = ByClass.from_dict(results["by_class"])
+        show_table("By class, the weakest first", *by_class.table(WEAKEST), tight=True)

@@ -20,6 +20,7 @@ from candid.evaluation.result import (
     EvaluationResult,
     ImageGroups,
     as_json,
+    class_metrics,
     classification,
     performance,
     right_ones,
@@ -216,6 +217,7 @@ class _Study:
         result = EvaluationResult(
             self.model, self.model.class_names, metrics, own, notes=self._training_note(own)
         )
+        metrics["by_class"] = class_metrics(result)
         if self.held_out is not None and self.rule is not None:
             return self._judged(result, predictions, self.held_out, self.rule)
         text = f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."

@@ -91,7 +91,7 @@ class ClassResult(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return numbers and shares for ``metrics.json``."""
         return self._asdict() | {
-            "taken_for": dict(self.taken_for),
+            "taken_for": dict(self.taken_for[:MOST_CELLS]),
             "recall": self.recall,
             "precision": self.precision,
             "coverage": self.coverage,
@@ -294,11 +294,11 @@ class ByClass:
         return len(self.rows) <= MOST_CELLS
 
     def csv_rows(self) -> Iterator[Sequence[object]]:
-        """Yield rows for ``by_class.csv``: one for each class, then none for what it does not have."""
-        yield (*HEAD[:1], "images", "right", "recall", "precision", "accepted", "accepted_wrong", "novel")
+        """Yield a head, and a row for each class with an empty cell for what is not known."""
+        yield "class", "images", "recall", "precision", "coverage", "right_of_accepted", "novel", "taken_for"
         for row in self.rows:
-            shares = (row.recall, row.precision, row.accepted, row.accepted_wrong, row.novel)
-            yield row.name, row.images, row.right, *shares
+            shares = (row.recall, row.precision, row.coverage, row.right_of_accepted, row.novel_share)
+            yield row.name, row.images, *shares, "; ".join(f"{name} ({n})" for name, n in row.taken_for)
 
     def html(self) -> str:
         """Return both tables as HTML, without a page around them."""

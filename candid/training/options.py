@@ -75,12 +75,16 @@ class PhotoOptions(TrainingOptions):
     together: Annotated[
         str | None,
         Option(
-            "Photos of one object, scene or day: a column of a table with a 'path'. They count once and are "
-            "on one side of every division, as near-duplicates are.",
+            "Photos of one object, scene or day count once and are on one side of every division: by a "
+            "column of a table with a 'path', or by 'folder' (the folders within that of a class). 'none' "
+            "joins near-duplicates only.",
             metavar="FILE.csv:COLUMN",
-            default="near-duplicates only",
+            default="found by likeness with times and numbers of names",
         ),
     ] = None
+    strict: Annotated[
+        bool, Option("Stop at a photo that can't be used, instead of leaving it out and listing it.")
+    ] = False
     thumbnails: Annotated[
         bool,
         Option("Keep small pictures of up to 20 photos of each class, to show the nearest ones."),
@@ -88,8 +92,8 @@ class PhotoOptions(TrainingOptions):
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that decide the result."""
-        values = without_later(to_dict(self)).items()
-        return {key: value for key, value in values if key not in ("data", "val_data")}
+        values = {**without_later(to_dict(self)), "skip_bad": False}  # as earlier versions had it
+        return {key: value for key, value in values.items() if key not in ("data", "val_data", "strict")}
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from candid.models.photo.gaussian import Standardised, Totals
 from candid.models.photo.opening import open_eye, tree_of
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
-from candid.training.photo_report import in_series
-from candid.training.photos import PhotoData, earlier_results, has_val
+from candid.training.photo_data import PhotoData, has_val
+from candid.training.photo_series import in_series
+from candid.training.photos import earlier_results
 from candid.training.refit import can_refit, refit_to
 from candid.training.run_folder import RunFolder, state_digest
 from candid.training.setup import build_optimiser, clip_gradients, learning_rate, set_learning_rate
@@ -99,15 +100,15 @@ class VectorData:
         cls, options: VectorOptions, eye: Eye, processes: Processes, progress: Progress
     ) -> "VectorData":
         """Return what the eye sees of a folder of photos; what is cached is not computed again."""
-        shared = ("data", "split_seed", "holdout", "tree", "skip_bad")
+        shared = ("data", "split_seed", "holdout", "tree")
         of_photos = PhotoOptions(**{name: getattr(options, name) for name in shared})
         data = PhotoData.of(of_photos)
         progress.log(data.described())
-        extraction = Extraction(eye, FeatureCache(eye, progress), processes, progress, options.skip_bad)
+        extraction = Extraction(eye, FeatureCache(eye, progress), processes, progress, skip_bad=True)
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
-        parts, series = in_series(of_photos, parts, progress)
+        parts, series = in_series(of_photos.together, parts, data.class_names, progress)
         own_val = has_val(options.data, options.tree == "folders")
-        return cls(parts, data.class_names, eye.groups, series["val"], own_val)
+        return cls(parts, data.class_names, eye.groups, series.numbers["val"], own_val)
 
     @property
     def digest(self) -> str:

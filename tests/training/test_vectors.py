@@ -18,7 +18,7 @@ from candid.models.photo.opening import open_eye
 from candid.robustness.attacks.search import differentiable
 from candid.training.features import Extraction, FeatureCache
 from candid.training.options import PhotoOptions
-from candid.training.photos import PhotoData
+from candid.training.photo_data import PhotoData
 from candid.training.recipes import vector_options
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun
