@@ -55,7 +55,8 @@ class Table(Mapping[str, list[Any]]):
         import narwhals
 
         try:
-            return narwhals.from_dict(self._columns, schema=_schema(), backend=library).to_native()
+            schema = None if library == "pandas" else _schema()  # pandas has no columns of lists
+            return narwhals.from_dict(self._columns, schema, backend=library).to_native()
         except ModuleNotFoundError as error:
             raise CandidError(
                 f"A table of {LIBRARIES[library]} needs the package {library}: install it with "
