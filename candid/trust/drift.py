@@ -237,6 +237,11 @@ class Watch:
         return self._rang is not None
 
     @property
+    def drift_detected(self) -> bool:
+        """The same as :attr:`alarm`, under the name that libraries for streams use."""
+        return self.alarm
+
+    @property
     def after(self) -> int | None:
         """The number of images after which it rang; None if it has not."""
         return None if self._rang is None else self._rang["after"]
