@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from candid.serve import Limits
 
 if TYPE_CHECKING:
-    from candid.serve.sensor import Drift
+    from candid.serve.models import Models
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -119,15 +119,15 @@ class Metrics:
             registry=own,
         )
 
-    def watch(self, drift: "Drift") -> None:
-        """Show what a watch for drift has found."""
+    def watch(self, models: "Models") -> None:
+        """Show what the watches for drift have found; of several models the largest."""
         for name, text in (
             ("evidence", "Evidence that images changed; it rings at 100."),
             ("alarm", "1 if the alarm has rung."),
             ("images", "Images that were watched."),
         ):
             gauge = Gauge(f"candid_drift_{name}", text, registry=self._registry)
-            gauge.set_function(lambda name=name: float(getattr(drift, name)))  # type: ignore[misc]
+            gauge.set_function(lambda name=name: max(float(getattr(each.drift, name)) for each in models))  # type: ignore[misc]
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Count an answer."""
