@@ -118,18 +118,29 @@ def learn(
     )
 
 
-def grouped(model: str, folder: Path, files: Sequence[str]) -> list[tuple[str, list[int], str]]:
-    """Return groups of those stored images that are novel: name, numbers of the images, nearest class."""
+@dataclass(frozen=True)
+class Grouped:
+    """Stored images that a model does not know, by their numbers."""
+
+    groups: list[tuple[str, list[int], str]]
+    """Name, images with the most central one first, and the known class that is nearest."""
+    singles: list[int]
+    """Those that fit no group."""
+
+
+def grouped(model: str, folder: Path, files: Sequence[str]) -> Grouped:
+    """Group those stored images that are novel."""
     from candid.judging.group import group
 
     paths = [path for file in files if (path := folder / IMAGES / file).exists()]
     if not paths:
-        return []
+        return Grouped([], [])
     found = group(model, paths, skip_bad=True)
-    return [
+    groups = [
         (each.name, [int(Path(member.path).stem) for member in each.members], each.nearest)
         for each in found.groups
     ]
+    return Grouped(groups, [int(Path(single.path).stem) for single in found.singles])
 
 
 class BusyError(Exception):
@@ -150,7 +161,7 @@ class Lessons:
         """What the server does now."""
         self.problem: str | None = None
         """Why the last job failed."""
-        self.groups: dict[str, list[tuple[str, list[int], str]]] = {}
+        self.groups: dict[str, Grouped] = {}
         """Groups of unknown images, by model; only after they were asked for."""
         self._task: asyncio.Task[None] | None = None
         record = _read(storage.folder / RECORD)

@@ -427,6 +427,7 @@ class LessonsResponse(BaseModel):
     corrections: list[CorrectionResponse]
     novel: int = Field(description="Stored novel images without a correction.")
     groups: list[GroupResponse] | None = Field(description="Null until POST /v1/groups.")
+    singles: list[int] = Field(description="Novel images that fit no group.")
     lessons: list[LessonResponse] = Field(description="Oldest first.")
 
 

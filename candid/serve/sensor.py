@@ -135,9 +135,10 @@ class Teaching:
             if groups is None
             else [
                 schemas.GroupResponse(name=group, ids=left, nearest=nearest)
-                for group, ids, nearest in groups
+                for group, ids, nearest in groups.groups
                 if (left := [number for number in ids if number not in corrected])
             ],
+            singles=[] if groups is None else [each for each in groups.singles if each not in corrected],
             lessons=[
                 schemas.LessonResponse(
                     version=each.version,

@@ -87,10 +87,14 @@ def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
 
 SECRET = (
     *("/v1/examine", "/v1/counterfactual", "/v1/models", "/v1/drift", "/v1/verdicts", "/v1/verdicts/image"),
+    *("/v1/picture", "/v1/example", "/v1/corrections", "/v1/groups", "/v1/lessons", "/v1/lessons/use"),
     "/metrics",
 )
 PAGES = ("/", "/api", "/verdicts")
-SCRIPTS = ("api", "app", "client", "dom", "drift", "maps", "plots", "verdicts")
+SCRIPTS = (
+    *("api", "app", "change", "client", "correct", "dom", "drift", "lessons", "maps", "photos", "plots"),
+    *("queue", "report", "single", "table", "verdicts", "why"),
+)
 
 
 @pytest.mark.parametrize("path", SECRET)
