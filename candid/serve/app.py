@@ -26,10 +26,10 @@ from candid.data.images import BadImageError, to_png
 from candid.data.uploads import decode_upload, decoding_cost, upload_as_jpeg
 from candid.serve import FILES, Limits, schemas
 from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
-from candid.serve.models import Models, Opener, Served, opened_here
 from candid.serve.queue import HarmfulError, LostError, Turns
 from candid.serve.schemas import ImageRequest
 from candid.serve.sensor import ModelQuery, Sensor, Teaching, add_lesson_routes, add_routes, chosen
+from candid.serve.served import Models, Opener, Served, opened_here
 from candid.serve.service import unusable
 
 Decoded = Array | schemas.UnusableResponse
@@ -176,8 +176,7 @@ class _Api:
             with chosen(self.models, model).used() as served:
                 answers = await self._examine(served, file, explain, _client(request))
                 if not again:
-                    for answer in answers:
-                        self.metrics.judged(answer.kind)
+                    self.metrics.judged(answer.kind for answer in answers)
                     numbers = await self.sensor.see(served, file, answers)
             stored = None if self.sensor.storage is None else numbers
             head = {"model": served.name, "version": served.version, "stored": stored}

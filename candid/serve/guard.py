@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from candid.serve import Limits
 
 if TYPE_CHECKING:
-    from candid.serve.models import Models
+    from candid.serve.served import Models
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -98,7 +98,7 @@ class Metrics:
 
     >>> metrics = Metrics()
     >>> metrics.answered("/v1/examine", 200, 0.04)
-    >>> metrics.judged("accept")
+    >>> metrics.judged(["accept"])
     >>> print(metrics.as_text().splitlines()[2])
     candid_requests_total{path="/v1/examine",status="200"} 1.0
     """
@@ -134,9 +134,10 @@ class Metrics:
         self._requests.labels(path, status).inc()
         self._seconds.observe(seconds)
 
-    def judged(self, kind: str) -> None:
-        """Count an image by its verdict, or as ``unusable`` or ``no verdict``."""
-        self._images.labels(kind).inc()
+    def judged(self, kinds: Iterable[str]) -> None:
+        """Count images by their verdict, or as ``unusable`` or ``no verdict``."""
+        for kind in kinds:
+            self._images.labels(kind).inc()
 
     def refused(self, reason: str) -> None:
         """Count a request that was refused before anything was computed."""

@@ -74,15 +74,19 @@ def too_few(corrections: Sequence[Correction], known: Sequence[str]) -> dict[str
 
 
 def learn(
-    model: str, folder: Path, corrections: Sequence[Correction], out: Path, progress: Progress = SILENT
+    model: str,
+    folder: Path,
+    corrections: Sequence[Correction],
+    out: str | Path,
+    progress: Progress = SILENT,
 ) -> Lesson:
     """Teach a photo model what people said of stored images.
 
     Args:
-        model: a photo model's folder, which stays as it is.
+        model: a photo model or its folder.
         folder: the store.
         corrections: those that the model has learned already are left out.
-        out: the folder for the new model.
+        out: the folder for the new model; that of ``model`` replaces it.
         progress: where to show messages.
 
     Raises:
@@ -90,6 +94,7 @@ def learn(
     """
     from candid.models import checkpoint
     from candid.models.protocol import require
+    from candid.training.changes import save_change, target_of
     from candid.training.teach import teach
 
     loaded: Any = require(checkpoint.resolve(model), "teach", "be taught from corrections")
@@ -103,9 +108,10 @@ def learn(
     if not classes:
         lacking = "".join(f"; '{name}' needs {count} more" for name, count in few.items())
         raise CandidError(f"No correction can be taught: a new class needs {FEWEST} photos{lacking}.")
+    target, result = target_of(model, out), teach(loaded, classes, progress=progress)
     taught = {each.digest: each.name for each in new if each.name in classes}
-    loaded.metadata[LEARNED] = learned | taught
-    result = teach(loaded, classes, out=out, progress=progress)
+    result.model.metadata[LEARNED] = learned | taught
+    save_change(result.model, target, loaded)
     return Lesson(
         version=0,
         model="",

@@ -18,8 +18,8 @@ from candid.data.uploads import decode_upload
 from candid.judging.store import LONGEST, Storage, class_name
 from candid.serve import Limits, ServeOptions, schemas
 from candid.serve.lessons import BusyError, Job, Lessons, fresh, too_few
-from candid.serve.models import Drift, Models, Opener, Served
 from candid.serve.schemas import EncodedResponse
+from candid.serve.served import Drift, Models, Opener, Served
 from candid.serve.service import Description
 from candid.serve.worker import Errand
 

@@ -25,8 +25,8 @@ from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
 from candid.serve.guard import ACCEPTED, HEADERS, RETRY, Guard, encoded_problem, is_loopback
-from candid.serve.models import Networks, Served, opened_here
 from candid.serve.sensor import Sensor
+from candid.serve.served import Networks, Served, opened_here
 from candid.serve.worker import working
 
 log = logging.getLogger("candid.serve")

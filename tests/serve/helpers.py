@@ -23,8 +23,8 @@ from candid.judging.calibrate import measure
 from candid.serve import Limits
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
-from candid.serve.models import Served
 from candid.serve.sensor import Sensor
+from candid.serve.served import Served
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
 from tests.explanations.mixtures import decided_classifier

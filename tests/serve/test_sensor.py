@@ -19,9 +19,9 @@ from candid._support.errors import CandidError
 from candid.judging.examine import image_paths
 from candid.judging.store import IMAGES, RECORDS, Storage
 from candid.serve import ServeOptions
-from candid.serve.models import Drift
 from candid.serve.schemas import EncodedResponse
 from candid.serve.sensor import Sensor
+from candid.serve.served import Drift
 from candid.serve.service import Service
 from candid.trust.verdict import Sighting
 from tests.helpers import candid_command, small_classifier
