@@ -119,9 +119,9 @@ def _names(
         return [_folder(name, class_names[y]) for name, y in zip(names, labels.tolist(), strict=True)]
     if together is None:
         return [str(number) for number in found_series(names, x, labels)]
-    table = GroupTable.together(together)
-    assert table is not None
-    return table.of(names)
+    if not together.lower().partition(":")[0].endswith(".csv"):
+        raise CandidError(f"--together takes FILE.csv:COLUMN, 'folder' or 'none', not '{together}'.")
+    return GroupTable.together(together).of(names)
 
 
 def _folder(name: str, class_name: str) -> str:
