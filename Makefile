@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check lint bench red models results planes clean
+.PHONY: help demo test check docs lint bench red models results planes clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -28,6 +28,11 @@ test: lint ## Style, types, doctests and all tests (6 minutes)
 
 check: $(READY) ## What needs the network: installs without and with the extras, in new environments (about 10 minutes)
 	$(BIN)/python -m experiments.check
+
+docs: $(READY) ## The documentation as a site with search, in build/site (strict: a broken link fails; needs the network once)
+	@$(BIN)/python -c 'import furo, myst_parser, latex2mathml, nbclient' 2>/dev/null || $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
+	@echo "build/site/docs/index.html"
 
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks

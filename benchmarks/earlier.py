@@ -68,8 +68,10 @@ def run(tree: Path, *arguments: str) -> tuple[float, float]:
     """Run Python with the candid of a tree; return the last number that it printed, and its CPU seconds."""
     environment, before = {**os.environ, "PYTHONPATH": str(tree)}, os.times()
     command = [sys.executable, "-c", *arguments]
-    done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     after = os.times()
+    if done.returncode:
+        sys.exit(f"With the candid of '{tree}': {done.stderr}")
     return float(done.stdout.split()[-1]), sum(after[2:4]) - sum(before[2:4])
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from candid.explanations.overview import explain
     from candid.inference.predictions import Predictions
     from candid.judging.calibrate import calibrate
+    from candid.judging.columns import table
     from candid.judging.examine import Examiner, UnusableImage, examine, examine_stream
     from candid.judging.group import GroupResult, group
     from candid.models.checkpoint import load
@@ -101,6 +102,7 @@ __all__ = [
     "register_score",
     "rename",
     "save",
+    "table",
     "teach",
     "train",
     "undo",
@@ -119,6 +121,7 @@ _LAZY = {
     "judging.examine": ("Examiner", "UnusableImage", "examine", "examine_stream"),
     "judging.group": ("GroupResult", "group"),
     "judging.calibrate": ("calibrate",),
+    "judging.columns": ("table",),
     "models.checkpoint": ("load",),
     "models.export": ("export",),
     "models.flow.classifier": ("GenerativeClassifier",),

@@ -199,18 +199,19 @@ def measured(one: Asked, material: Material, progress: Progress) -> dict[str, An
     return record | judged(columns, material)
 
 
-def closed_form(material: Material) -> dict[str, Any]:
+def closed_form(model: PhotoModel, material: Material) -> dict[str, Any]:
     """Return the metrics of the photo model with the head in closed form."""
-    model = _photo_model(material.data, material.eye)
     columns = {name: model.outputs_of(part).columns() for name, part in material.sets.items()}
     return {"labels": "hard", "seed": 0, "beta": "closed form", **judged(columns, material)}
 
 
-def _photo_model(data: VectorData, eye: Eye | None) -> PhotoModel:
-    assert eye is not None
+def photo_model(material: Material, per_class: int) -> PhotoModel:
+    """Return the photo model of the first training images of each class."""
+    assert material.eye is not None
+    data = material.first(per_class)
     train = data.parts["train"]
     head = fit_head(train.values, train.labels, len(data.class_names), data.groups)
-    return PhotoModel.of(head, eye, data.class_names)
+    return PhotoModel.of(head, material.eye, data.class_names)
 
 
 def judged(columns: dict[str, dict[str, Array]], material: Material) -> dict[str, Any]:
@@ -323,11 +324,11 @@ def geometry(model: VectorClassifier, data: VectorData, outputs: dict[str, Any])
     }
 
 
-def compared(one: Asked, material: Material, progress: Progress) -> dict[str, Any]:
+def compared(one: Asked, head: PhotoModel, material: Material, progress: Progress) -> dict[str, Any]:
     """Return how a generative network and the closed form differ on the same training images."""
-    data, model = material.first(one.per_class), trained(one, material, progress)
+    model = trained(one, material, progress)
     assert isinstance(model, VectorClassifier) and one.beta is not None
-    head, val, test = _photo_model(data, material.eye), data.parts["val"], data.parts["test"]
+    val, test = material.data.parts["val"], material.data.parts["test"]
     temperature = fit_temperature(model.outputs_of(val.values).logits, val.labels)
     network = model.outputs_of(test.values).logits / temperature
     closed = head.outputs_of(test.values).logits

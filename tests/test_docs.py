@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import candid
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]
 
@@ -34,6 +36,22 @@ def test_every_file_that_a_page_names_exists() -> None:
         for path in re.findall(r"`(candid/[\w/]+(?:\.py|/))`", page.read_text(encoding="utf-8"))
     }
     assert named and not [path for path in sorted(named) if not (ROOT / path).exists()]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\.\. (?:auto\w+|py:data):: (\w+)$", text, re.MULTILINE))
+    assert named == set(candid.__all__)
+
+
+def test_every_page_is_on_the_site() -> None:
+    contents = "\n".join(
+        (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("index", "models")
+    )
+    listed = re.findall(r"^[\w./*-]+$", contents, re.MULTILINE)
+    found = {path for entry in listed for path in (ROOT / "docs").glob(f"{entry}.md")}
+    found = {path.resolve() for path in found} | {ROOT / "docs/index.md", *ROOT.glob("docs/results/*.md")}
+    assert {path for path in PAGES if path.parent.name in ("docs", "results")} <= found
 
 
 def test_the_glossary_is_in_alphabetical_order() -> None:

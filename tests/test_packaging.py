@@ -35,10 +35,10 @@ def test_the_base_has_what_photos_need_and_no_torch() -> None:
 def test_every_extra_is_in_all_and_knows_its_packages() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(extras) == {
-        *("paper", "shards", "web", "eyes", "export", "heic", "tensorboard", "all", "dev"),
+        *("paper", "shards", "web", "eyes", "export", "heic", "tensorboard", "docs", "all", "dev"),
     }
     (everything,) = extras["all"]
-    assert set(everything.partition("[")[2].rstrip("]").split(",")) == set(extras) - {"all", "dev"}
+    assert set(everything.partition("[")[2].rstrip("]").split(",")) == set(extras) - {"all", "dev", "docs"}
     assert "candid-vision[all]" in extras["dev"]
     for package, extra in EXTRAS.items():
         assert package.replace("_", "-") in {name.replace("_", "-") for name in names(extras[extra])}

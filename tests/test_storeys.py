@@ -30,7 +30,7 @@ STOREYS = (
 )
 LEVEL = {package: level for level, packages in enumerate(STOREYS) for package in packages}
 FRONT = {"__init__.py", "__main__.py", "py.typed"}
-FILES, SERVE_FILES, TRUST_FILES, TWICE = 207, 9, 16, 12
+FILES, SERVE_FILES, TRUST_FILES, TWICE = 214, 11, 17, 12
 """The most files in candid/, in serve/ and in trust/, and the most file names that occur more than once.
 
 candid/ had 195: flow/vector.py (a kind of model) and training/vectors.py came with networks on features.
@@ -38,9 +38,14 @@ judging/by_class.py: results by class, for training, evaluation, reports and car
 training/pieces.py and training/changes.py: more photos for known classes, rename, merge, forget, undo.
 training/again.py, photo_data.py and photo_series.py: training again, and series of photos.
 cli/arguments.py (wrong arguments) and cli/tables.py came out of cli/app.py.
+reports/audit/fitness.py (sentences to decide by), governance.py (what reviewers look for) and content.py (an
+audit as JSON).
+trust/estimator.py (predictions as arrays) and judging/columns.py (tables): what other libraries expect.
+judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
+corrections are taught while the server runs, and models are switched; serve/ had 9.
 
 trust/ had 14: series.py (copies count once), sets.py (which classes an answer names) and tree.py (kinds of
-classes) came with answers that a person agrees with; options.py went into promises.py.
+classes) came with answers that a person agrees with; options.py went into promises.py; then estimator.py.
 """
 LINES = 60
 """The most lines of a function."""
@@ -55,7 +60,7 @@ LOADED = {
 """The most modules of candid that a process loads for this; Monitor 20 before series, sets and trees."""
 WALKS = {
     "waste": ("waste/tin.jpg", 22),
-    "everyday": ("everyday/cat.jpg", 23),
+    "everyday": ("everyday/cat.jpg", 22),
     "cifar10-beta1": ("everyday/cat.jpg", 18),
 }
 """The most files that one image enters on its way to a verdict, by model; those of flow/ count as one.
@@ -95,6 +100,8 @@ NEVER = (
 PAPER = {"torch", "lightning_fabric"}
 TRUSTED = {"candid", "numpy", "scipy", "safetensors"}
 """What trust/ may import besides the standard library."""
+CALLED_BY_SKLEARN = ("trust/estimator.py", "sklearn", True)
+"""A method that only scikit-learn calls returns an object of it."""
 KINDS_OF_MODELS = {
     *("GenerativeClassifier", "ImageClassifier", "PhotoModel", "AdoptedModel", "ResNet", "VectorClassifier"),
 }
@@ -200,8 +207,9 @@ def test_trust_needs_only_numbers() -> None:
         f"{place}:{line} imports {name}"
         for file, place in PLACES.items()
         if place.startswith("trust/")
-        for name, line, _ in outside(file)
+        for name, line, in_function in outside(file)
         if name not in TRUSTED and name not in sys.stdlib_module_names
+        if (place, name, in_function) != CALLED_BY_SKLEARN
     ]
     assert not wrong, "\n".join(sorted(wrong))
 

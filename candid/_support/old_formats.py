@@ -100,9 +100,7 @@ def mahalanobis_state(state: "Mapping[str, Any]") -> dict[str, Any]:
     return {**centre, **state}
 
 
-def with_taught(
-    statistics: "Mapping[str, Any]", held_out: "Mapping[str, Any]", fitted: int
-) -> "Mapping[str, Any]":
+def with_taught(statistics: "dict[str, Any]", held_out: "Mapping[str, Any]", fitted: int) -> "dict[str, Any]":
     """Return held-out scores with the class that each photo taught; earlier versions did not store it.
 
     Args:
@@ -110,8 +108,6 @@ def with_taught(
         held_out: all that the model carries: the keys of the photos of its taught classes are there.
         fitted: the number of the first taught class.
     """
-    if "taught" in statistics or "keys" not in statistics:
-        return statistics
     import numpy as np
 
     taught, number = np.full(len(statistics["keys"]), -1), 0

@@ -114,7 +114,7 @@ def examine(
     model, images = _model_and_images(model, images or [])
 
     from candid.judging.examine import Examiner, UnusableImage, image_paths
-    from candid.judging.tables import TableFile, verdict_places
+    from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
     from candid.trust.ranking import ALL
     from candid.trust.verdict import KINDS, heading

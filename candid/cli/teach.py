@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid._support.text import named_pairs
+from candid._support.text import named_pairs, plural
 from candid.cli.app import ModelName, command
 
 Out = Annotated[
@@ -23,15 +24,19 @@ Out = Annotated[
 def teach(
     model: ModelName,
     classes: Annotated[
-        list[str],
+        list[str] | None,
         Option(
             "NAME=FOLDER: a class and its photos. Repeat for more classes, or for more folders of one.",
             metavar="NAME=FOLDER",
         ),
-    ],
+    ] = None,
     /,
     *,
     out: Out = None,
+    from_store: Annotated[
+        Path | None,
+        Option("Teach the corrections in this folder of 'candid serve --store' instead.", metavar="DIR"),
+    ] = None,
 ) -> None:
     """Teach a photo model a new class from five photos or more, or more photos of a class that it knows.
 
@@ -39,8 +44,17 @@ def teach(
     classes exactly as they were; more photos of a known class are added as if they had been trained on. The
     price is printed: how the recall of the known classes changes on the held-out photos.
     """
+    if from_store is not None:
+        if classes:
+            raise CandidError("Give NAME=FOLDER or --from-store, not both.")
+        from candid.judging.store import corrections_in
+        from candid.serve.lessons import learn
+
+        lesson = learn(model, from_store, corrections_in(from_store), out or model, TerminalProgress())
+        print(f"{plural(sum(lesson.photos.values()), 'correction')} taught, in {out or model}")
+        return
     sources: dict[str, list[str]] = {}
-    for each in classes:
+    for each in classes or ():
         for name, folder in named_pairs([each], "candid teach", "NAME=FOLDER").items():
             sources.setdefault(name, []).append(folder)
 

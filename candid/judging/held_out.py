@@ -99,7 +99,8 @@ class HeldOut:
         try:
             statistics, pairs = under(STATISTIC, arrays), (arrays.get(PAIRS), arrays.get(DISTANCES))
             _check(statistics, arrays["temperature"], pairs, len(model.class_names))
-            statistics = with_taught(statistics, arrays, model.fitted_classes)
+            if "taught.0.keys" in arrays and "taught" not in statistics:
+                statistics = with_taught(statistics, arrays, model.fitted_classes)
             return cls(
                 Columns({COLUMN_NAMES.get(name, name): values for name, values in statistics.items()}),
                 float(arrays["temperature"]),

@@ -109,6 +109,11 @@ def sentence(series: Series, apart: float, accuracy: float, how: str) -> str:
     )
 
 
+def named_table(together: str | None) -> GroupTable | None:
+    """Return the table that ``--together`` names; None if it names none."""
+    return None if together is None or together in NAMED else GroupTable.together(together)
+
+
 def _names(
     together: str | None, names: Sequence[str], x: Array, labels: Array, class_names: Sequence[str]
 ) -> list[str] | None:
@@ -119,9 +124,9 @@ def _names(
         return [_folder(name, class_names[y]) for name, y in zip(names, labels.tolist(), strict=True)]
     if together is None:
         return [str(number) for number in found_series(names, x, labels)]
-    if not together.lower().partition(":")[0].endswith(".csv"):
-        raise CandidError(f"--together takes FILE.csv:COLUMN, 'folder' or 'none', not '{together}'.")
-    return GroupTable.together(together).of(names)
+    table = named_table(together)
+    assert table is not None
+    return table.of(names)
 
 
 def _folder(name: str, class_name: str) -> str:

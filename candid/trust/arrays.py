@@ -50,7 +50,8 @@ class Arrays:
         if len(scores) >= FEWEST_IMAGES and _are_probabilities(scores):  # logits of a few may look like it
             raise CandidError(
                 "These are probabilities, not logits (each row lies between 0 and 1 and adds up to 1): give "
-                "the numbers before the softmax, or np.log(probabilities + 1e-12)."
+                "the numbers before the softmax, set from_probabilities=True, or give "
+                "np.log(probabilities + 1e-12)."
             )
         if features is None:
             return cls(scores)

@@ -255,6 +255,11 @@ class Watch:
         return tuple(sorted(self._ranks))
 
     @property
+    def drift_detected(self) -> bool:
+        """The same as :attr:`alarm`, under the name that libraries for streams use."""
+        return self.alarm
+
+    @property
     def after(self) -> int | None:
         """The number of images after which it rang; None if it has not."""
         return None if self._rang is None else self._rang["after"]

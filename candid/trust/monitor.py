@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,16 +21,20 @@ from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import SAVE_SECONDS, file_hash, locked, remove_unfinished, replacing, write_by_hash
 from candid._support.numbers import Array, digest, tensors_of
 from candid._support.old_formats import current_monitor, monitor_options
-from candid._support.options import checked_names, from_dict, loaded_again, to_dict, without_repeats
-from candid.trust.arrays import Arrays, checked_groups, checked_labels
+from candid._support.options import from_dict, loaded_again, to_dict, without_repeats
+from candid._support.text import plural
+from candid.trust.arrays import FEWEST_IMAGES, Arrays, checked_classes, checked_groups, checked_labels
 from candid.trust.conformal import discoveries
+from candid.trust.estimator import Estimator, given, numbered
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL, Standard
 from candid.trust.rule import Rule
 from candid.trust.tree import Tree
-from candid.trust.verdict import NOVELTY, Examination, NoveltyPromise, Promises, Risk, discovered
+from candid.trust.verdict import Examination, NoveltyPromise, Promises, Risk, discovered
 
 log = logging.getLogger("candid")
+MOST_NAMED = 3
+"""Up to this number of classes without held-out images are named."""
 RECORD, FORMAT, VERSION = "monitor.json", "candid-monitor", 1
 OURS = re.compile(r"monitor-[0-9a-f]{16}\.safetensors")
 
@@ -48,7 +52,7 @@ class Fitted:
     group_names: tuple[str, ...]
 
 
-class Monitor:
+class Monitor(Estimator):
     """Says of each image whether to accept the classifier's answer: accept, ambiguous or novel.
 
     It works with any classifier. It needs the logits, and if possible features, of labelled images that the
@@ -56,7 +60,7 @@ class Monitor:
     the smallest that it does; :meth:`sentences` says what is in force.
 
     Args:
-        novelty: the share of ordinary images that may be called novel; 0.05 unless ``fdr`` is given.
+        novelty: the share of ordinary images that may be called novel; None is 0.05 unless ``fdr`` is given.
         error: the share of ordinary images whose answer may miss the true class.
         risk: the share of accepted images that may be wrong; None for no such promise. With it, one half of
             the images fixes the rest of the rule and the other half tests the whole rule.
@@ -70,6 +74,7 @@ class Monitor:
         accept_kinds: accept a named kind of at most this many classes; see ``tree`` in :meth:`fit`.
         fdr: of the images of one call of :meth:`examine` that are called novel, the share that may be
             ordinary on average; it replaces ``novelty``.
+        from_probabilities: whether probabilities are given in place of logits; zeros are allowed.
 
     Example:
         >>> import candid
@@ -98,15 +103,14 @@ class Monitor:
         confidence: float = 0.8,
         accept_kinds: int = 0,
         fdr: float | None = None,
+        from_probabilities: bool = False,
     ) -> None:
-        self.novelty = NOVELTY if novelty is None and fdr is None else novelty
-        self.error, self.risk, self.delta = error, risk, delta
+        self.novelty, self.error, self.risk, self.delta = novelty, error, risk, delta
         self.score, self.novelty_promise, self.confidence = score, novelty_promise, confidence
-        self.accept_kinds, self.fdr = accept_kinds, fdr
+        self.accept_kinds, self.fdr, self.from_probabilities = accept_kinds, fdr, from_probabilities
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in ("novelty", "error", *Levels.__dataclass_fields__)}
-        return f"Monitor({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return f"Monitor({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
     @property
     def levels(self) -> Levels:
@@ -130,10 +134,13 @@ class Monitor:
         than 400 images each fold of five is ranked by scores that the others fitted.
 
         Args:
-            logits: what comes before the softmax, (N, M): numpy, torch or anything like them.
-            labels: the true classes, (N,): columns of the logits.
+            logits: what comes before the softmax, or log-probabilities, (N, M): numpy, torch or anything like
+                them.
+            labels: the true classes, (N,): columns of the logits, or names.
             features: what the last layer gets, (N, F), or other numbers that describe an image.
-            class_names: names of the classes; by default their numbers.
+            class_names: names of the classes; by default their numbers, or sorted names of the labels. A
+                class without held-out images stays in the class set of an image until its posterior is
+                below 1 / (n + 1) of the largest, with n held-out images.
             by: groups within which the levels of novelty and error hold: ``"class"`` (the predicted one), or
                 the name of the group of each image, (N,), such as its camera.
             together: the name of the object, scene or day of each image, (N,): images with one name count
@@ -148,18 +155,16 @@ class Monitor:
             CandidError: if the arrays are wrong, or if the risk can't be promised.
         """
         levels = self.levels
-        arrays = Arrays.of(logits, features)
-        names = checked_names(
-            None if class_names is None else list(map(str, class_names)), arrays.logits.shape[1]
-        )
-        truth = checked_labels(labels, arrays, names)
+        arrays = given(logits, features, self.from_probabilities)
+        numbers, names = numbered(labels, class_names, arrays.logits.shape[1])
+        truth, unseen = _truth(numbers, arrays, names, levels)
         kind, group_names, groups = _groups(by, arrays, names)
         named = None if together is None else checked_groups(together, len(arrays), "together")
         kinds = _tree(tree, names)
-        rule = Rule.fit(arrays.columns, truth, groups, named, levels, kinds)
+        rule = replace(Rule.fit(arrays.columns, truth, groups, named, levels, kinds), unseen=unseen)
         width = None if arrays.features is None else arrays.features.shape[1]
         self._fitted = Fitted(rule, names, width, kind, group_names)
-        for sentence in (*self.promises.raised(), *rule.too_small(group_names)):
+        for sentence in (*self.promises.raised(), *self._gaps()):
             log.warning(sentence)
         return self
 
@@ -169,13 +174,13 @@ class Monitor:
         """Return the verdict on each image, with its p-value, class set and promises.
 
         Args:
-            logits: (N, M).
-            features: (N, F), if the monitor was fitted with features.
+            logits: (N, M), or (M,) of a single image.
+            features: (N, F), if the monitor was fitted with features; (F,) of a single image.
             by: the name of the group of each image, if the monitor was fitted with groups.
             paths: what the images are called; by default their numbers.
         """
         fitted = self.fitted
-        arrays = Arrays.of(logits, features)
+        arrays = given(logits, features, self.from_probabilities, len(fitted.class_names))
         _check_same(arrays, fitted)
         if paths is not None and len(paths) != len(arrays):
             raise CandidError(f"There are {len(paths)} paths and logits of {len(arrays)} images.")
@@ -209,7 +214,7 @@ class Monitor:
             logits: (N, M).
             features: (N, F), if the monitor was fitted with features.
         """
-        arrays = Arrays.of(logits, features)
+        arrays = given(logits, features, self.from_probabilities, len(self.fitted.class_names))
         _check_same(arrays, self.fitted)
         standardised = [
             Standard.of(_rising(ranking.values)).sum(_rising(ranking.statistic(arrays.columns)))
@@ -231,7 +236,32 @@ class Monitor:
 
     def sentences(self) -> list[str]:
         """Return in words what verdicts promise, and which groups are too small for these levels."""
-        return [*self.promises.sentences(), *self.fitted.rule.too_small(self.fitted.group_names)]
+        return [*self.promises.sentences(), *self._gaps()]
+
+    def _gaps(self) -> list[str]:
+        """Return which groups are too small for these levels, and which classes have no held-out image."""
+        fitted, unseen = self.fitted, sorted(self.fitted.rule.unseen)
+        sentences = fitted.rule.too_small(fitted.group_names)
+        if unseen:
+            named = ", ".join(f"'{fitted.class_names[y]}'" for y in unseen[:MOST_NAMED])
+            sentences.append(
+                f"{plural(len(unseen), 'class', 'classes')} without held-out images "
+                f"({named}{', …' * (len(unseen) > MOST_NAMED)}): nothing is promised about their images, and "
+                "class sets rule them out only at very small posteriors."
+            )
+        return sentences
+
+    @property
+    def classes_(self) -> Array:
+        """The names of the classes, (M,)."""
+        if self._fitted is None:
+            raise AttributeError("The monitor has no classes_ before fit.")
+        return np.array(self._fitted.class_names)
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns of the logits."""
+        return len(self.classes_)
 
     def false_alarms(self) -> dict[str, tuple[int, int]]:
         """Return by true class how many held-out images would be called novel, and of how many."""
@@ -256,6 +286,8 @@ class Monitor:
             "risk": None if risk is None else to_dict(risk),
             "copies": self.promises.copies,
             "tree": None if fitted.rule.tree is None else fitted.rule.tree.to_dict(),
+            "unseen": sorted(fitted.rule.unseen),
+            "from_probabilities": self.from_probabilities,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -270,8 +302,9 @@ class Monitor:
     def load(cls, path: str | os.PathLike[str]) -> "Monitor":
         """Return the monitor that :meth:`save` wrote into the folder ``path``; this runs no code from it."""
         folder = Path(path)
-        levels, fitted = loaded_again(folder / RECORD, lambda: _load(folder))
-        monitor = cls(**{name: getattr(levels, name) for name in Levels.__dataclass_fields__})
+        levels, from_probabilities, fitted = loaded_again(folder / RECORD, lambda: _load(folder))
+        asked = {name: getattr(levels, name) for name in Levels.__dataclass_fields__}
+        monitor = cls(**asked, from_probabilities=from_probabilities)
         monitor._fitted = fitted
         return monitor
 
@@ -295,6 +328,19 @@ def _tree(
             "columns: give the tree of these classes."
         )
     return tree
+
+
+def _truth(
+    labels: Any, arrays: Arrays, class_names: tuple[str, ...], levels: Levels
+) -> tuple[Array, frozenset[int]]:
+    """Return the true classes of held-out images, and the classes without any."""
+    if levels.risk is not None:  # its test needs an image of every class
+        return checked_labels(labels, arrays, class_names), frozenset()
+    truth = checked_classes(labels, arrays)
+    if len(truth) < FEWEST_IMAGES:
+        raise CandidError(f"{len(truth)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+    counts = np.bincount(truth, minlength=len(class_names))
+    return truth, frozenset(np.flatnonzero(counts == 0).tolist())
 
 
 def _rising(statistic: Array) -> Array:
@@ -361,7 +407,7 @@ def _write(folder: Path, record: dict[str, Any], arrays: dict[str, Array]) -> No
     remove_unfinished(folder)
 
 
-def _load(folder: Path) -> tuple[Levels, Fitted]:
+def _load(folder: Path) -> tuple[Levels, bool, Fitted]:
     record = _read_record(folder)
     arrays = _read_numbers(folder, record["numbers"])
     try:
@@ -371,8 +417,13 @@ def _load(folder: Path) -> tuple[Levels, Fitted]:
         tree = None if record.get("tree") is None else Tree.from_dict(record["tree"])
         promised = {"risk": risk, "copies": int(record.get("copies", 0))}
         rule = Rule.restored(levels.score or "combined", arrays, levels, promised, tree)
+        rule = replace(rule, unseen=frozenset(map(int, record.get("unseen", ()))))
         names, groups = tuple(record["class_names"]), tuple(record["group_names"])
-        return levels, Fitted(rule, names, record["features"], record["by"], groups)
+        return (
+            levels,
+            bool(record.get("from_probabilities", False)),
+            Fitted(rule, names, record["features"], record["by"], groups),
+        )
     except (CandidError, KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(
             f"'{folder}' holds a monitor that this candid {__version__} can't read ({error}): fit it again."

@@ -79,6 +79,8 @@ class Rule:
     """Kinds above the classes."""
     by_class: Ranking | None = None
     """Gives the p-values among held-out images of the same predicted class."""
+    unseen: frozenset[int] = frozenset()
+    """Classes without held-out images."""
 
     @classmethod
     def fit(
@@ -187,6 +189,7 @@ class Rule:
             fdr_proven=first.new_detector().fixed_score and rankings[0].first is None,
             accept_kinds=0 if tree is None else levels.accept_kinds,
             out_of_fold=not proven,
+            unmeasured=truths.unmeasured(error.cut),
         )
         promises = {ALL: whole}
         small = set()
@@ -248,8 +251,14 @@ class Rule:
 
     @cached_property
     def bounds(self) -> dict[int, float]:
-        """The smallest ratios of classes that were taught, by number: these have one of their own."""
-        return self.truths.bounds(self.promises[ALL].error.cut)
+        """The smallest ratios of classes that have one of their own, by number: taught and unseen ones.
+
+        An unseen class is ruled out only where its posterior is less than one of n + 1 images could show.
+        """
+        bounds = self.truths.bounds(self.promises[ALL].error.cut)
+        if self.unseen:
+            bounds = dict.fromkeys(sorted(self.unseen), 1 / (self.truths.count(ALL) + 1)) | bounds
+        return bounds
 
     def ranked_in(self, groups: Array) -> Array:
         """Return the groups that images are ranked in: their own, or ``OTHERS`` if it is small or unknown."""

@@ -149,6 +149,13 @@ class Truths:
             bounds[y] = min(self._smallest(rows, cut), TAUGHT_BOUND) if enough else TAUGHT_BOUND
         return bounds
 
+    def unmeasured(self, cut: float) -> int:
+        """Return how many classes were taught from too few images for a bound of their own."""
+        if self.taught is None:
+            return 0
+        _, counts = np.unique(self.taught[self.first & (self.taught != OLD_CLASS)], return_counts=True)
+        return sum(not rejected_ranks(count, cut) for count in counts.tolist()) if cut < 1 else len(counts)
+
     def _members(self, group: int) -> Array:
         rows = members(self.groups, group, self.small)
         return rows if self.taught is None else rows & (self.taught == OLD_CLASS)

@@ -101,6 +101,9 @@ def test_an_older_taught_model_knows_which_photos_taught_it(taught: tuple[TeachR
     older = needed(model)
     assert (older.statistics["taught"] == expected.statistics["taught"]).all()
     assert older.rule().bounds == expected.rule().bounds == {3: TAUGHT_BOUND}
+    promises = older.rule().promises[ALL]
+    assert promises.unmeasured == 1
+    assert any("a class that was taught from fewer than 19 photos" in each for each in promises.sentences())
 
 
 def test_each_photo_is_left_out_of_its_class(taught: tuple[TeachResult, Path], photos: Path) -> None:

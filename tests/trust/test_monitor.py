@@ -400,11 +400,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logits": KNOWN.logits[:, :1]}, "at least 2 classes"),
     ({"logits": [[1, 2], [3]]}, "must be an array of numbers"),
     ({"logits": [["a", "b"]] * 60}, "must be an array of numbers"),
-    ({"labels": KNOWN.labels % 2}, "no held-out image of class '2': give at least one"),
+    ({"labels": KNOWN.labels % 2, "risk": 0.3}, "no held-out image of class '2': give at least one"),
     ({"labels": KNOWN.labels + 1}, "between 0 and 2, .* between 1 and 3"),
     ({"labels": KNOWN.labels - 1}, "between 0 and 2"),
     ({"labels": KNOWN.labels + 0.5}, "must be whole numbers"),
-    ({"labels": ["cat"] * 60}, "must be whole numbers, .* of names"),
+    ({"labels": ["cat"] * 60}, "have 1 names and the logits 3 columns: give class_names"),
+    ({"labels": ["cat"] * 60, "class_names": ["bat", "dog", "eel"]}, "label 'cat' is no class name: did you"),
+    ({"labels": [("cat", "dog")] * 60}, "one label for each"),
     ({"labels": KNOWN.labels[:59]}, "one label for each of the 60 images"),
     ({"features": KNOWN.features[:59]}, "features of 59 images and logits of 60"),
     ({"features": KNOWN.features[:, 0]}, r"shape \(images, features\)"),
@@ -439,7 +441,7 @@ def test_probabilities_can_be_used_as_the_error_says() -> None:
     posterior = softmax(KNOWN.logits)
     with pytest.raises(CandidError, match="probabilities, not logits") as error:
         Monitor().fit(posterior, KNOWN.labels)
-    code = str(error.value).split("or ")[-1].rstrip(".")
+    code = str(error.value).split("or give ")[-1].rstrip(".")
     logits = eval(code, {"np": np, "probabilities": posterior})
     assert Monitor().fit(logits, KNOWN.labels).examine(logits)[0].posterior["0"] == pytest.approx(
         posterior[0, 0]
@@ -506,7 +508,7 @@ def test_false_alarms_by_class_add_up_to_the_level(n: int, options: dict[str, An
 
 def test_the_front_door_has_it() -> None:
     assert candid.Monitor is Monitor and repr(Monitor(risk=0.1)).startswith(
-        "Monitor(novelty=0.05, error=0.05"
+        "Monitor(novelty=None, error=0.05"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from candid import CandidError
 from candid.judging.examine import image_paths
-from candid.judging.tables import COLUMNS, TableFile
+from candid.judging.table_files import COLUMNS, TableFile
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun, photo
 
