@@ -67,9 +67,9 @@ def test_nothing_is_refitted_and_training_photos_are_not_held_out(photo_run: Pho
 
 def test_what_can_not_be_taught_or_forgotten_is_named(photo_run: PhotoRun, tmp_path: Path) -> None:
     done = candid_command("forget", photo_run.model, "hat", "--out", tmp_path / "new")
-    assert str(done.exception) == "'hat' was not taught to this model: no class was taught to it."
-    done = candid_command("teach", photo_run.model, "a=x", "--out", tmp_path / "new", "a=x")
-    assert str(done.exception) == "candid teach has the name 'a' twice: give each a name of its own."
+    assert str(done.exception) == "The model has no class 'hat': choose one of dots, rings, stripes."
+    done = candid_command("merge", photo_run.model, "a=dots,rings", "--out", tmp_path / "new", "a=stripes")
+    assert str(done.exception) == "candid merge has the name 'a' twice: give each a name of its own."
 
 
 def test_corruptions_and_attacks(photo_run: PhotoRun, tmp_path: Path) -> None:
