@@ -40,7 +40,8 @@ def test_the_loop_works_from_the_page_alone(
         page = visit.page
         page.locator("#token").fill("sesame")
         page.keyboard.press("Enter")
-        expect(page.locator("#teach-open")).to_have_text("Teach")
+        page.locator("#teach-open").press("Enter")
+        expect(page.locator("#waiting-corrections")).to_contain_text("None yet")
         new = [
             (kind, seed) for kind, start in (("noise", 0), ("checks", 60)) for seed in range(start, start + 8)
         ]
@@ -96,6 +97,10 @@ def test_the_loop_works_from_the_page_alone(
         expect(page.locator("#teach-open")).to_have_text(f"Teach ({chosen - 1})", timeout=LONG)
         page.locator("#lessons-back").press("Enter")
         expect(page.locator("#photos tr", has_text=known)).to_contain_text("novel")
+        page.locator("#photos .name", has_text=known).press("Enter")
+        page.locator("#back").press("Enter")
+        expect(page.locator("#photos")).to_be_visible()
+        expect(page.locator("#lessons")).to_be_hidden()
         assert server.client.get("/v1/drift").json()["images"] == 0  # judged again, not counted again
     context.close()
     assert visit.complaints == []
@@ -104,10 +109,13 @@ def test_the_loop_works_from_the_page_alone(
 
 def test_one_of_several_models_is_chosen(browser: Browser, trained: Service, service: Service) -> None:
     with running(trained, others=[service]) as server:
-        visit = Visit(browser.new_page(viewport={"width": 390, "height": 844}), server.url)
+        phone = browser.new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+        visit = Visit(phone, server.url)
         page = visit.page
         visit.choose(encoded("dots", 91))
-        expect(page.locator("#classes li").first).to_contain_text("dots")
+        expect(page.locator("#classes li", has_text="stripes")).to_have_count(1)
+        visit.explained()
+        expect(page.locator("#known li").first).to_be_visible()  # on a phone, too
         page.locator("#model-choice").select_option("small")
         expect(page.locator("#classes li", has_text="cat")).to_have_count(1)
         assert visit.flaws(390) == [] == visit.complaints

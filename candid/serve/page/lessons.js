@@ -68,8 +68,9 @@ function render() {
   byId("lessons-busy-words").textContent = busy ? BUSY[busy] : "";
   if (problem) show("lessons-problem", problem);
   const needs = Object.entries(few).map(([name, more]) => `${name} needs ${count(more, "more photo")}`);
+  const learned = corrections.length - waiting, both = learned ? ` wait to be learned, ${learned} ${learned === 1 ? "is" : "are"} learned.` : " wait to be learned.";
   byId("waiting-corrections").textContent = corrections.length
-    ? `${count(corrections.length, "correction")}, ${waiting} of them not learned yet.${needs.length ? ` A new class needs five photos: ${listed(needs, "and")}.` : ""}`
+    ? `${waiting ? `${count(waiting, "correction")}${waiting === 1 ? both.replace("wait", "waits") : both}` : `${count(learned, "correction")}, all of them learned.`}${needs.length ? ` A new class needs five photos: ${listed(needs, "and")}.` : ""}`
     : "None yet. Open a photo and say what it is, or name a group of unknown photos.";
   show("lessons-cannot", cannot || "");
   disable("teach-now", Boolean(busy || cannot || !waiting));
