@@ -45,7 +45,7 @@ bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a 
 red: $(READY) ## Attack the server, models, runs and caches on this machine (about 6 minutes)
 	$(BIN)/python -m experiments.red
 
-models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 4.5 hours on two cores)
+models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 5.5 hours on two cores)
 	$(BIN)/python -m experiments.models $(DATA) --jobs 2
 
 results: $(READY) ## Make docs/results from the bundled models (DATA=cifar-10-batches-bin; OOD='--ood NAME=PATH ...'; TINY=tiny20; PHOTOS=photos; about 1.5 hours)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from candid.robustness.corruptions.benchmark import corrupt, corrupted
     from candid.robustness.corruptions.metrics import CorruptionResult
     from candid.training.adopt import adopt
+    from candid.training.changes import forget, merge, rename, undo
     from candid.training.refit import RefitResult, refit
-    from candid.training.teach import TeachResult, forget, teach
+    from candid.training.teach import TeachResult, teach
     from candid.training.train import TrainResult, train
     from candid.trust.drift import Watch
     from candid.trust.monitor import Monitor
@@ -96,12 +97,15 @@ __all__ = [
     "import_torchvision",
     "information_bottleneck_loss",
     "load",
+    "merge",
     "refit",
     "register_score",
+    "rename",
     "save",
     "table",
     "teach",
     "train",
+    "undo",
 ]
 
 # What takes time to import is imported when it is first used; what needs an extra says so then.
@@ -135,8 +139,9 @@ _LAZY = {
     "robustness.corruptions.benchmark": ("corrupt", "corrupted"),
     "robustness.corruptions.metrics": ("CorruptionResult",),
     "training.adopt": ("adopt",),
+    "training.changes": ("forget", "merge", "rename", "undo"),
     "training.refit": ("RefitResult", "refit"),
-    "training.teach": ("TeachResult", "forget", "teach"),
+    "training.teach": ("TeachResult", "teach"),
     "training.train": ("TrainResult", "train"),
     "trust.drift": ("Watch",),
     "trust.monitor": ("Monitor",),

@@ -108,11 +108,12 @@ class Environment(NamedTuple):
 
 def use_photos(installed: Environment, work: Path) -> list[str]:
     """Run every command about photos and return their names."""
-    photos = work / "photos"
+    photos, others = work / "photos", work / "others"
     for folder in (SAMPLES / "clothes").iterdir():
-        (photos / folder.name).mkdir(parents=True)
-        for photo in sorted(folder.iterdir())[:PHOTOS]:
-            shutil.copy(photo, photos / folder.name)
+        for part, start in ((photos, 0), (others, PHOTOS)):
+            (part / folder.name).mkdir(parents=True)
+            for photo in sorted(folder.iterdir())[start : start + PHOTOS]:
+                shutil.copy(photo, part / folder.name)
     image, hats, run = SAMPLES / "everyday" / "jeans.jpg", SAMPLES / "hats", work / "run"
     lines = [
         ("examine", "everyday", image, "--figures", work / "pages"),
@@ -121,7 +122,7 @@ def use_photos(installed: Environment, work: Path) -> list[str]:
         ("teach", run, f"hat={hats}", "--out", work / "taught"),
         ("forget", work / "taught", "hat", "--out", work / "forgotten"),
         ("explain", run, "--out", work / "explained"),
-        ("calibrate", run, photos),
+        ("calibrate", run, others),
         ("info", run),
         ("group", run, hats, "--out", work / "groups"),
         ("watch", run, hats, "--once"),

@@ -31,7 +31,7 @@ from candid.models.photo.efficientnet import PackagedEye
 from candid.models.photo.eyes import EYES
 from candid.models.photo.gaussian import stratified_folds
 from candid.models.photo.model import PhotoModel
-from candid.training.teach import _assembled
+from candid.training.pieces import assembled
 from candid.trust.bets import Bets, FrequencyBets, PowerBets, ScoreBets, bins_of
 from candid.trust.ranking import Standard
 from candid.trust.scores import OWN_PARTS, Columns
@@ -177,7 +177,7 @@ def quiet(study: Study, streams: int) -> str:
         model, photos = study.parts(name)
         new = photos["near"].statistics
         chosen, others = new[:TAUGHT], new[TAUGHT:]
-        taught, _ = _assembled(model, [{"name": "new"}], [chosen], [-1 - np.arange(TAUGHT)])
+        taught, _ = assembled(model, [{"name": "new"}], [chosen], [-1 - np.arange(TAUGHT)])
         cells = []
         for each, bets in ((model, ScoreBets(2)), (taught, ScoreBets(1))):
             parts = {"quiet": said(each, photos["quiet"])}

@@ -137,7 +137,7 @@ def _everyday(name: str, data: Path, work: Path) -> dict[str, Any]:
             _link(photo, target / folder.name)
     for photo in sorted((data / "imagenet-sample-100").iterdir()):
         _link(photo, test / photo.name.partition("_")[0])
-    adopt("lite0", first, held_out=str(second), out=work / name, progress=TerminalProgress())
+    adopt("lite0", first, held_out=str(second), tree="imagenet", out=work / name, progress=TerminalProgress())
     _bundle(work / name, name)
     metrics = _measured(name, test, {"bloodcells8": data / "bloodcells8"}, work)
     metrics["novel_at_5_percent"] = _foreign(name, data / "bloodcells8")
@@ -149,7 +149,7 @@ def _everyday(name: str, data: Path, work: Path) -> dict[str, Any]:
             "and come from a package.",
             "One validation photo of each class was fitted, another one is held out.",
         ),
-        ("`candid adopt lite0 first --held-out second`",),
+        ("`candid adopt lite0 first --held-out second --tree imagenet`",),
         (
             "It has no class for people, and its classes are those of ImageNet: 120 kinds of dogs, few "
             "plants.",

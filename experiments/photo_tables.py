@@ -199,11 +199,11 @@ def _selective(bundled: Results) -> str:
             ("test photos", text("images")),
             ("accepted (%)", ranged("verdicts", "coverage")),
             ("of these right (%)", ranged("verdicts", "accepted")),
-            ("a plain threshold (%)", ranged("plain", "accepted")),
+            ("a plain threshold, same novelty test (%)", ranged("plain", "accepted")),
             ("ambiguous ones right (%)", ranged("verdicts", "ambiguous")),
             ("called novel (%)", shown(1, 100, "novel")),
             ("foreign photos accepted (%)", text("foreign")),
-            ("by a plain threshold (%)", shown(1, 100, "plain_foreign")),
+            ("by a plain threshold alone (%)", shown(1, 100, "plain_foreign")),
         ),
     )
 
@@ -223,15 +223,20 @@ def _everyday(found: Results, validation: Results) -> str:
         yield "mean confidence (%)", "", decimal(validation["confidence"], 1, 100)
         for level, share in found["false_positives"].items():
             yield f"false alarms at {number(100 * float(level))} % (%)", decimal(share, 1, 100), ""
-        for title, key in (("false alarms, 1 %", "novelty"), ("missed classes, 5 %", "error")):
-            yield f"promised {title} on average: {upper}", decimal(promises[key]["upper"], 2, 100), ""
+        for title, key in (("false alarms", "novelty"), ("missed classes", "error")):
+            level = number(100 * promises[key]["in_force"])
+            yield (
+                f"promised {title}, {level} % on average: {upper}",
+                decimal(promises[key]["upper"], 2, 100),
+                "",
+            )
         for what, share in found["novel_at_5_percent"].items():
             kind = what.replace("cells", "cell")
             yield f"{kind} images called novel at 5 % (%)", decimal(share, 0, 100), ""
         (foreign,) = found["auc"]
         shares = found["verdicts"]["sets"][foreign]
-        found_at_1 = ", ".join(decimal(shares[key], 1, 100) for key in ("novel", "ambiguous", "accept"))
-        yield f"{foreign} at 1 %: novel, ambiguous, accepted (%)", found_at_1, ""
+        verdicts = ", ".join(decimal(shares[key], 1, 100) for key in ("novel", "ambiguous", "accept"))
+        yield f"{foreign}: novel, ambiguous, accepted (%)", verdicts, ""
         yield f"AUROC, {foreign} (%)", decimal(found["auc"][foreign], 1, 100), ""
 
     head = f"{found['images']} sample photos", f"{validation['images']:,} validation photos"
@@ -261,7 +266,7 @@ def _near(found: Results) -> str:
             ("known photos accepted (%)", shown(1, 100, "known", "accept")),
             ("known photos called novel (%)", shown(1, 100, "known", "novel")),
             ("unknown photos accepted (%)", shown(1, 100, "unknown", "accept")),
-            ("by a plain threshold (%)", shown(1, 100, "plain")),
+            ("by a plain threshold alone (%)", shown(1, 100, "plain")),
             ("called novel (%)", shown(1, 100, "unknown", "novel")),
             ("AUROC (%)", shown(1, 100, "auc")),
         ),

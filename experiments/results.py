@@ -6,11 +6,13 @@
 in ``runs/results``: what was stopped goes on where it was. Without ``images`` nothing is measured: pages and
 cards are written again from ``docs/results/results.json``.
 
-``--images 100 --corrupted 20 --attacked 4`` runs through in some minutes, to see that everything works; its
-results replace those of the page, so do it in a copy of the repository.
+``--only NAME`` measures this model, and those that the page does not have yet; of the others, what was
+measured earlier stays. ``--images 100 --corrupted 20 --attacked 4`` runs through in some minutes, to see that
+everything works; its results replace those of the page, so do it in a copy of the repository.
 """
 
 import argparse
+import csv
 import json
 import shutil
 import subprocess
@@ -30,6 +32,8 @@ from candid.data.formats import CIFAR_CLASSES
 from candid.data.splits import ArraySplit
 from candid.evaluation.calibration_error import CRITICAL, all_bins, top_bins
 from candid.evaluation.compare import METRICS
+from candid.evaluation.selective import paired_difference
+from candid.inference.metrics import log_odds
 from candid.inference.predictions import Predictions
 from candid.models import zoo
 from candid.reports.plots import comparison as comparison_plots
@@ -41,7 +45,7 @@ from experiments.decisions import draw as draw_decisions
 from experiments.geometry import measured_geometry, sources
 from experiments.models import NOT_BUNDLED, command, with_test
 from experiments.results_tables import card_figures, headline, tables
-from experiments.tables import filled, title
+from experiments.tables import Results, filled, title
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
@@ -52,6 +56,10 @@ ATTACKED = ("cifar10-beta1", "cifar10-betainf", "cifar10-resnet")
 """The models under all nine attacks of the paper."""
 ZONES = "cifar10-betainf"
 """The model whose zones of the paper's three scores are drawn."""
+SAMPLED = (SHOWN, "cifar10-beta0", "cifar10-betainf")
+"""The models whose samples are drawn."""
+LEVELS = ("--novelty", 0.01, "--error", 0.05, "--confidence", 0)
+"""Verdicts of the page: an image is accepted if one class fits, whatever its posterior."""
 
 
 class Counts(NamedTuple):
@@ -94,9 +102,10 @@ def evaluated(name: str, data: str, ood: Sequence[str], counts: Counts, work: Pa
     """What ``candid evaluate`` says of a model, and how often it is sure."""
     out = work / "evaluation" / name
     others = [argument for each in ood for argument in ("--ood", each)]
-    candid("evaluate", name, data, "--out", out, "--temperature", "--ten-crop", *others, *counts.flags)
+    options = (*LEVELS, "--temperature", "--ten-crop", *others, *counts.flags)
+    candid("evaluate", name, data, "--out", out, *options)
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-    predictions = test_predictions(out)
+    predictions = passed(name, data, counts, work)
     scaled = metrics["temperature_scaled"]
     after = softmax(predictions.logits.astype(np.float64) / scaled["temperature"])
     return {
@@ -113,8 +122,25 @@ def evaluated(name: str, data: str, ood: Sequence[str], counts: Counts, work: Pa
         "false_positives": metrics["false_positives"],
         "ood": metrics["ood"],
         "verdicts": metrics["verdicts"],
-        "selective": {key: value for key, value in metrics["selective"].items() if key != "curve"},
+        "selective": selective(metrics["selective"], out / "images.csv", predictions),
     }
+
+
+def selective(found: Results, table: Path, predictions: Predictions) -> Results:
+    """What verdicts accept next to a threshold on the posterior alone, which knows no novelty.
+
+    ``table`` has the verdicts of the images of ``predictions``, in their order.
+    """
+    with table.open(encoding="utf-8", newline="") as file:
+        accepted = np.array(
+            [row["verdict"] == "accept" for row in csv.DictReader(file) if row["set"] == "test"]
+        )
+    confident = np.zeros_like(accepted)
+    confident[np.argsort(-log_odds(predictions.logits), kind="stable")[: accepted.sum()]] = True
+    right = predictions.logits.argmax(1) == predictions.labels
+    kept = {key: found[key] for key in ("images", "aurc", "augrc", "intervals", "verdicts")}
+    difference = paired_difference(accepted, confident, right)._asdict() if accepted.any() else None
+    return kept | {"plain": found["without_novelty"], "difference": difference}
 
 
 def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -122,9 +148,13 @@ def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
     return found | {"intervals": {key: ends for key, ends in metrics["intervals"].items() if key in found}}
 
 
-def test_predictions(out: Path) -> Predictions:
-    """The pass over the test images in an evaluation's folder."""
-    files = list((out / "predictions").glob("test-????????????????.safetensors"))
+def passed(name: str, data: str, counts: Counts, work: Path) -> Predictions:
+    """The pass of a model over the test images, from the folder of its evaluation if it is there."""
+    out = work / "evaluation" / name
+    pattern = "predictions/test-????????????????.safetensors"
+    if not any(out.glob(pattern)):
+        candid("evaluate", name, data, "--out", out, *counts.flags)
+    files = list(out.glob(pattern))
     if len(files) > 1:
         raise CandidError(f"'{out}' has passes of several versions of a model: remove it.")
     found = Predictions.load(files[0])
@@ -133,38 +163,45 @@ def test_predictions(out: Path) -> Predictions:
 
 
 def corrupted(names: Sequence[str], data: str, images: int, work: Path) -> Any:
-    """What ``candid corrupt`` says of all models."""
+    """What ``candid corrupt`` says of these models."""
     out = work / "corruption"
     candid("corrupt", *names, data, "--baseline", "cifar10-resnet", "--images", images, "--out", out)
     return json.loads((out / "corruptions.json").read_text(encoding="utf-8"))
 
 
 def attacked(names: Sequence[str], data: str, images: int, work: Path) -> Any:
-    """What ``candid attack`` says of all models that classify.
+    """What ``candid attack`` says of those models that classify.
 
-    Some are attacked in all settings of the paper, the others in four, with a quarter of the images.
+    Some are attacked in all settings of the paper, the others in four, with a quarter of the images. All of
+    the former are in one figure, so they are attacked together.
     """
+    whole = ATTACKED if set(ATTACKED) & set(names) else ()
     others = [name for name in names if name not in (*ATTACKED, "cifar10-beta0")]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"attack": _earlier()["attacks"]["attack"], "metrics": []}
     for kind, models, count, settings in (
-        ("whole", ATTACKED, images, ()),
+        ("whole", whole, images, ()),
         ("others", others, max(1, images // 4), ("--kappa", "0.01,inf", "--d", "0,1000")),
     ):
+        if not models:
+            continue
         out = work / "attacks" / kind
         candid("attack", *models, data, *settings, "--images", count, "--out", out)
         record = json.loads((out / "attacks.json").read_text(encoding="utf-8"))
-        found = {"attack": record["attack"], "metrics": found.get("metrics", []) + record["metrics"]}
-    shutil.copy(work / "attacks" / "whole" / "attacks.png", PAGE)
-    shutil.copy(work / "attacks" / "whole" / "examples.png", IMAGES / "attack_examples.png")
-    found["attack"].pop("data")
-    found["metrics"].sort(key=lambda each: names.index(each["model"]))
+        record["attack"].pop("data")
+        found = {"attack": record["attack"], "metrics": found["metrics"] + record["metrics"]}
+    if whole:
+        shutil.copy(work / "attacks" / "whole" / "attacks.png", PAGE)
+        shutil.copy(work / "attacks" / "whole" / "examples.png", IMAGES / "attack_examples.png")
     return found
 
 
-def explained(names: Sequence[str], data: str, work: Path) -> Any:
-    """What ``candid explain`` says: similar classes, receptive fields, samples."""
+def explained(names: Sequence[str], anew: Sequence[str], data: str, work: Path) -> Any:
+    """What ``candid explain`` says of models ``anew``: similar classes, samples; and all receptive fields."""
     found = {}
-    for name in (SHOWN, *(name for name in ("cifar10-beta0", "cifar10-betainf") if name in names)):
+    for name in SAMPLED:
+        if name != SHOWN and name not in anew:
+            found[name] = _earlier()["explanations"][name]
+            continue
         out = work / "explanation" / name
         others = [name for name in names if name != SHOWN and "unsmoothed" not in name]
         compared = [a for other in others for a in ("--compare-with", other)] if name == SHOWN else []
@@ -194,37 +231,69 @@ def at_64_pixels(data: str, counts: Counts, work: Path) -> Any:
 def described(work: Path, data: Mapping[str, str], counts: Counts) -> Any:
     """Return whether mixtures describe the latents of test images, and similarity their confusions.
 
-    Of models without data here, it is what was measured earlier.
+    Of models that are still the same, and of those without data here, it is what was measured earlier.
     """
-    found = measured_geometry(data, work / "geometry.json", counts.images)
-    return found | {name: each for name, each in _earlier()["geometry"].items() if name not in found}
+    kept, earlier = work / "geometry.json", _earlier()["geometry"]
+    if not kept.is_file():
+        with replacing(kept) as file:
+            file.write_text(json.dumps(earlier, indent=1) + "\n", encoding="utf-8")
+    found = measured_geometry(data, kept, counts.images)
+    return found | {name: each for name, each in earlier.items() if name not in found}
 
 
-def measured(data: str, ood: Sequence[str], counts: Counts, work: Path) -> Any:
-    """All figures of all bundled models; what is drawn goes to the page's folder."""
+def measured(data: str, ood: Sequence[str], counts: Counts, work: Path, only: Sequence[str] = ()) -> Any:
+    """All figures of all bundled models, or of ``only`` some; what is drawn goes to the page's folder."""
     names = sorted((name for name in zoo.names() if name.startswith("cifar10")), key=_order)
-    models = {name: evaluated(name, data, ood, counts, work) for name in names}
-    candid("compare", *(work / "evaluation" / name for name in names), "--out", work / "comparison")
-    shutil.copy(work / "comparison" / "trade_off.png", PAGE)
-    shutil.copy(work / "evaluation" / ZONES / "ood_zones.png", IMAGES)
-    bins = {}
-    for name in names:
-        if zoo.card(name)["beta"] == "0.0":  # it does not classify
-            continue
-        found = test_predictions(work / "evaluation" / name)
-        bins[title(name)] = all_bins(found.posterior, found.labels), top_bins(found.posterior, found.labels)
-    style.save(comparison_plots.calibration_curves(bins), PAGE / "calibration.png")
+    earlier = _earlier()
+    anew = [name for name in names if not only or name in only or name not in earlier["models"]]
+    models = {
+        name: evaluated(name, data, ood, counts, work) if name in anew else earlier["models"][name]
+        for name in names
+    }
+    drawn(models, data, counts, work)
+    corruptions = corrupted(anew, data, counts.corrupted, work) if anew and counts.corrupted else []
+    attacks = earlier["attacks"]
+    if anew and counts.attacked:
+        found = attacked(anew, data, counts.attacked, work)
+        attacks = found | {"metrics": merged(names, attacks["metrics"], found["metrics"])}
     results = {
         "models": models,
-        "corruptions": corrupted(names, data, counts.corrupted, work)
-        if counts.corrupted
-        else [each for each in _earlier()["corruptions"] if each["model"] in names],
-        "attacks": attacked(names, data, counts.attacked, work) if counts.attacked else _earlier()["attacks"],
-        "explanations": explained(names, data, work),
-        "tiny20": _earlier().get("tiny20"),
+        "corruptions": merged(names, earlier["corruptions"], corruptions),
+        "attacks": attacks,
+        "explanations": explained(names, anew, data, work) if anew else earlier["explanations"],
+        "tiny20": earlier.get("tiny20"),
     }
-    draw_decisions(work / "evaluation" / SHOWN, work)
+    if ZONES in anew:
+        shutil.copy(work / "evaluation" / ZONES / "ood_zones.png", IMAGES)
+    if SHOWN in anew:
+        draw_decisions(work / "evaluation" / SHOWN, work)
     return with_not_bundled(results)
+
+
+def merged(names: Sequence[str], earlier: Sequence[Results], found: Sequence[Results]) -> list[Results]:
+    """Return what was ``found`` of some models and the ``earlier`` records of others, in the order of names.
+
+    >>> merged(["a", "b"], [{"model": "c"}, {"model": "b", "n": 1}], [{"model": "a", "n": 2}])
+    [{'model': 'a', 'n': 2}, {'model': 'b', 'n': 1}]
+    """
+    models = {each["model"] for each in found}
+    kept = [each for each in earlier if each["model"] in names and each["model"] not in models]
+    return sorted([*kept, *found], key=lambda each: names.index(each["model"]))
+
+
+def drawn(models: Results, data: str, counts: Counts, work: Path) -> None:
+    """Draw the figures of the trade-off and of calibration, with all models."""
+    rows = [
+        {**model, "name": name, "beta": None if model["beta"] is None else float(model["beta"])}
+        | {"accuracy": model["ten_crops"]["accuracy"], "crops": 10}
+        for name, model in models.items()
+    ]
+    style.save(comparison_plots.trade_off(rows), PAGE / "trade_off.png")
+    bins = {}
+    for name in (row["name"] for row in rows if row["beta"] != 0):  # of beta 0, none is a classifier
+        found = passed(name, data, counts, work)
+        bins[title(name)] = all_bins(found.posterior, found.labels), top_bins(found.posterior, found.labels)
+    style.save(comparison_plots.calibration_curves(bins), PAGE / "calibration.png")
 
 
 def with_not_bundled(results: Any) -> Any:
@@ -276,6 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--photos", type=Path, metavar="FOLDER", help="the folder of the photo sets; else earlier results"
     )
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", default=[], help="a model to measure; all by default"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/results"), help="the folder for what is kept")
     parser.add_argument(
         "--images", type=int, metavar="N", help="test images, and images of each other set; all by default"
@@ -290,8 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         counts = Counts(asked.images, asked.corrupted, asked.attacked)
         PAGE.mkdir(parents=True, exist_ok=True)
         ood = [*asked.ood, "noise=uniform-noise", "constant=constant"]
-        results = measured(as_images(asked.data, asked.work), ood, counts, asked.work)
-        if tiny is not None:
+        results = measured(as_images(asked.data, asked.work), ood, counts, asked.work, asked.only)
+        if tiny is not None and (not asked.only or "tiny20" in asked.only):
             results["tiny20"] = at_64_pixels(tiny, counts, asked.work)
         models = sources(asked.data, tiny, asked.photos)
         results["geometry"] = described(asked.work, models, counts)

@@ -1,5 +1,6 @@
 """How what was measured changes with beta: a row of ``docs/results`` for each number."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -125,11 +126,12 @@ def trends(results: Results) -> Iterator[Trend]:
 
 def _points(records: Mapping[float, Results], *keys: str) -> list[Point]:
     """Return what is below these keys in each record that has it, by rising beta."""
-    return [
-        (beta, float(value), at(record, "intervals", *keys))
-        for beta, record in sorted(records.items())
-        if (value := at(record, *keys)) is not None
-    ]
+    points: list[Point] = []
+    for beta, record in sorted(records.items()):
+        value, ends = at(record, *keys), at(record, "intervals", *keys)
+        if value is not None and math.isfinite(float(value)):  # infinities are text, as in JSON
+            points.append((beta, float(value), None if ends is None else (float(ends[0]), float(ends[1]))))
+    return points
 
 
 def _paper(figures: Mapping[str, Sequence[float | None]], number: int) -> list[float | None]:

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,14 +27,14 @@ class CandidError(ValueError):
     r"""An input of the user is wrong: the message names it and says what to do, on one line.
 
     Args:
-        message: one sentence; line breaks in it become spaces.
+        message: one sentence; line breaks in it become spaces, see also :func:`plainly`.
 
     >>> str(CandidError("Unknown name 'a\nb', from a damaged file."))
     "Unknown name 'a b', from a damaged file."
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(plainly(" ".join(message.splitlines())))
 
 
 class CheckpointError(CandidError):
@@ -50,6 +51,15 @@ class NonFiniteError(CandidError, ArithmeticError):
     >>> issubclass(NonFiniteError, ArithmeticError)
     True
     """
+
+
+def plainly(text: str) -> str:
+    """Return ``text`` without the numbers that the operating system has for errors.
+
+    >>> plainly("Can't write to 'a' ([Errno 2] No such file or directory: 'a').")
+    "Can't write to 'a' (No such file or directory)."
+    """
+    return re.sub(r"\[Errno -?\d+\] ([^:\[]+?)(: '[^']*')?(?=$|[).;:,])", r"\1", text)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -216,7 +216,8 @@ def system_error(error: OSError) -> str:
         return f"{place} can't be written, the disk is full: free some space, then run the command again."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{place} can't be used ({error.strerror}): change its permissions, or choose another place."
-    return str(error)
+    problem = (error.strerror or str(error)).lower()
+    return f"{place} can't be used ({problem}): check the name, or choose another place."
 
 
 def safe_name(name: str) -> str:

@@ -100,6 +100,23 @@ def mahalanobis_state(state: "Mapping[str, Any]") -> dict[str, Any]:
     return {**centre, **state}
 
 
+def with_taught(statistics: "dict[str, Any]", held_out: "Mapping[str, Any]", fitted: int) -> "dict[str, Any]":
+    """Return held-out scores with the class that each photo taught; earlier versions did not store it.
+
+    Args:
+        statistics: columns of held-out photos.
+        held_out: all that the model carries: the keys of the photos of its taught classes are there.
+        fitted: the number of the first taught class.
+    """
+    import numpy as np
+
+    taught, number = np.full(len(statistics["keys"]), -1), 0
+    while (keys := held_out.get(f"taught.{number}.keys")) is not None:
+        taught[np.isin(statistics["keys"], keys)] = fitted + number
+        number += 1
+    return {**statistics, "taught": taught} if (taught >= 0).any() else statistics
+
+
 NO_DIGEST = "'%s' is of an older version without a digest: damage to it can't be seen."
 """What is said of a cached pass or the state of a run that has none."""
 

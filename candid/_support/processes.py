@@ -33,9 +33,6 @@ class OneProcess:
         """Return ``value``, which no other process needs."""
         return value
 
-    def barrier(self) -> None:
-        """Wait for no one."""
-
 
 if TYPE_CHECKING:
     Processes: TypeAlias = Fabric | OneProcess

@@ -138,15 +138,17 @@ def printable(text: str, breaks: bool = True) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
-def named_pairs(values: Iterable[str], flag: str, form: str = "NAME=PATH") -> dict[str, str]:
-    """Return values of the ``form`` NAME=PATH by their names.
+def named_pairs(
+    values: Iterable[str], flag: str, form: str = "NAME=PATH", alone: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return values of the ``form`` NAME=PATH by their names; those in ``alone`` need no name.
 
-    >>> named_pairs(["mnist=data/mnist"], "--ood")
-    {'mnist': 'data/mnist'}
+    >>> named_pairs(["mnist=data/mnist", "constant"], "--ood", alone=("constant",))
+    {'mnist': 'data/mnist', 'constant': 'constant'}
     """
     pairs: dict[str, str] = {}
     for value in values:
-        name, _, path = value.partition("=")
+        name, _, path = (value, "", value) if value in alone else value.partition("=")
         if not name or not path:
             raise CandidError(f"{flag} takes {form}, not '{value}'.")
         if name in pairs:

@@ -14,7 +14,7 @@ write a command:
 3. The docstring is the help: its first sentence is in ``candid --help``.
 4. Import what is heavy (torch, figures) inside the function; everything above is loaded for ``--help``.
 5. Call one function of the package, show its result, and return an exit code or None.
-6. Add the command to :data:`COMMANDS`.
+6. Add the command to :data:`COMMANDS`, and to :data:`GROUPS` with an example.
 
 ``cli/examine.py`` is an example.
 """
@@ -25,24 +25,13 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from cyclopts import (
-    App,
-    CoercionError,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    RepeatArgumentError,
-    Token,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from candid._support import __version__
 from candid._support import options as config
@@ -51,6 +40,9 @@ from candid._support.files import system_error
 from candid._support.options import MISSING, Field, MaybeInfinite, Option
 from candid._support.progress import is_first_process
 from candid._support.text import printable
+from candid.cli.arguments import check_order, sentence
+from candid.cli.tables import safe as safe
+from candid.cli.tables import show_table as show_table
 
 Mark = TypeVar("Mark")
 MODEL_HELP = "A bundled model ('candid models' lists them), a model folder or a run folder."
@@ -67,6 +59,9 @@ COMMANDS = {
     "group": "candid.cli.group:group",
     "teach": "candid.cli.teach:teach",
     "forget": "candid.cli.teach:forget",
+    "rename": "candid.cli.teach:rename",
+    "merge": "candid.cli.teach:merge",
+    "undo": "candid.cli.teach:undo",
     "corrupt": "candid.cli.corrupt:corrupt",
     "attack": "candid.cli.attack:attack",
     "explain": "candid.cli.explain:explain",
@@ -81,10 +76,56 @@ COMMANDS = {
     "demo": "candid.cli.demo:demo",
 }
 """Where the function of each command is; it is imported when the command runs or help lists it."""
+GROUPS = {
+    "Start here": {
+        "demo": "candid demo",
+        "examine": "candid examine photo.jpg",
+        "train": "candid train photos --out mine",
+        "models": "candid models clothing",
+    },
+    "Photos from week to week": {
+        "group": "candid group mine new-photos --sort-into sorted",
+        "teach": "candid teach mine banana=sorted/unknown-1 --out mine2",
+        "forget": "candid forget mine2 banana --out mine3",
+        "watch": "candid watch mine incoming",
+    },
+    "Measure and decide": {
+        "evaluate": "candid evaluate mine test-photos --ood other=other-photos",
+        "compare": "candid compare evaluation/mine evaluation/mine2",
+        "audit": "candid audit mine --data test-photos --ood other=other-photos --quick",
+        "calibrate": "candid calibrate mine photos",
+        "corrupt": "candid corrupt mine test-photos --images 200 --severities 1,3",
+        "attack": "candid attack mine test-photos --images 2 --steps 40",
+    },
+    "Look inside": {
+        "explain": "candid explain mine --data test-photos",
+        "plane": "candid plane mine photos --classes apple,pear,plum",
+        "info": "candid info mine",
+    },
+    "Use elsewhere": {
+        "serve": "candid serve mine --port 8000",
+        "export": "candid export mine --out mine.onnx",
+    },
+    "Classifiers from elsewhere, and networks": {
+        "adopt": "candid adopt lite0 photos --tree imagenet --out adopted",
+        "import": "candid import beta_1.avg.pt --out imported",
+        "refit": "candid refit runs/cifar data/cifar10",
+    },
+}
+"""The commands as their list shows them, each with the example in its own help."""
+COMPLETION = "--install-completion"
+DATA = "--data"
+"""The flag that takes the data set of every command that has one."""
+PANELS = {
+    "Levels": Group("Verdicts", sort_key=10),
+    "ReadOptions": Group("Which images, and how", sort_key=11),
+    "ImageOptions": Group("Which images, and how", sort_key=11),
+    "DataOptions": Group("Which images, and how", sort_key=11),
+}
+"""The titles of options that several commands share, by the class that declares them."""
 USAGE = {"examine": "Usage: candid examine [OPTIONS] [MODEL] IMAGES..."}
 """Of commands whose first argument may be left out, which a signature can't say."""
-KINDS = {int: "a whole number", float: "a number", bool: "no value"}
-FLAGS = ("-h", "--help", "--version")
+FLAGS = ("-h", "--help", "--version", COMPLETION)
 
 
 def main() -> None:
@@ -135,51 +176,49 @@ def ordered(command: App, words: Sequence[str]) -> list[str]:
     """Return the arguments of a command with all options, and their values, before the positionals.
 
     cyclopts ends a list of positionals at the first option: of ``MODEL --novelty 0.1 a.jpg b.jpg`` it would
-    leave b.jpg over.
+    leave b.jpg over. A data set that a command takes as its last positional may also be given as ``--data``.
 
     Args:
         command: the command, which declares its options.
         words: its arguments.
+
+    Raises:
+        CandidError: if the images come before the model.
     """
     declared = command.assemble_argument_collection()
     with_value = {name for each in declared if each.token_count()[0] for name in each.names}
+    wanted = [each.parameter.metavar or "" for each in declared if each.index is not None]
+    by_name = DATA not in with_value and bool(wanted) and wanted[-1].endswith("DATA")
     options: list[str] = []
     positionals: list[str] = []
+    data: list[str] = []
     rest = iter(words)
     for word in rest:
         if word == "--":
             positionals += rest
+        elif by_name and word.partition("=")[0] == DATA:
+            data += [word.partition("=")[2]] if "=" in word else islice(rest, 1)
         elif not word.startswith("-") or word == "-":
             positionals.append(word)
         else:
             options += [word, *(islice(rest, 1) if word in with_value else ())]
+    positionals += data
+    if wanted and "MODEL" in wanted[0] and len(positionals) > 1 and not is_model(positionals[0]):
+        check_order(command.name[0], positionals, is_model)
     return [*options, "--", *positionals] if positionals else options
 
 
-def sentence(error: CycloptsError) -> str:
-    """Return what is wrong with the arguments, and what to do."""
-    command = f"candid {' '.join(error.command_chain or ())}".strip()
-    help = f"'{command} --help' shows what it takes."
-    if isinstance(error, UnknownOptionError):
-        word = (error.token.keyword or error.token.value).partition("=")[0]
-        known = [name for argument in error.argument_collection or () for name in argument.names]
-        return f"There is no option '{word}': {did_you_mean(word, [n for n in known if n.startswith('--')])}"
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"'{error.unused_tokens[0]}' is one argument too many for '{command}': {help}"
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        if error.keyword is not None or error.argument.tokens:
-            return f"{error.keyword or error.argument.name} needs a value: {help}"
-        return f"{error.argument.name} is missing: {help}"
-    if isinstance(error, RepeatArgumentError):
-        return f"{error.token.keyword} is given twice: leave one out."
-    if isinstance(error, CoercionError) and error.token is not None and error.msg is None:
-        name = error.token.keyword or (error.argument and error.argument.name)
-        if get_origin(error.target_type) is Literal:
-            choices = map(str, get_args(error.target_type))
-            return f"{name} can't be '{error.token.value}': {did_you_mean(error.token.value, choices)}"
-        if error.target_type in KINDS:
-            return f"{name} takes {KINDS[error.target_type]}, not '{error.token.value}'."
-    return str(error)
+def is_model(name: str) -> bool:
+    """Return whether ``name`` is that of a bundled model, or the folder of a model or of a training run.
+
+    >>> is_model("everyday"), is_model("photos")
+    (True, False)
+    """
+    from candid.models import zoo
+
+    path = Path(name)
+    records = (path / record for record in (zoo.RECORD, zoo.RUN / zoo.RECORD))
+    return name in zoo.MODELS or path.name == zoo.RECORD or any(map(Path.is_file, records))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +253,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
             classes[parameter.name] = (cls, typed is not None)
             for field in config.fields(cls):
                 if not field.option.hidden:  # one that two classes share is shown with the first
-                    flat.setdefault(field.name, _parameter(field, False, typed is not None, group))
+                    shown = group or PANELS.get(_declared_by(cls, field.name))
+                    flat.setdefault(field.name, _parameter(field, False, typed is not None, shown))
         else:
             default = MISSING if parameter.default is parameter.empty else parameter.default
             field = config.Field.of(parameter.name, hint, default)
@@ -239,6 +279,11 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
     run.__doc__ = reflowed(function.__doc__ or "")
     del run.__wrapped__
     return run
+
+
+def _declared_by(cls: type, name: str) -> str:
+    """Return the class that declares a field of ``cls``: itself, or one that it is based on."""
+    return next(each.__name__ for each in cls.__mro__ if name in vars(each).get("__annotations__", ()))
 
 
 def _mark(hint: Any, kind: type[Mark]) -> Mark | None:
@@ -310,49 +355,30 @@ def reflowed(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def show_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, tight: bool = False
-) -> None:
-    """Print a table; its first ``left`` columns are text, the others numbers; ``tight`` saves width.
-
-    Names may come from data, so control characters are written out and markup is not interpreted. Numbers may
-    have their interval on a second line.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(printable(title)), title_justify="left")
-    if tight:
-        table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
-    for i, column in enumerate(columns):
-        table.add_column(
-            Text(printable(column)),
-            justify="left" if i < left else "right",
-            overflow="fold",
-            no_wrap=(i > 0) != tight,
-        )
-    for row in rows:
-        table.add_row(*(Text(printable(cell, breaks=i >= left)) for i, cell in enumerate(row)))
-    Console().print(table)
-
-
-def safe(text: object) -> str:
-    """Return a name for rich: without control characters, and with markup written out."""
-    from rich.markup import escape
-
-    return escape(printable(str(text), breaks=False))
-
-
 app = App(
     name="candid",
     help="Image classifiers that say when not to trust them.",
     version=f"candid {__version__}",
     version_flags="--version",
     help_format="plaintext",
-    group_parameters="Options",
+    group_arguments=Group("Arguments", sort_key=-1),
+    group_parameters=Group("Options", sort_key=0),
     result_action="return_value",
 )
-for _name, _function in COMMANDS.items():
-    app.command(_function, name=_name, usage=USAGE.get(_name))
+for _title, _examples in GROUPS.items():
+    _group = Group(_title, sort_key=list(GROUPS).index(_title))
+    for _place, (_name, _example) in enumerate(_examples.items()):
+        app.command(
+            COMMANDS[_name],
+            name=_name,
+            usage=USAGE.get(_name),
+            group=_group,
+            sort_key=_place,
+            help_epilogue=f"Example: {_example}",
+        )
+_flags = Group("Flags", sort_key=len(GROUPS))
+app.register_install_completion_command(
+    COMPLETION, help="Let the shell complete commands and options (bash, zsh, fish).", group=_flags
+)
+for _name in ("--help", "--version"):
+    app[_name].group = _flags

@@ -111,6 +111,7 @@ def _show(metrics: dict[str, Any]) -> None:
         _show_detection(metrics["ood"], metrics["false_positives"])
     if "verdicts" in metrics:
         _show_verdicts(metrics["verdicts"])
+    _show_classes(metrics["by_class"])
     if "groups" in metrics:
         from candid.evaluation.compare import group_table, group_title
 
@@ -118,6 +119,16 @@ def _show(metrics: dict[str, Any]) -> None:
         show_table(caption[0].upper() + caption[1:], *group_table(metrics["groups"]), tight=True)
     if "verdicts" in metrics["selective"]:
         _show_selective(metrics["selective"], metrics["part"])
+
+
+def _show_classes(stored: dict[str, Any]) -> None:
+    from candid.judging.by_class import MOST_SHOWN, ByClass
+
+    table = ByClass.from_dict(stored)
+    more = f"; the weakest {MOST_SHOWN} of {len(table.tested):,}" if len(table.tested) > MOST_SHOWN else ""
+    show_table(f"By class, the weakest first{more}", *table.table(), tight=True)
+    for sentence in table.sentences():
+        print(printable(sentence))
 
 
 def _show_detection(sets: dict[str, Any], rates: dict[str, Any]) -> None:
@@ -220,7 +231,7 @@ def compare(
     as_json: JsonFlag = False,
 ) -> None:
     """Compare evaluated models: the trade-off between likelihood and classification."""
-    from candid.evaluation.compare import ACCEPTED
+    from candid.evaluation.compare import ACCEPTED, class_results, class_table
     from candid.evaluation.compare import compare as run
     from candid.reports.plots.comparison import trade_off
     from candid.reports.plots.style import save
@@ -248,4 +259,8 @@ def compare(
     columns = ("model", "accepted", "right of accepted", "plain threshold", "of ambiguous", "AUGRC", "AURC")
     title = "What verdicts accept, and a plain threshold at equal coverage (%)"
     show_table(title, columns, accepted, tight=True)
-    print(printable(f"Written: {options.out / 'comparison.csv'}, {figure}"))
+    by_class = class_results([Path(folder) for folder in evaluations])
+    if by_class:
+        show_table("By class; the largest differences first", *class_table(by_class), tight=True)
+    files = ", ".join(str(options.out / name) for name in ("comparison.csv", "by_class.csv"))
+    print(printable(f"Written: {files}, {figure}"))

@@ -14,7 +14,7 @@ from candid._support.errors import CandidError
 from candid._support.options import Option, check_fields
 from candid._support.progress import TerminalProgress
 from candid._support.text import printable
-from candid.cli.app import MODEL_HELP, command
+from candid.cli.app import MODEL_HELP, command, is_model
 from candid.explanations.options import HeatmapRule, Regions
 from candid.models import zoo
 from candid.trust.promises import ExamineOptions
@@ -185,10 +185,8 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     cyclopts reads positionals from left to right, so the first one is the model until this looks at it.
     """
     path = Path(first)
-    records = (path / zoo.RECORD, path / zoo.RUN / zoo.RECORD)
-    bundled = first in zoo.MODELS or path.name == zoo.RECORD
-    is_model = bundled or any(map(Path.is_file, records)) or path.suffix.lower() in MODEL_FILES
-    if not is_model and (path.exists() or glob.has_magic(first)):
+    named = is_model(first) or path.suffix.lower() in MODEL_FILES
+    if not named and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:
         folder = (

@@ -13,11 +13,23 @@ from candid.models import zoo
 
 @command
 def models(
-    name: Annotated[str | None, Option("Show the card of this model.", default="all models")] = None,
+    name: Annotated[
+        str | None,
+        Option("Show the card of this bundled model, or of a model of yours.", default="all models"),
+    ] = None,
     /,
+    history: Annotated[bool, Option("Show the changes of a model of yours since its training.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the trained models that come with candid; every command takes their names instead of a folder."""
+    """List the trained models that come with candid; every command takes their names instead of a folder.
+
+    A folder of a model of yours shows its card: classes, results by class, changes.
+    """
+    if name is not None and name not in zoo.MODELS and Path(name).exists():
+        _show_own(name, history, as_json)
+        return
+    if history:
+        raise CandidError("--history shows the changes of a model of yours: name its folder.")
     cards = [zoo.card(each) for each in (zoo.names() if name is None else [name])]
     if as_json:
         print(json.dumps(cards if name is None else cards[0]))
@@ -32,6 +44,31 @@ def models(
         columns = ("name", "images", "classes", "beta", "accuracy", "bits/dim", "MB")
         show_table("Models that come with candid", columns, map(_row, cards), left=2)
         print("candid models NAME shows a card; candid examine NAME IMAGE judges an image.")
+
+
+def _show_own(name: str, history: bool, as_json: bool) -> None:
+    """Show the card of a model that was trained or changed here."""
+    from candid.judging.by_class import ByClass
+    from candid.models import checkpoint
+    from candid.training.changes import changes_of
+
+    model = checkpoint.load(name)
+    changes, stored = changes_of(model), model.metadata.get("by_class")
+    card = {"name": name, "kind": model.kind, "classes": list(model.class_names), "changes": changes}
+    if as_json:
+        print(json.dumps(card | ({} if stored is None else {"by_class": stored})))
+        return
+    if not history:
+        print(printable(f"{name}: a model of the kind '{model.kind}', {len(model.class_names)} classes"))
+        if stored is not None:
+            table = ByClass.from_dict(stored)
+            show_table("Results by class on photos that it had not seen", *table.table(), tight=True)
+            for sentence in table.sentences():
+                print(printable(sentence))
+    for change in changes:
+        print(printable(f"{change['when']}  {change['text']}"))
+    if not changes:
+        print("no changes since the training")
 
 
 def _row(card: dict[str, Any]) -> tuple[str, ...]:
@@ -74,21 +111,18 @@ def info(
 
 
 def _photo(target: str) -> dict[str, Any] | None:
-    """Return the description of a model with an eye; None of other models."""
+    """Return the description of a model with an eye, or of stored features; None of other models."""
     from candid.models import checkpoint
     from candid.models.info import describe_head
-    from candid.models.protocol import can
 
     model = checkpoint.load(target)
-    return describe_head(model, checkpoint.model_folder(target)) if can(model, "eye") else None
+    of_features = model.density_of == "features" or "eye" in model.can
+    return describe_head(model, checkpoint.model_folder(target)) if of_features else None
 
 
 def _show_photo(name: str, description: dict[str, Any]) -> None:
-    eye = description["eye"]
     rows = [
-        ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
-        ("its licence and source", f"{eye['licence']}, {eye['source']}"),
-        ("its SHA-256", eye["sha256"][:16] + " …"),
+        *_eye_rows(description["eye"]),
         ("statistics of a photo", f"{description['statistics']:,}"),
         ("classes", f"{description['classes']:,}"),
         ("posterior", description["posterior"]),
@@ -98,6 +132,16 @@ def _show_photo(name: str, description: dict[str, Any]) -> None:
     print(f"{name}: a model of the kind '{description['kind']}'")
     for label, value in rows:
         print(f"  {label + ':':<32}{value}")
+
+
+def _eye_rows(eye: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if eye is None:
+        return [("eye", "none: it takes stored features, and no photos")]
+    return [
+        ("eye", f"{eye['name']}, {eye['size']} x {eye['size']} pixels"),
+        ("its licence and source", f"{eye['licence']}, {eye['source']}"),
+        ("its SHA-256", eye["sha256"][:16] + " …"),
+    ]
 
 
 def _config(target: str, **changes: Any) -> Any:

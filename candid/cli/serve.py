@@ -2,16 +2,22 @@
 
 import os
 from dataclasses import replace
+from typing import Annotated
 
 from candid._support.errors import CandidError
-from candid.cli.app import ModelName, command
+from candid._support.options import Option
+from candid.cli.app import MODEL_HELP, command
 from candid.models.zoo import DEFAULT
 from candid.serve import Limits, ServeOptions
 
+Models = Annotated[
+    list[str] | None, Option(f"{MODEL_HELP} Several are served together.", metavar="MODEL", default=DEFAULT)
+]
+
 
 @command
-def serve(model: ModelName = DEFAULT, /, *, options: ServeOptions, limits: Limits) -> None:
-    """Serve a model as a web page that judges and explains images, and a JSON API for programs.
+def serve(models: Models = None, /, *, options: ServeOptions, limits: Limits) -> None:
+    """Serve models as a web page that judges and explains images, and a JSON API for programs.
 
     Only this machine can connect unless --host says otherwise. The server sends nothing anywhere and stores
     no image unless --store says so. It watches the images that it judges for drift. SIGTERM or Ctrl-C ends it
@@ -29,4 +35,4 @@ def serve(model: ModelName = DEFAULT, /, *, options: ServeOptions, limits: Limit
     from candid.serve.server import serve as run
 
     token = options.token if options.token is not None else os.environ.get("CANDID_TOKEN")
-    run(model, replace(options, token=token), limits, lambda line: print(line, flush=True))
+    run(models or [DEFAULT], replace(options, token=token), limits, lambda line: print(line, flush=True))

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
@@ -10,7 +11,8 @@ from rich.table import Table
 from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import is_first_process
-from candid.cli.app import Panel, Typed, command, safe
+from candid._support.text import printable
+from candid.cli.app import Panel, Typed, command, safe, show_table
 from candid.inference.options import Devices
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions, check_call
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from candid._support.progress import Row
     from candid.training.run_folder import RunFolder
 
+WEAKEST = 5
+"""Classes whose results are shown after training; the report has all."""
 PHOTOS, NETWORKS, FEATURES = Panel("Photos"), Panel("Networks on pixels"), Panel("Networks on features")
 
 
@@ -38,6 +42,9 @@ def train(
         PHOTOS,
     ] = None,
     resume: Annotated[bool, Option("Continue the run in --out."), PHOTOS] = False,
+    keep_old: Annotated[
+        bool, Option("Keep a photo model that is trained again: --out mine keeps it as mine.1."), PHOTOS
+    ] = False,
     devices: Annotated[Devices, PHOTOS] = None,
     photos: Annotated[dict[str, Any], Typed(PhotoOptions), PHOTOS],
     recipe: Annotated[
@@ -81,6 +88,7 @@ def train(
         out=out,
         recipe=recipe,
         resume=resume,
+        keep_old=keep_old,
         devices=devices,
         progress=TrainingDisplay(),
         after_epoch=_draw_curves,
@@ -88,6 +96,7 @@ def train(
     )
     if result.finished and is_first_process():
         _print_results(result.best, result.results)
+        _print_next(result.folder, data)
 
 
 def _draw_curves(folder: "RunFolder", rows: "list[Row]") -> None:
@@ -111,6 +120,21 @@ def _parsed(settings: tuple[str, ...]) -> dict[str, Any]:
     return changes
 
 
+def _print_next(run: Path, data: str | None) -> None:
+    """Print the commands that make use of the model in the folder ``run``."""
+    if data is None:  # the run was resumed
+        data = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["data"]
+    model, data = quote(str(run)), quote(data)
+    print("next, for example:")
+    for line, purpose in (
+        (f"candid examine {model} PHOTOS", "judge new photos"),
+        (f"candid evaluate {model} {data}", "all figures"),
+        (f"candid audit {model} --data {data} --quick", "one page to decide by"),
+        (f"candid serve {model}", "a web page of your own"),
+    ):
+        print(printable(f"  {line}  # {purpose}"))
+
+
 def _print_results(best: Path, results: dict[str, Any]) -> None:
     table = Table(title=f"the best model, in {safe(best)}", title_justify="left")
     densities = {"bits_per_dim": "bits/dim", "nats_per_feature": "nats/feature"}
@@ -126,3 +150,8 @@ def _print_results(best: Path, results: dict[str, Any]) -> None:
                 name, f"{100 * metrics['accuracy']:.2f} %", f"{metrics['cross_entropy']:.3f}", *of_density
             )
     Console().print(table)
+    if "by_class" in results:
+        from candid.judging.by_class import ByClass
+
+        by_class = ByClass.from_dict(results["by_class"])
+        show_table("By class, the weakest first", *by_class.table(WEAKEST), tight=True)

@@ -18,7 +18,7 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid._support.text import listed, plural
-from candid.data import SplitRule, shards
+from candid.data import FEATURES_FILE, SYNTHETIC, SplitRule, shards
 from candid.data.images import EXTENSIONS, Preprocessing, path_of
 from candid.data.splits import ArraySplit, FileSplit, Split, unknown
 
@@ -28,7 +28,6 @@ FOLDERS = {"train": ("train", "training"), "val": ("val", "validation", "valid")
 IDX_NAMES = {"train": "train", "test": "t10k"}
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-SYNTHETIC = ("uniform-noise", "constant")
 SYNTHETIC_IMAGES = 2000
 """How images without their own val or test part are divided: by a hash of each image, or by a shuffle."""
 
@@ -98,6 +97,11 @@ def _folder(spec: str) -> Path:
     folder = path_of(spec)
     if not folder.exists():
         raise CandidError(f"There is no data set or folder '{spec}': name a folder, or use 'digits'.")
+    if spec.endswith(FEATURES_FILE):
+        raise CandidError(
+            f"'{spec}' has features, which only 'candid train' reads: name a folder of photos; in Python, "
+            "Examiner(model).examine_features judges features."
+        )
     if not folder.is_dir():
         raise CandidError(f"'{spec}' is a file: name the folder of the data set.")
     return folder

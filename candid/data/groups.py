@@ -65,10 +65,40 @@ class GroupTable:
             raise CandidError(f"'{self.file}' has no row for '{first}'{others}: add what is missing.")
         return [group or "" for group in groups]
 
+    @classmethod
+    def together(cls, spec: str) -> "GroupTable | None":
+        """Return the table with the object, scene or day of each image; None for 'folder' and 'none'.
+
+        Without the name of a column, the first one that is not the path counts.
+
+        Raises:
+            CandidError: if ``spec`` names no table.
+        """
+        if spec in ("folder", "none"):
+            return None
+        if spec.lower().endswith(".csv"):
+            others = [name for name in _columns(Path(spec)) if name != PATH]
+            spec = f"{spec}:{others[0]}" if others else spec
+        table = cls.read(spec)
+        if table is None:
+            raise CandidError(
+                f"--together takes FILE.csv, FILE.csv:COLUMN, 'folder' or 'none', not '{spec}'."
+            )
+        return table
+
     def _group(self, path: str) -> str | None:
         parts = _normal(path).split("/")
         ends = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((self.groups[end] for end in ends if end in self.groups), None)
+
+
+def _columns(file: Path) -> list[str]:
+    """Return the names of the columns of a table."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            return next(csv.reader(opened), [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CandidError(f"The table '{file}' can't be read ({error}): give a CSV file.") from error
 
 
 def _normal(path: str) -> str:

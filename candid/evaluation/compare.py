@@ -3,15 +3,16 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.files import write_texts
 from candid._support.options import build
-from candid._support.text import no_formula, percent
+from candid._support.text import as_csv, no_formula, percent
 from candid.evaluation.options import CompareOptions
+from candid.judging.by_class import MOST_SHOWN, ByClass
 from candid.trust.verdict import KINDS
 
 Row = dict[str, Any]
@@ -22,7 +23,7 @@ COLUMNS = ("name", "beta", "crops", *METRICS, "as_published", *ACCEPTED)
 
 
 def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
-    """Compare evaluated models and write ``comparison.csv``.
+    """Compare evaluated models and write ``comparison.csv`` and ``by_class.csv``.
 
     Args:
         folders: folders that :func:`candid.evaluate` and 'candid evaluate' wrote, or their metrics.json.
@@ -39,8 +40,10 @@ def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
         candid._support.errors.CandidError: 'nowhere/metrics.json' is not what 'candid evaluate' writes ...
     """
     chosen = build(CompareOptions, options)
-    rows = read_rows([Path(folder) for folder in folders])
+    places = [Path(folder) for folder in folders]
+    rows = read_rows(places)
     write_table(rows, chosen.out)
+    write_texts({"by_class.csv": as_csv(_class_lines(class_results(places)))}, chosen.out)
     return rows
 
 
@@ -70,6 +73,38 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
         for folder, whole, metrics in zip(folders, evaluations, shown, strict=True)
     ]
     return sorted(rows, key=lambda row: (row["beta"] is None, row["beta"] or 0.0, row["name"]))
+
+
+def class_results(folders: Sequence[Path]) -> dict[str, ByClass]:
+    """Return the results by class of each evaluation that has them, by the name of the model."""
+    stored = {_name(folder): _metrics(folder).get("by_class") for folder in folders}
+    return {name: ByClass.from_dict(each) for name, each in stored.items() if each is not None}
+
+
+def class_table(results: dict[str, ByClass], most: int = MOST_SHOWN) -> tuple[list[str], list[list[str]]]:
+    """Return the recall of each class by model in percent; classes that models differ in most come first."""
+    recalls: dict[str, dict[str, float | None]] = {}
+    for model, table in results.items():
+        for row in table.tested:
+            recalls.setdefault(row.name, {})[model] = row.recall
+
+    def spread(name: str) -> tuple[float, float]:
+        known = [share for share in recalls[name].values() if share is not None]
+        return min(known) - max(known), min(known)
+
+    rows = [
+        [name, *(percent(recalls[name].get(model), sign=False) for model in results)]
+        for name in sorted(recalls, key=spread)[:most]
+    ]
+    return ["recall (%)", *results], rows
+
+
+def _class_lines(results: dict[str, ByClass]) -> Iterator[Sequence[object]]:
+    for i, (model, table) in enumerate(results.items()):
+        head, *rows = table.csv_rows()
+        if not i:
+            yield "model", *head
+        yield from ((model, *row) for row in rows)
 
 
 def _accepted(selective: dict[str, Any]) -> dict[str, Any]:

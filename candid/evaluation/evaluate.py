@@ -20,6 +20,7 @@ from candid.evaluation.result import (
     EvaluationResult,
     ImageGroups,
     as_json,
+    class_metrics,
     classification,
     performance,
     right_ones,
@@ -97,6 +98,10 @@ class _Study:
         self.companions = {path: checkpoint.resolve(path) for path in options.ensemble}
         self.processes = launch_for(self.model, options.devices)
         self.progress = progress if self.processes.is_global_zero else SILENT
+        if options.together is not None:
+            raise CandidError(
+                "--together is about held-out images: give it to 'candid calibrate', or with --held-out."
+            )
         self.table = GroupTable.read(options.by)
         if options.by not in (None, "class") and self.table is None:
             raise CandidError(
@@ -212,6 +217,7 @@ class _Study:
         result = EvaluationResult(
             self.model, self.model.class_names, metrics, own, notes=self._training_note(own)
         )
+        metrics["by_class"] = class_metrics(result)
         if self.held_out is not None and self.rule is not None:
             return self._judged(result, predictions, self.held_out, self.rule)
         text = f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."

@@ -6,14 +6,15 @@ from typing import Annotated
 
 from candid._support.options import Option, check_fields
 from candid._support.text import named_pairs
+from candid.data import SYNTHETIC
 from candid.inference.options import DataOptions
 from candid.trust.promises import Levels
 
 OtherImages = Annotated[
     tuple[str, ...],
     Option(
-        "Other images to detect: a folder, a data set, 'uniform-noise' or 'constant'; with --held-out, an "
-        "npz file. Repeat for more.",
+        "Other images to detect: a folder or a data set, with a name. 'uniform-noise' and 'constant' need no "
+        "name. Of stored arrays, an npz file. Repeat for more.",
         metavar="NAME=PATH",
     ),
 ]
@@ -49,6 +50,16 @@ class EvaluateOptions(Levels, DataOptions):
     held_out: StoredHeldOut = None
     test: StoredTest = None
     by: Groups = None
+    together: Annotated[
+        str | None,
+        Option(
+            "With --held-out: its images of one object, scene or day, by a key of the file ('day') or a "
+            "column of a table ('photos.csv:day'). Each name counts once and is on one side of every "
+            "division.",
+            metavar="SERIES",
+            default="copies only",
+        ),
+    ] = None
     ood: OtherImages = ()
     ensemble: Annotated[
         tuple[str, ...], Option("One more model for WAIC. Repeat for more.", metavar="MODEL")
@@ -64,10 +75,14 @@ class EvaluateOptions(Levels, DataOptions):
     temperature: Annotated[bool, Option("Also report the metrics with temperature scaling.")] = False
     name: Annotated[str | None, Option("What the model is called in the results.", metavar="NAME")] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.others  # noqa: B018  a wrong --ood is refused before anything runs
+
     @property
     def others(self) -> dict[str, str]:
         """The other sets by name."""
-        return named_pairs(self.ood, "--ood")
+        return named_pairs(self.ood, "--ood", alone=SYNTHETIC)
 
 
 @dataclass(frozen=True, kw_only=True)

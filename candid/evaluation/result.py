@@ -27,6 +27,7 @@ from candid.inference.metrics import (
 )
 from candid.inference.predictions import Predictions
 from candid.inference.study import Note
+from candid.judging.by_class import ByClass
 from candid.judging.detection import GROUPS, Detection
 from candid.judging.examine import examinations
 from candid.judging.held_out import LEVEL
@@ -310,7 +311,9 @@ def with_verdicts(
         metrics["detected_in_class"] = {
             name: float((images.class_p_values <= LEVEL).mean()) for name, images in judged.items()
         }
+    own = judged[metrics["part"]]
     metrics |= {
+        "by_class": class_metrics(result, own.kinds),
         "verdicts": verdict_metrics(rule, judged, groups),
         "selective": selective(judged, kept),
     }
@@ -318,6 +321,16 @@ def with_verdicts(
         shared = [rule.promises[group] for group in (ALL, OTHERS) if group in rule.promises]
         metrics["groups"] = group_metrics(groups, judged[metrics["part"]], shared)
     return replace(result, metrics=metrics, scaled=scaled, detection=detection, judged=judged)
+
+
+def class_metrics(result: EvaluationResult, kinds: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return results by class; ``kinds`` are the verdicts of the images, if there are any."""
+    trained, names = None, result.class_names
+    if result.model is not None:
+        record = result.model.metadata
+        counts = [*record.get("head", {}).get("counts", ()), *(e["photos"] for e in record.get("taught", ()))]
+        trained = counts if len(counts) == len(names) else None
+    return ByClass.of_predictions(result.predictions, names, kinds, trained).to_dict()
 
 
 OPTIONAL = ("ood", "ood_zones", "roc", "auc")
@@ -337,9 +350,23 @@ def write(evaluation: EvaluationResult, out: Path) -> list[Path]:
         "metrics.json": json.dumps(evaluation.metrics, indent=1, allow_nan=False) + "\n",
         "images.csv": as_csv(_image_rows(evaluation)),
     }
+    if "by_class" in evaluation.metrics:
+        texts["by_class.csv"] = as_csv(ByClass.from_dict(evaluation.metrics["by_class"]).csv_rows())
+        texts["confusions.csv"] = as_csv(_confusion_rows(evaluation))
     if evaluation.metrics.get("ood"):
         texts["ood.csv"] = as_csv(_ood_rows(evaluation))
     return write_texts(texts, out)
+
+
+def _confusion_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:
+    """Yield how many images of each class are taken for which one, without the pairs that do not occur."""
+    own, names = evaluation.predictions, evaluation.class_names
+    table = ByClass.of_predictions(own, names)
+    yield "class", "taken_for", "images"
+    for row in table.rows:
+        if row.images:
+            yield row.name, row.name, row.right
+        yield from ((row.name, other, count) for other, count in row.taken_for)
 
 
 def _image_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:

@@ -51,7 +51,7 @@ def evaluate_arrays(options: EvaluateOptions) -> EvaluationResult:
     with about(held_out.file):
         labels = checked_labels(held_out.labels, held_out.arrays, names)
     columns = Columns(held_out.arrays.columns, labels)
-    rule = Rule.fit(columns, labels, None if groups is None else groups.held_out, levels=options)
+    rule = Rule.fit(columns, labels, None if groups is None else groups.held_out, held_out.together, options)
     seen = np.zeros(len(test), dtype=bool)
     if held_out.arrays.features is not None:  # logits alone can be equal for different images
         seen = np.isin(test.keys(), held_out.keys())
@@ -93,11 +93,16 @@ def _read(options: EvaluateOptions) -> tuple[ArrayFile, ArrayFile, dict[str, Arr
         raise CandidError(f"Stored arrays are given by --held-out and --test: add {lacking}.")
     if options.by in KEYS:
         raise CandidError(f"--by takes 'class' or a key with the groups of images, not '{options.by}'.")
-    table = GroupTable.read(options.by)
+    if options.together in KEYS:
+        raise CandidError(f"--together takes a key with names or FILE.csv:COLUMN, not '{options.together}'.")
+    table, series = GroupTable.read(options.by), GroupTable.read(options.together)
     key = None if options.by == "class" or table is not None else options.by
 
     def read(file: Path, labelled: bool) -> ArrayFile:
-        arrays = ArrayFile.read(file, labelled, key)
+        together = options.together if file == options.held_out else None
+        arrays = ArrayFile.read(file, labelled, key, None if series is not None else together)
+        if series is not None and together is not None:
+            arrays = replace(arrays, together=tuple(series.of(arrays.paths)))
         if table is None:
             return arrays
         return replace(arrays, groups=tuple(table.of(arrays.paths, needed=labelled)))

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from candid.models.photo.model import PhotoModel
 
 NEAREST, NEAREST_OF_INSTEAD = 5, 3
-NO_INVERSE = "This model looks through a pretrained eye, which has no inverse to pixels"
+NO_INVERSE = "This model sees features of a pretrained network, which has no inverse to pixels"
 NO_THUMBNAILS = "no photos were kept with this model (--no-thumbnails), so the nearest ones can't be shown"
 NO_MEANS = "This model has no class means, so that an image has no place between classes."
+NEVER_KEPT = "no photos are kept with a network on features"
 INSTEAD = "the nearest known photos are shown instead"
 _PARTS = {
     "two-tailed": "the density of the image",
@@ -211,7 +212,7 @@ class Explainer:
         if self.towards is None:
             return None
         if not self.inverts:
-            return f"{NO_INVERSE}; {INSTEAD if can(self.model, 'known photos') else NO_THUMBNAILS}."
+            return f"{NO_INVERSE}; {INSTEAD if can(self.model, 'known photos') else no_photos(self.model)}."
         from candid.explanations.counterfactual import counterfactual
 
         try:
@@ -246,3 +247,8 @@ def nearest_photos(model: PhotoModel, latent: Array, instead: int) -> NearestPho
         read(photos.nearest(place, NEAREST_OF_INSTEAD, instead)),
         tuple(sorted(missing)),
     )
+
+
+def no_photos(model: Any) -> str:
+    """Return why no known photos are shown of a model."""
+    return NEVER_KEPT if can(model, "network") else NO_THUMBNAILS

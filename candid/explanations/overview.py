@@ -20,7 +20,7 @@ from candid.data.batches import named_batches
 from candid.data.datasets import open_part
 from candid.data.images import to_float
 from candid.data.splits import IndexedSplit, Split
-from candid.explanations.explainer import NO_INVERSE, NO_THUMBNAILS
+from candid.explanations.explainer import NO_INVERSE, no_photos
 from candid.explanations.options import ExplainOptions
 from candid.explanations.similarity import (
     Pair,
@@ -185,7 +185,7 @@ def explain(
 def _with_known_photos(overview: Overview, model: PhotoModel) -> Overview:
     """Add known photos of each class, those nearest to its mean first: a photo model has no samples."""
     photos = model.known_photos if can(model, "known photos") else None
-    shown = NO_THUMBNAILS if photos is None else "known photos are shown instead"
+    shown = no_photos(model) if photos is None else "known photos are shown instead"
     missing = f"{NO_INVERSE}, so there are no samples and interpolations; {shown}."
     if photos is None:
         return replace(overview, missing=missing)

@@ -21,6 +21,16 @@ Devices = Annotated[
     int | None, Option("Processes that compute, on this machine.", least=1, default="all GPUs, or 1 on a CPU")
 ]
 
+Together = Annotated[
+    str | None,
+    Option(
+        "Held-out images of one object, scene or day: a column of a table with a 'path'. Each name counts "
+        "once and is on one side of every division.",
+        metavar="FILE.csv:COLUMN",
+        default="copies only",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
@@ -59,3 +69,4 @@ class CalibrateOptions(DataOptions):
             default="what was kept out of training; else test if present, else val, else all",
         ),
     ] = None
+    together: Together = None

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from safetensors import SafetensorError
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, plainly
 from candid._support.files import cache_file
 from candid._support.numbers import Array, digest, log_softmax, logsumexp, use_threads
 from candid._support.old_formats import described_pass
@@ -227,7 +227,8 @@ class Runner:
             if file is not None:
                 predictions.save(file, split.state())
         except (OSError, SafetensorError) as error:
-            self.progress.log(f"The results can't be cached in '{self.folder}' for later studies: {error}")
+            problem = plainly(str(error))
+            self.progress.log(f"The results can't be cached in '{self.folder}' for later studies: {problem}")
         return predictions
 
     def _file(self, name: str, split: Split, preprocessing: Preprocessing, key: str) -> Path | None:

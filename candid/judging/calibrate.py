@@ -1,7 +1,7 @@
 """Calibrate a model: measure held-out images and store their scores with it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from candid.data.batches import named_batches
 from candid.data.datasets import open_part, trained_on
 from candid.data.groups import GroupTable
 from candid.data.images import Preprocessing, image_keys
-from candid.data.splits import Split, seen_in_training
+from candid.data.splits import FileSplit, Split, seen_in_training
 from candid.inference.metrics import fit_temperature, measured_distances, measured_uncertainty
 from candid.inference.options import CalibrateOptions
 from candid.inference.predictions import FEATURES, Predictions
@@ -28,7 +28,7 @@ from candid.models.protocol import Model
 from candid.trust.learned import LearnedScore
 from candid.trust.ranking import fit_learners
 from candid.trust.scores import SCORES, Columns, learning_scores
-from candid.trust.series import firsts, fixed_halves, series_of
+from candid.trust.series import FEWEST_SERIES, firsts, fixed_halves, series_of
 from candid.trust.tree import Tree
 
 MOST_IMAGES = 20_000
@@ -69,7 +69,8 @@ def calibrate(
     processes = launch_for(loaded, chosen.devices)
     progress = progress if processes.is_global_zero else SILENT
     runner = Runner(loaded, processes, None, chosen.workers, progress)
-    held_out = measure(runner, *calibration_splits(loaded, data, chosen, progress), loaded.preprocessing)
+    splits = calibration_splits(loaded, data, chosen, progress)
+    held_out = measure(runner, *splits, loaded.preprocessing, chosen.together)
     if held_out is not None:
         held_out.attach(loaded)
         if folder is not None:
@@ -121,7 +122,11 @@ def calibration_splits(
 
 
 def measure(
-    runner: Runner, train: Split | None, held_out: Split, preprocessing: Preprocessing
+    runner: Runner,
+    train: Split | None,
+    held_out: Split,
+    preprocessing: Preprocessing,
+    together: str | None = None,
 ) -> HeldOut | None:
     """Return the scores of held-out images; None in all processes but the first.
 
@@ -132,7 +137,9 @@ def measure(
             with a density does without them.
         held_out: labelled images that the model was not trained on.
         preprocessing: how the model sees them.
+        together: ``FILE.csv:COLUMN``, the object, scene or day of each held-out image.
     """
+    table = None if together is None else GroupTable.together(together)
     known = None
     if train is not None:
         known = runner.features(fewer(train), preprocessing, "features of training images", MOST_IMAGES)
@@ -145,10 +152,32 @@ def measure(
     found = without_training_images(found, runner.model, runner.progress)
     if known is not None:
         found = without(found, known.columns["keys"], "those that scores are fitted to", runner.progress)
+    if table is not None:
+        trained = train.paths if isinstance(train, FileSplit) else ()
+        found = in_named_series(found, table, map(str, trained), runner.progress)
     if len(found) < FEWEST_IMAGES:
         raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
     distances = runner.model.geometry.distances() if "mixture" in runner.model.can else None
     return held_out_scores(found, known, runner.model.tree, distances)
+
+
+def in_named_series(
+    found: Predictions, table: GroupTable, trained: Iterable[str], progress: Progress
+) -> Predictions:
+    """Return the held-out images with their series; without those whose series was trained on."""
+    names = np.array(table.of(found.paths))
+    seen = np.isin(names, [name for name in table.of(trained, needed=False) if name])
+    if seen.any():
+        progress.log(f"{int(seen.sum()):,} held-out images are left out: their series is trained on")
+        found, names = found[np.flatnonzero(~seen)], names[~seen]
+    different, series = np.unique(names, return_inverse=True)
+    if len(different) < FEWEST_SERIES:
+        raise CandidError(
+            f"--together leaves {len(different)} series of held-out images: name at least {FEWEST_SERIES} "
+            "objects, scenes or days, or leave it out."
+        )
+    progress.log(f"{len(names):,} held-out images in {len(different):,} series: each series counts once")
+    return replace(found, columns={**found.columns, "series": series})
 
 
 def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:

@@ -9,7 +9,7 @@ import numpy as np
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
-from candid._support.old_formats import COLUMN_NAMES, MAHALANOBIS
+from candid._support.old_formats import COLUMN_NAMES, MAHALANOBIS, with_taught
 from candid._support.randomness import draws
 from candid.inference.predictions import Measure, half_features
 from candid.models.checkpoint import FINGERPRINT, scores_belong
@@ -99,6 +99,8 @@ class HeldOut:
         try:
             statistics, pairs = under(STATISTIC, arrays), (arrays.get(PAIRS), arrays.get(DISTANCES))
             _check(statistics, arrays["temperature"], pairs, len(model.class_names))
+            if "taught.0.keys" in arrays and "taught" not in statistics:
+                statistics = with_taught(statistics, arrays, model.fitted_classes)
             return cls(
                 Columns({COLUMN_NAMES.get(name, name): values for name, values in statistics.items()}),
                 float(arrays["temperature"]),

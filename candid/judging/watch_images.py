@@ -74,18 +74,18 @@ class FileWatch:
         sizes: dict[Path, tuple[int, int]] = {}
         broken: dict[str, tuple[int, int] | None] = {}
         while True:
-            found = [path for path in self._files() if not self.state.is_counted(self._name(path))]
+            paths = [path for path in self._files() if not self.state.is_counted(self._name(path))]
             if not self.once:  # a file that is still being written changes between two looks
-                now = {path: size for path in found if (size := _size(path)) is not None}
-                found = [
+                now = {path: size for path in paths if (size := _size(path)) is not None}
+                paths = [
                     path
                     for path, size in now.items()
                     if sizes.get(path) == size and broken.get(str(path)) != size
                 ]
                 sizes = now
             batch = self.examiner.batch
-            for start in range(0, len(found), batch):
-                counted = self._count(found[start : start + batch])
+            for start in range(0, len(paths), batch):
+                counted = self._count(paths[start : start + batch])
                 broken |= {each.path: sizes.get(Path(each.path)) for each in counted.unusable}
                 yield counted
             if self.once:

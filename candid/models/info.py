@@ -12,6 +12,7 @@ from candid.models.flow.config import ClassifierConfig, FlowConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from candid.models.flow.vector import VectorClassifier
     from candid.models.photo.adopted import AdoptedModel
     from candid.models.photo.model import PhotoModel
     from candid.models.resnet import ResNetConfig
@@ -62,14 +63,18 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     }
 
 
-def describe_head(model: "PhotoModel | AdoptedModel", folder: Path) -> dict[str, Any]:
-    """Return what a model with an eye in ``folder`` consists of, and what its parts take on disk."""
-    eye = model.eye
+def describe_head(model: "PhotoModel | AdoptedModel | VectorClassifier", folder: Path) -> dict[str, Any]:
+    """Return what a model of features in ``folder`` consists of, and what its parts take on disk.
+
+    ``eye`` is None if the features came from a file.
+    """
+    eye = model.eye if "eye" in model.can else None
     files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
     return {
         "kind": model.kind,
         "classes": len(model.class_names),
-        "eye": {
+        "eye": eye
+        and {
             "name": eye.name,
             "size": eye.size,
             "licence": eye.licence,

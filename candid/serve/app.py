@@ -3,11 +3,9 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -28,11 +26,11 @@ from candid.data.images import BadImageError, to_png
 from candid.data.uploads import decode_upload, decoding_cost, upload_as_jpeg
 from candid.serve import FILES, Limits, schemas
 from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
-from candid.serve.queue import HarmfulError, LostError, Queue, Turns
+from candid.serve.queue import HarmfulError, LostError, Turns
 from candid.serve.schemas import ImageRequest
-from candid.serve.sensor import Sensor
-from candid.serve.service import Service, unusable
-from candid.serve.worker import Worker
+from candid.serve.sensor import ModelQuery, Sensor, Teaching, add_lesson_routes, add_routes, chosen
+from candid.serve.served import Models, Opener, Served, opened_here
+from candid.serve.service import unusable
 
 Decoded = Array | schemas.UnusableResponse
 DECODERS = 2
@@ -58,8 +56,9 @@ MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
     403: "Cross-site request, or unknown host name.",
-    404: "There is no such image.",
+    404: "There is no such image or model.",
     408: "The request came too slowly.",
+    409: "The server teaches, groups or loads a model already.",
     413: "The request is too large.",
     422: "A field is missing or wrong.",
     429: "Too many requests wait already; the header Retry-After says when to ask again.",
@@ -76,17 +75,16 @@ DESCRIPTION = (
 
 
 def guarded_app(
-    networks: Sequence[Service | Worker],
+    served: Sequence[Served],
     limits: Limits,
     token: str | None = None,
     sensor: Sensor | None = None,
+    opener: Opener = opened_here,
 ) -> Guard:
-    """Return the whole application as a server runs it; all networks hold the same model."""
-    if limits.batch is None:
-        limits = replace(limits, batch=networks[0].description.batch)
+    """Return the whole application as a server runs it, with one model or several."""
     metrics = Metrics()
-    api = _Api(networks, limits, metrics, token, sensor or Sensor.of(networks[0].description))
-    return Guard(api.app, _addresses(api.app), limits, metrics, token, api)
+    api = _Api(Models(served), limits, metrics, token, sensor or Sensor(), opener)
+    return Guard(api.app, _addresses(api.app), limits, metrics, token, api.models)
 
 
 class _Api:
@@ -94,21 +92,17 @@ class _Api:
 
     def __init__(
         self,
-        networks: Sequence[Service | Worker],
+        models: Models,
         limits: Limits,
         metrics: Metrics,
         token: str | None,
         sensor: Sensor,
+        opener: Opener,
     ) -> None:
-        self.limits, self.metrics, self.networks, self.sensor = limits, metrics, networks, sensor
-        metrics.watch(sensor.drift)
-        self.model = networks[0].description
-        accepted = schemas.LimitsResponse(
-            files=FILES, megabytes=limits.max_megabytes, pixels=limits.max_pixels
-        )
-        self.examples = {photo.name: photo for photo in self.model.examples}
-        more = {"limits": accepted, "stores_images": sensor.storage is not None, "examples": [*self.examples]}
-        self.info = self.model.info.model_copy(update=more)
+        self.limits, self.metrics, self.models, self.sensor = limits, metrics, models, sensor
+        metrics.watch(models)
+        self.teaching = None if sensor.storage is None else Teaching(sensor, models, opener, limits)
+        self.examples = {photo.name: photo for each in models for photo in each.model.examples}
         self.app = FastAPI(
             title="Candid",
             version=__version__,
@@ -125,42 +119,30 @@ class _Api:
         security = [] if token is None else [Security(HTTPBearer(auto_error=False))]
         self._add_work_routes(security, token is not None)
         self._add_status_routes(security, token is not None)
-        sensor.add_routes(self.app, security, partial(_problems, token is not None), self.model, self.limits)
+        problems = partial(_problems, token is not None)
+        add_routes(self.app, security, problems, sensor, models, limits)
+        if self.teaching is not None:
+            add_lesson_routes(self.app, security, problems, self.teaching, models)
         for file, address in ADDRESSES.items():
             _add_file(self.app, file, address)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self.queue: Queue[Service | Worker, Sequence[ImageRequest], Any] = Queue(
-            self.networks,
-            lambda network, requests: network.answer(requests),
-            self.limits.batch or 64,
-            lambda network: network.prepare() if isinstance(network, Worker) else None,
-        )
+        self.models.start()
         self.turns = Turns(DECODERS)
         await self._warm_up()
-        async with self.sensor.running():
+        async with self.sensor.running(self.models):
+            if self.teaching is not None:
+                self.teaching.resume()
             yield
         await asyncio.to_thread(self.turns.close)
-        for network in self.networks:
-            if isinstance(network, Worker):
-                network.stop()
-        await asyncio.to_thread(self.queue.close)
-
-    def seconds_lost(self) -> float:
-        """Return for how long no network has been ready; 0 if one is."""
-        if any(network.ready for network in self.networks):
-            return 0.0
-        return time.monotonic() - max(each.lost_since for each in self.networks if isinstance(each, Worker))
-
-    def abandon(self) -> None:
-        """Let all requests fail that wait for a network."""
-        self.queue.abandon()
+        await self.models.close()
 
     async def _warm_up(self) -> None:
         """Decode an image and refuse a request, which loads what the first user would wait for."""
-        grey = to_png(np.full(self.info.image_shape, 128, dtype=np.uint8))
-        await self._decoded([UploadFile(BytesIO(grey))], "")
+        first = self.models.first
+        grey = to_png(np.full(first.model.info.image_shape, 128, dtype=np.uint8))
+        await self._decoded(first, [UploadFile(BytesIO(grey))], "")
         part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
         body = {"type": "http.request", "body": part + grey + b"\r\n--x--\r\n", "more_body": False}
         headers = [(b"content-type", b"multipart/form-data; boundary=x")]
@@ -169,7 +151,8 @@ class _Api:
 
     def _add_work_routes(self, security: list[Any], secret: bool) -> None:
         work: dict[str, Any] = {"responses": _problems(secret, *WORK_PROBLEMS), "dependencies": security}
-        classes = None if secret else {"enum": self.info.classes}
+        fixed = self.teaching is None and len([*self.models]) == 1 and not secret
+        classes = {"enum": self.models.first.model.info.classes} if fixed else None
         towards = Form(description="A class of the model.", json_schema_extra=classes)
 
         @self.app.post("/v1/examine", response_model=schemas.ExamineResponse, **work)
@@ -183,18 +166,22 @@ class _Api:
                 bool,
                 Query(description="It was judged before: it is neither counted, watched nor stored again."),
             ] = False,
+            model: ModelQuery = None,
         ) -> Response:
             """Class, posterior, p-value and verdict of each file, in their order.
 
             A file that can't be used gets a sentence in place of a judgement; the others are judged.
             """
-            answers = await self._examine(file, explain, _client(request))
-            if not again:
-                for answer in answers:
-                    self.metrics.judged(answer.kind)
-                await self.sensor.see(file, answers)
+            numbers: list[int | None] = [None] * len(file)
+            with chosen(self.models, model).used() as served:
+                answers = await self._examine(served, file, explain, _client(request))
+                if not again:
+                    self.metrics.judged(answer.kind for answer in answers)
+                    numbers = await self.sensor.see(served, file, answers)
+            stored = None if self.sensor.storage is None else numbers
+            head = {"model": served.name, "version": served.version, "stored": stored}
             results = b",".join(answer.json for answer in answers)
-            content = b'{"model":%b,"results":[%b]}' % (json.dumps(self.info.name).encode(), results)
+            content = b'%b,"results":[%b]}' % (json.dumps(head).encode()[:-1], results)
             return Response(content, media_type="application/json")
 
         @self.app.post("/v1/counterfactual", **work)
@@ -205,12 +192,15 @@ class _Api:
             target: Annotated[
                 float, Form(gt=0, lt=1, description="The posterior that the class should reach.")
             ] = 0.5,
+            model: ModelQuery = None,
         ) -> schemas.CounterfactualResponse:
             """The image, changed along the class means until 'towards' has the posterior 'target'."""
-            if towards not in self.info.classes:
-                raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
-            result = await self._change(file, self.info.classes.index(towards), target, _client(request))
-            return schemas.CounterfactualResponse(model=self.info.name, result=result)
+            with chosen(self.models, model).used() as served:
+                classes = served.model.info.classes
+                if towards not in classes:
+                    raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
+                changed = await self._change(served, file, classes.index(towards), target, _client(request))
+            return schemas.CounterfactualResponse(model=served.name, result=changed)
 
         @self.app.post("/v1/picture", response_class=_Jpeg, **work)
         async def picture(
@@ -232,13 +222,14 @@ class _Api:
 
         @self.app.get("/v1/models", responses=_problems(secret, 403, 500, 503), dependencies=security)
         async def models() -> schemas.ModelsResponse:
-            """The model, its classes, the scores of held-out images, and the limits of this server."""
-            return schemas.ModelsResponse(models=[self.info])
+            """The models, their classes, the scores of held-out images, and the limits of this server."""
+            stores = self.sensor.storage is not None
+            return schemas.ModelsResponse(models=[each.info(self.limits, stores) for each in self.models])
 
         @self.app.get("/healthz", responses=_problems(False, 503))
         async def health() -> schemas.HealthResponse:
             """Whether the server takes requests."""
-            if self.seconds_lost():
+            if self.models.seconds_lost():
                 raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
             return schemas.HealthResponse(needs_token=secret)
 
@@ -250,28 +241,30 @@ class _Api:
             return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
     async def _examine(
-        self, files: Sequence[UploadFile], explain: bool, client: str
+        self, served: Served, files: Sequence[UploadFile], explain: bool, client: str
     ) -> list[schemas.EncodedResponse]:
-        images = await self._decoded(files, client)
+        images = await self._decoded(served, files, client)
         asked = [
             ImageRequest(_name(file), image, explain)
             for file, image in zip(files, images, strict=True)
             if not isinstance(image, schemas.UnusableResponse)
         ]
         judged = iter(
-            await self._from_network(self.queue.together(asked, len(asked)), asked) if asked else ()
+            await self._from_network(served.queue.together(asked, len(asked)), asked) if asked else ()
         )
         return [
             schemas.EncodedResponse.of(image) if isinstance(image, schemas.UnusableResponse) else next(judged)
             for image in images
         ]
 
-    async def _change(self, file: UploadFile, towards: int, target: float, client: str) -> Any:
-        (image,) = await self._decoded([file], client)
+    async def _change(
+        self, served: Served, file: UploadFile, towards: int, target: float, client: str
+    ) -> Any:
+        (image,) = await self._decoded(served, [file], client)
         if isinstance(image, schemas.UnusableResponse):
             return image
         asked = ImageRequest(_name(file), image, towards=towards, target=target)
-        return await self._from_network(self.queue.alone(lambda network: network.change(asked)), [asked])
+        return await self._from_network(served.queue.alone(lambda network: network.change(asked)), [asked])
 
     async def _from_network(self, answer: Future[Any], asked: Sequence[ImageRequest]) -> Any:
         try:
@@ -285,10 +278,10 @@ class _Api:
                 422, f"The network can't survive this request and refuses it: {names}."
             ) from error
 
-    async def _decoded(self, files: Sequence[UploadFile], client: str) -> list[Decoded]:
+    async def _decoded(self, served: Served, files: Sequence[UploadFile], client: str) -> list[Decoded]:
         """Return each image as the model sees it, or why it can't be used; large ones wait for their turn."""
         with self.turns.request(client) as submit:
-            looked = await _all(submit(LOOK, partial(self._look, file)) for file in files)
+            looked = await _all(submit(LOOK, partial(self._look, served, file)) for file in files)
             left = BUDGET * self.limits.max_pixels
             jobs: list[Future[Decoded]] = []
             for file, decoded in zip(files, looked, strict=True):
@@ -296,24 +289,24 @@ class _Api:
                     decoded = unusable(_name(file), MANY_PIXELS)
                 if isinstance(decoded, int):
                     left -= decoded
-                    jobs.append(submit(decoded, partial(self._decode, file)))
+                    jobs.append(submit(decoded, partial(self._decode, served, file)))
                 else:
                     jobs.append(Future())
                     jobs[-1].set_result(decoded)
             return await _all(jobs)
 
-    def _look(self, file: UploadFile) -> Decoded | int:
+    def _look(self, served: Served, file: UploadFile) -> Decoded | int:
         """Return a small image as the model sees it, the pixels of a large one, or what is wrong."""
         try:
             cost = decoding_cost(file.file.read(), self.limits.max_pixels)
         except BadImageError as error:
             return unusable(_name(file), error)
-        return self._decode(file) if cost <= LOOK else cost
+        return self._decode(served, file) if cost <= LOOK else cost
 
-    def _decode(self, file: UploadFile) -> Decoded:
+    def _decode(self, served: Served, file: UploadFile) -> Decoded:
         file.file.seek(0)
         try:
-            return decode_upload(file.file.read(), self.model.preprocessing, self.limits.max_pixels)
+            return decode_upload(file.file.read(), served.model.preprocessing, self.limits.max_pixels)
         except BadImageError as error:
             return unusable(_name(file), error)
 

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from candid.serve import Limits
 
 if TYPE_CHECKING:
-    from candid.serve.sensor import Drift
+    from candid.serve.served import Models
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -98,7 +98,7 @@ class Metrics:
 
     >>> metrics = Metrics()
     >>> metrics.answered("/v1/examine", 200, 0.04)
-    >>> metrics.judged("accept")
+    >>> metrics.judged(["accept"])
     >>> print(metrics.as_text().splitlines()[2])
     candid_requests_total{path="/v1/examine",status="200"} 1.0
     """
@@ -119,24 +119,25 @@ class Metrics:
             registry=own,
         )
 
-    def watch(self, drift: "Drift") -> None:
-        """Show what a watch for drift has found."""
+    def watch(self, models: "Models") -> None:
+        """Show what the watches for drift have found; of several models the largest."""
         for name, text in (
             ("evidence", "Evidence that images changed; it rings at 100."),
             ("alarm", "1 if the alarm has rung."),
             ("images", "Images that were watched."),
         ):
             gauge = Gauge(f"candid_drift_{name}", text, registry=self._registry)
-            gauge.set_function(lambda name=name: float(getattr(drift, name)))  # type: ignore[misc]
+            gauge.set_function(lambda name=name: max(float(getattr(each.drift, name)) for each in models))  # type: ignore[misc]
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Count an answer."""
         self._requests.labels(path, status).inc()
         self._seconds.observe(seconds)
 
-    def judged(self, kind: str) -> None:
-        """Count an image by its verdict, or as ``unusable`` or ``no verdict``."""
-        self._images.labels(kind).inc()
+    def judged(self, kinds: Iterable[str]) -> None:
+        """Count images by their verdict, or as ``unusable`` or ``no verdict``."""
+        for kind in kinds:
+            self._images.labels(kind).inc()
 
     def refused(self, reason: str) -> None:
         """Count a request that was refused before anything was computed."""

@@ -147,6 +147,7 @@ class PromisesResponse(BaseModel):
     out_of_fold: bool = Field(False, description="Held-out images trained the model: no bound is proven.")
     copies: int = Field(0, description="Held-out images that are copies of others: they count once.")
     occasions: bool = Field(False, description="Held-out images are of the occasions of the training images.")
+    unmeasured: int = Field(0, description="Classes taught from too few photos for an error of their own.")
     plain: str = Field("", description="The promises in one line.")
     sentences: list[str] = Field([], description="The promises in words, with all numbers and conditions.")
 
@@ -166,7 +167,7 @@ class ExaminationResponse(BaseModel):
     verdict: Verdict | None
     plain: str = Field(description="What the verdict means, in one line.")
     classes: list[str] | None = Field(
-        description="The classes that the answer names, at most the five likeliest; others are ruled out."
+        description="The classes that the answer names, at most the five likeliest; none of a novel image."
     )
     class_count: int | None = Field(description="The number of classes that the answer names.")
     node: str | None = Field(description="A kind that covers them, such as 'terrier'; null for a list.")
@@ -215,6 +216,10 @@ class ExamineResponse(BaseModel):
     """One result for each file, in their order."""
 
     model: str
+    version: int = Field(default=0, description="See GET /v1/lessons; 0 as the server was started.")
+    stored: list[int | None] | None = Field(
+        default=None, description="The numbers of stored images; null if this server stores none."
+    )
     results: list[Annotated[ExaminationResponse | UnusableResponse, Field(discriminator="status")]]
 
 
@@ -296,6 +301,7 @@ class ModelResponse(BaseModel):
     """A model that can be asked."""
 
     name: str
+    version: int = Field(default=0, description="The lesson that it comes from; 0 as the server was started.")
     kind: str
     summary: str | None
     classes: list[str]
@@ -370,6 +376,60 @@ class VerdictsResponse(BaseModel):
 
     stored: dict[str, int] = Field(description="All stored images by verdict.")
     verdicts: list[StoredResponse]
+
+
+class CorrectionResponse(BaseModel):
+    """What a person says that a stored image shows."""
+
+    id: int
+    said: str = Field(description="The class that the model named.")
+    class_: str = Field(serialization_alias="class")
+    waiting: bool = Field(description="Whether the model that answers now has not learned it.")
+
+
+class GroupResponse(BaseModel):
+    """Novel images that belong together."""
+
+    name: str
+    ids: list[int] = Field(description="The most central image first.")
+    nearest: str = Field(description="The known class that they resemble most.")
+
+
+class RecallResponse(BaseModel):
+    """The share of the held-out photos of a class that is recognised."""
+
+    class_: str = Field(serialization_alias="class")
+    before: float
+    after: float
+
+
+class LessonResponse(BaseModel):
+    """A model that was taught from corrections."""
+
+    version: int
+    made: str = Field(description="When, as UTC.")
+    photos: dict[str, int] = Field(description="The photos that it was taught, by class.")
+    classes: list[str] = Field(description="The classes that are new.")
+    sentences: list[str] = Field(description="What it learned, and the price of it.")
+    recalls: list[RecallResponse] = Field(description="Of the known classes on held-out photos.")
+    in_use: bool = Field(description="Whether it answers now.")
+
+
+class LessonsResponse(BaseModel):
+    """What people taught a model, and what they could teach it."""
+
+    model: str
+    version: int = Field(description="The lesson that answers now; 0 is the model as it was started.")
+    cannot: str | None = Field(description="Why it can't be taught; null if it can.")
+    busy: Literal["teaching", "grouping", "loading"] | None = Field(description="What the server does now.")
+    problem: str | None = Field(description="Why the last job failed.")
+    waiting: int = Field(description="Corrections that the model has not learned.")
+    few: dict[str, int] = Field(description="New classes with too few photos, and how many they still need.")
+    corrections: list[CorrectionResponse]
+    novel: int = Field(description="Stored novel images without a correction.")
+    groups: list[GroupResponse] | None = Field(description="Null until POST /v1/groups.")
+    singles: list[int] = Field(description="Novel images that fit no group.")
+    lessons: list[LessonResponse] = Field(description="Oldest first.")
 
 
 class HealthResponse(BaseModel):

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,13 +21,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from candid._support.errors import CandidError
-from candid._support.text import short_name
+from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
 from candid.serve.guard import ACCEPTED, HEADERS, RETRY, Guard, encoded_problem, is_loopback
 from candid.serve.sensor import Sensor
-from candid.serve.service import Service
-from candid.serve.worker import Worker, working
+from candid.serve.served import Networks, Served, opened_here
+from candid.serve.worker import working
 
 log = logging.getLogger("candid.serve")
 GIVE_UP = 180.0
@@ -186,31 +187,36 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or done or self.gave_up
 
 
-def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[str], object]) -> None:
-    """Answer requests about ``model`` until SIGTERM or Ctrl-C.
+def serve(
+    models: Sequence[str], options: ServeOptions, limits: Limits, ready: Callable[[str], object]
+) -> None:
+    """Answer requests about models until SIGTERM or Ctrl-C.
 
     Args:
-        model: a model folder, a run folder or the name of a bundled model.
-        options: where to listen, and how the network runs.
+        models: model folders, run folders or names of bundled models; the first one answers those who name
+            none.
+        options: where to listen, and how the networks run.
         limits: what is refused.
         ready: is called with one line once requests are answered.
     """
     return_memory()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd files; what matters is in their answers
-    name = short_name(Path(model))
+    names = [short_name(Path(model)) for model in models]
+    if len(names) != len(set(names)):
+        raise CandidError(f"Two models have one name ({listed(names)}): rename a folder.")
+    opener = partial(_opened, options.workers, 2 * limits.timeout)
     with listening(options.host, options.port) as sock, ExitStack() as stack:
-        networks: Sequence[Service | Worker]
-        if options.workers == 0:
-            service = Service.load(model, name)
-            service.warm_up()
-            networks = [service]
-        else:
-            networks = stack.enter_context(working(model, name, options.workers, 2 * limits.timeout))
+        sensor = Sensor.of(options)
+        served = []
+        for model, name in zip(models, names, strict=True):
+            networks, own = opener(model, name)
+            stack.push(own)
+            drift = sensor.drift(networks[0].description)
+            served.append(Served(networks, limits, drift, own, model))
         if options.token is None and not is_local(sock):
             log.warning("Without a token, anyone who reaches this machine can ask: set CANDID_TOKEN.")
-        line = f"{name} answers at {address_of(sock)}; Ctrl-C ends it"
-        sensor = Sensor.of(networks[0].description, options)
-        guard = guarded_app(networks, limits, options.token, sensor)
+        line = f"{listed(names)} answer{'s' * (len(names) == 1)} at {address_of(sock)}; Ctrl-C ends it"
+        guard = guarded_app(served, limits, options.token, sensor, opener)
         guard.most_connections = most_connections()
         server = Server(guard, lambda: ready(line))
         server.run([sock])
@@ -219,6 +225,14 @@ def serve(model: str, options: ServeOptions, limits: Limits, ready: Callable[[st
             f"No process for the network could be started for {GIVE_UP:g} s, so the server has ended: free "
             "some memory, look at the log, and start it again."
         )
+
+
+def _opened(workers: int | None, patience: float, model: str, name: str) -> tuple[Networks, ExitStack]:
+    """Load a model into processes of its own, or into this one."""
+    if workers == 0:
+        return opened_here(model, name)
+    stack = ExitStack()
+    return stack.enter_context(working(model, name, workers, patience)), stack
 
 
 def most_connections() -> int:

@@ -27,6 +27,7 @@ from candid.models import checkpoint, zoo
 from candid.models.protocol import Model, require
 from candid.reports.demo import sample_photos
 from candid.serve import schemas
+from candid.serve.lessons import learned_by
 from candid.serve.schemas import EncodedResponse, ImageRequest
 from candid.trust.ranking import ALL
 from candid.trust.rule import Rule
@@ -65,6 +66,8 @@ class Description:
     """Of the model and its held-out scores."""
     watch: str | None
     """A watch for drift that has seen the held-out images, as text; None if there are none."""
+    learned: dict[str, str]
+    """The corrections that it has learned: names of classes by digest of the photo."""
 
 
 class Service:
@@ -92,6 +95,7 @@ class Service:
             tuple(examples),
             self.model.fingerprint() if score is None else score.identity(self.model),
             None if score is None else score.watch(self.classes).to_json(),
+            learned_by(model),
         )
 
     @classmethod

@@ -1,14 +1,16 @@
 """A network in a process of its own, which does not share Python's lock with the requests."""
 
+import asyncio
 import logging
 import multiprocessing
+import multiprocessing.process
 import os
 import pickle
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +26,8 @@ LAST_SECONDS = 5.0
 """For a process to end by itself."""
 START_SECONDS = 120.0
 """For a process to load the model."""
+ERRAND_SECONDS = 1800.0
+"""For a function in a process of its own."""
 PAUSES = (0.2, 10.0)
 """Seconds before the second attempt to start a process, and at most; they double in between."""
 log = logging.getLogger("candid.serve")
@@ -176,6 +180,46 @@ class Worker:
         return found
 
 
+class Errand:
+    """Runs functions in processes of their own, one at a time and at low priority."""
+
+    def __init__(self) -> None:
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    async def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what ``function`` returns; it and its arguments can be pickled."""
+        return await asyncio.to_thread(self._run, function, arguments)
+
+    def stop(self) -> None:
+        """End the function that runs."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        context = multiprocessing.get_context("spawn")
+        connection, other = context.Pipe()
+        self._process = process = context.Process(target=_run_errand, args=(other,), daemon=True)
+        with _without_signals():
+            process.start()
+        other.close()
+        try:
+            connection.send_bytes(pickle.dumps((function, arguments)))
+            in_time = connection.poll(ERRAND_SECONDS)
+            found = pickle.loads(connection.recv_bytes()) if in_time else None
+        except (EOFError, OSError) as error:
+            raise CandidError("The process for it has ended: free some memory, then try again.") from error
+        finally:
+            connection.close()
+            process.kill()
+            process.join()
+            self._process = None
+        if not in_time:
+            raise CandidError(f"It took longer than {ERRAND_SECONDS:g} s, so it was ended.")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
 @contextmanager
 def working(model: str, name: str, n: int | None = None, patience: float = 60.0) -> Iterator[list[Worker]]:
     """Start ``n`` workers that share the cores, by default as many as suit the model."""
@@ -229,6 +273,21 @@ def _work(connection: Connection) -> None:
                 error.add_note(traceback.format_exc())
                 answer = error
             connection.send_bytes(_packed(answer))
+
+
+def _run_errand(connection: Connection) -> None:
+    """Answer one call."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if hasattr(os, "nice"):
+        os.nice(10)
+    with suppress(EOFError, OSError):
+        function, arguments = pickle.loads(connection.recv_bytes())
+        try:
+            answer = function(*arguments)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = error
+        connection.send_bytes(_packed(answer))
 
 
 def _end_with_parent() -> None:

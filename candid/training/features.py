@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, plainly
 from candid._support.files import read_sealed, remove_unfinished, write_sealed
 from candid._support.numbers import Array, digest
 from candid._support.processes import Processes, first_error, gathered
@@ -28,8 +28,10 @@ CHUNK = 256
 BATCH = 16
 AHEAD = 3
 """Batches that are decoded while one passes the eye."""
-FEW = 16
+FEW = 32
 """Photos that the time of one is measured on."""
+SECONDS_EACH = 0.05
+"""Seconds that a photo may take, where too few are new to measure that."""
 ABANDONED = 3600
 """Seconds after which a half-written file belongs to a process that was killed."""
 
@@ -85,7 +87,8 @@ class FeatureCache:
         self._places: dict[bytes, tuple[Path, int]] = {}
         self._whole: set[Path] = set()
         self._in_memory: dict[bytes, Row] = {}
-        self._full = False
+        self._full, self.stored = False, 0
+        """Photos that were added by this process."""
         if self.folder.is_dir():
             remove_unfinished(self.folder, older=ABANDONED)
             for file in sorted(self.folder.glob("*.safetensors")):
@@ -136,6 +139,7 @@ class FeatureCache:
 
     def store(self, digests: Sequence[bytes], rows: Sequence[Row]) -> None:
         """Add photos."""
+        self.stored += len(digests)
         name = hashlib.sha256(b"".join(digests)).hexdigest()[:16]
         file = self.folder / f"{name}.safetensors"
         tensors = {
@@ -149,7 +153,7 @@ class FeatureCache:
         except (OSError, SafetensorError) as error:
             if not self._full:
                 self._progress.log(
-                    f"statistics can't be kept in '{self.folder}' for a later training: {error}"
+                    f"statistics can't be kept in '{self.folder}' for a later training: {plainly(str(error))}"
                 )
             self._full = True
             self._in_memory |= dict(zip(digests, rows, strict=True))
@@ -231,8 +235,8 @@ class Extraction:
             if each not in self.cache
         ]
         streamed = sum(len(split) for split in splits if not isinstance(split, FileSplit))
-        if not new:
-            return streamed, 0.0
+        if len(new) <= FEW:
+            return len(new) + streamed, SECONDS_EACH * (len(new) + streamed)
         few = FileSplit(tuple(new[:: max(1, len(new) // FEW)][:FEW]), np.empty(0, np.int64))
         numbers = range(len(few.paths))
         deque(self._described(_decoded(few, numbers[:1], self.preprocessing)), maxlen=0)  # opens the eye
@@ -262,8 +266,8 @@ class Extraction:
                     bad[i] = seen
                 else:
                     raise CandidError(
-                        f"'{share.paths[i]}' can't be used: {seen}. Repair or remove it, or add --skip-bad "
-                        "to leave such files out."
+                        f"'{share.paths[i]}' can't be used: {seen}. Repair or remove it, or leave --strict "
+                        "out."
                     )
             if new:
                 self.cache.store([digests[i] for i in new], list(new.values()))
@@ -276,8 +280,6 @@ class Extraction:
 
     def _of_shards(self, split: Split, name: str) -> list[_Read]:
         """Return the photos of this process's shards; here the digest is one of the pixels."""
-        if self.skip_bad:
-            split.load(self.preprocessing, True, self.progress)  # says that shards can't
         rank, world = self.processes.global_rank, self.processes.world_size
         batches = split.named_batches(self.preprocessing, CHUNK, rank, world, workers=0)
         photos: list[_Read] = []

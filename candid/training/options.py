@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 from candid._support.errors import CandidError
 from candid._support.old_formats import without_later
 from candid._support.options import MaybeInfinite, Option, check_fields, named_option, to_dict
-from candid.data import Crop, SplitRule
+from candid.data import FEATURES_FILE, Crop, SplitRule
 from candid.inference.options import Devices, ReadOptions, SkipBad, Workers
 from candid.models.flow.config import ClassifierConfig, Memory, preset
 from candid.models.photo.eyes import DEFAULT_EYE, EYES
 
 Schedule = Literal["one-cycle", "plateau"]
 MeansStart = Literal["random", "pooled", "blocks"]
-FEATURES_FILE = ".npz"
-"""The ending of a file with features."""
 MACHINE_KEYS = frozenset({"data", "val_data", "workers", "save_minutes", "tensorboard"})
 """Options that don't change what is computed: they may differ when a run is resumed."""
 ENOUGH = 1000
@@ -77,12 +75,16 @@ class PhotoOptions(TrainingOptions):
     together: Annotated[
         str | None,
         Option(
-            "Photos of one object, scene or day: a column of a table with a 'path'. They count once and are "
-            "on one side of every division, as near-duplicates are.",
+            "Photos of one object, scene or day count once and are on one side of every division: by a "
+            "column of a table with a 'path', or by 'folder' (the folders within that of a class). 'none' "
+            "joins near-duplicates only.",
             metavar="FILE.csv:COLUMN",
-            default="near-duplicates only",
+            default="found by likeness with times and numbers of names",
         ),
     ] = None
+    strict: Annotated[
+        bool, Option("Stop at a photo that can't be used, instead of leaving it out and listing it.")
+    ] = False
     thumbnails: Annotated[
         bool,
         Option("Keep small pictures of up to 20 photos of each class, to show the nearest ones."),
@@ -90,8 +92,8 @@ class PhotoOptions(TrainingOptions):
 
     def deciding(self) -> dict[str, Any]:
         """Return the options that decide the result."""
-        values = without_later(to_dict(self)).items()
-        return {key: value for key, value in values if key not in ("data", "val_data")}
+        values = {**without_later(to_dict(self)), "skip_bad": False}  # as earlier versions had it
+        return {key: value for key, value in values.items() if key not in ("data", "val_data", "strict")}
 
 
 @dataclass(frozen=True)

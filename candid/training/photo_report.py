@@ -8,17 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from candid._support.errors import CandidError
 from candid._support.numbers import Array
-from candid._support.progress import Progress
 from candid._support.text import as_csv, plural
-from candid.data.groups import GroupTable
 from candid.data.thumbnails import inline_thumbnail
 from candid.inference.predictions import Predictions
+from candid.judging.by_class import ByClass
 from candid.training.features import Features
-from candid.training.options import PhotoOptions
-from candid.trust.scores import Columns
-from candid.trust.series import FEWEST_SERIES, series_of
 
 SUSPECT = 0.05
 """A label is suspect if its out-of-fold posterior is below this and another class is likely."""
@@ -61,6 +56,8 @@ class DataReport:
 
     findings: tuple[Finding, ...]
     class_names: tuple[str, ...]
+    by_class: ByClass | None = None
+    """Results by class on photos that the head has not seen."""
 
     @classmethod
     def of(
@@ -68,6 +65,7 @@ class DataReport:
         parts: dict[str, Features],
         predictions: dict[str, Predictions],
         class_names: tuple[str, ...],
+        by_class: ByClass | None = None,
     ) -> "DataReport":
         """Return the report.
 
@@ -75,6 +73,7 @@ class DataReport:
             parts: the photos of each part, first those that the head was fitted to.
             predictions: what heads that have not seen them say of the photos of each part.
             class_names: the names of the classes.
+            by_class: results by class.
         """
         labels = [each for part in predictions.values() for each in _labels(part, class_names)]
         outside = {name: part.columns["novelty"][:, 2].astype(float) for name, part in predictions.items()}
@@ -89,7 +88,7 @@ class DataReport:
         ]
         suspects = sorted(labels, key=lambda each: each.value)
         odd.sort(key=lambda each: -each.value)
-        return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names)
+        return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names, by_class)
 
     def of_kind(self, kind: str) -> list[Finding]:
         """Return the findings of one kind."""
@@ -99,15 +98,15 @@ class DataReport:
         """Return the number of findings of each kind."""
         return {kind: len(self.of_kind(kind)) for kind in KINDS}
 
-    def sentences(self) -> list[str]:
-        """Return what a user should know at once."""
-        counts, sentences = self.counts(), []
+    def sentences(self, folder: Path = Path()) -> list[str]:
+        """Return what a user should know at once; ``folder`` has the files of the report."""
+        counts, sentences, page = self.counts(), [], folder / "photos.html"
         if counts["conflict"]:
-            sentences.append(_conflict_warning(self.of_kind("conflict")))
+            sentences.append(f"{_conflict_warning(self.of_kind('conflict'))}; see {page}")
         if counts["leak"]:
             sentences.append(
                 f"warning: {plural(counts['leak'], 'photo nearly equals', 'photos nearly equal')} a photo of "
-                "another part (training, held-out, test), so that results are too good: see photos.html"
+                f"another part (training, held-out, test), so that results are too good: see {page}"
             )
         shown = (
             (counts["label"], "label that is probably wrong", "labels that are probably wrong"),
@@ -116,7 +115,7 @@ class DataReport:
         )
         if any(count for count, _, _ in shown):
             listed = ", ".join(plural(*each) for each in shown if each[0])
-            sentences.append(f"worth a look, in photos.html and photos.csv: {listed}")
+            sentences.append(f"worth a look, in {page} and {page.with_suffix('.csv')}: {listed}")
         return sentences
 
     def csv(self) -> str:
@@ -146,6 +145,9 @@ class DataReport:
             ("odd", "Photos that look like none of the others", "Are they photos of these classes?"),
         )
         parts = [_section(title, text, self.of_kind(kind)) for kind, title, text in sections]
+        if self.by_class is not None:
+            said = "".join(f"<p>{html.escape(each)}</p>" for each in self.by_class.sentences())
+            parts.insert(0, f"<section><h2>Results by class</h2>{said}{self.by_class.html()}</section>")
         return PAGE.format(body="\n".join(parts))
 
 
@@ -157,7 +159,7 @@ def _conflict_warning(conflicts: list[Finding]) -> str:
     are, each = ("is", "it") if len(conflicts) == 1 else ("are", "each")
     return (
         f"warning: {plural(len(conflicts), 'photo')} {are} in two classes ({', '.join(named)}): one label of "
-        f"{each} is wrong; see photos.html"
+        f"{each} is wrong"
     )
 
 
@@ -167,6 +169,10 @@ PAGE = """<!doctype html>
 <title>Report on the photos</title><style>
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem; }}
+td, th {{ padding: 3px 8px; text-align: right; border-bottom: 1px solid #8884; font-weight: normal; }}
+th[scope=row], th:first-child {{ text-align: left; }}
+td.right {{ font-weight: bold; }}
 section div {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
 figure {{ margin: 0; width: 10rem; overflow-wrap: anywhere; font-size: 12px; }}
 figure img {{ height: 8rem; max-width: 100%; object-fit: contain; display: block; border-radius: 4px; }}
@@ -276,41 +282,3 @@ def _duplicates(parts: dict[str, Features], class_names: tuple[str, ...]) -> lis
             label, other = (class_names[int(labels[k])] for k in (row, j))
             findings.append(Finding(kind, names[row], label, names[j], float(near[i, j]), other))
     return findings
-
-
-def in_series(
-    options: PhotoOptions, parts: dict[str, Features], progress: Progress
-) -> tuple[dict[str, Features], dict[str, Array]]:
-    """Return the photos, and the series of each by part.
-
-    Near-duplicates are in one series, and so are photos that ``--together`` gives one name. Held-out photos
-    of a series that is also trained on are left out: they would look better known than new photos.
-    """
-    names = [name for part in parts.values() for name in part.names]
-    everyone = np.concatenate([part.values for part in parts.values()])
-    alike = first_alike(standardised(everyone, parts["train"].values))
-    together = None
-    if options.together is not None:
-        table = GroupTable.read(options.together)
-        if table is None:
-            raise CandidError(f"--together takes FILE.csv:COLUMN, not '{options.together}'.")
-        together = table.of(names)
-    numbers = series_of(Columns({"keys": alike}), together)
-    count = len(np.unique(numbers))
-    if count < FEWEST_SERIES and together is not None:
-        raise CandidError(
-            f"--together leaves {count} series of photos: name at least {FEWEST_SERIES} objects, scenes or "
-            "days, or leave it out."
-        )
-    if count < FEWEST_SERIES:  # all look the same, which is said elsewhere
-        numbers = np.arange(len(numbers))
-    if together is not None:
-        progress.log(f"{len(numbers):,} photos in {count:,} series: each series counts once")
-    series = dict(
-        zip(parts, np.split(numbers, np.cumsum([len(p) for p in parts.values()])[:-1]), strict=True)
-    )
-    if "val" in parts and (seen := np.isin(series["val"], series["train"])).any():
-        progress.log(f"{int(seen.sum()):,} held-out photos are left out: their series is trained on")
-        parts = {**parts, "val": parts["val"].rows(~seen)}
-        series["val"] = series["val"][~seen]
-    return parts, series

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,10 @@ from candid._support.numbers import Array
 from candid._support.options import to_dict
 from candid._support.processes import Processes, launch
 from candid._support.progress import SILENT, Progress
-from candid._support.text import listed
-from candid.data.datasets import open_dataset
-from candid.data.formats import Query, format_of
-from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
+from candid.judging.by_class import ByClass
 from candid.judging.calibrate import held_out_scores
+from candid.judging.held_out import HeldOut
 from candid.models import checkpoint, saving
 from candid.models.photo.eye import Eye
 from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
@@ -25,130 +24,98 @@ from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
+from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
 from candid.training.features import Extraction, FeatureCache, Features
-from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.photo_report import DataReport, in_series
+from candid.training.options import SHARE, PhotoOptions
+from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, has_val
+from candid.training.photo_report import DataReport
+from candid.training.photo_series import Series, in_series, named_table, sentence
 from candid.training.remembered import Remembered
-from candid.training.run_folder import RESTORE, RunFolder, splits_digest, state_digest
+from candid.training.run_folder import RESTORE, RunFolder, state_digest
 
-FEWEST_HELD_OUT = 20
-PART_WORDS = {"val": "held-out", "test": "test"}
-MOST_NAMED = 5
-"""Classes that a warning names."""
+MOST_ON_CARD = 200
+"""A model of more classes does not carry its results by class."""
+NOTHING = "no photos"
+UNCHANGED = "nothing has changed since the last training: the model in %s stays as it is"
 HEAD_SECONDS = 2e-3
 """Seconds that fitting the head takes for each photo."""
 
 
-@dataclass(frozen=True)
-class PhotoData:
-    """The photos of each part; without ``val``, all training photos are scored out of fold."""
-
-    parts: dict[str, Split]
-    """By name: train, maybe val, maybe test."""
-    class_names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, options: PhotoOptions) -> "PhotoData":
-        """Open the data, and decide which photos are held out."""
-        data = open_dataset(
-            options.data,
-            holdout=options.holdout or SHARE,
-            split_seed=options.split_seed,
-            val_spec=options.val_data,
-            only=options.only,
-            nested=options.tree == "folders",
-        )
-        parts = {"train": data.train, "val": data.val, "test": data.test}
-        if isinstance(data.train, FileSplit) and isinstance(data.val, FileSplit):
-            few = len(data.train) + len(data.val) < ENOUGH if options.holdout is None else not options.holdout
-            if few and not has_val(options.data, options.tree == "folders"):
-                paths, labels = (*data.train.paths, *data.val.paths), (data.train.labels, data.val.labels)
-                parts |= {"train": FileSplit(paths, np.concatenate(labels)), "val": None}
-        elif data.train.can_index:
-            raise CandidError(f"'{options.data}' is no folder of photos: train a pixel model with --preset.")
-        return cls({name: part for name, part in parts.items() if part is not None}, data.class_names)
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the photos, their labels and the class names."""
-        return splits_digest(self.class_names, self.parts.values())
-
-    def described(self) -> str:
-        """Return what was understood, in one sentence."""
-        train = self.parts["train"]
-        each = ""
-        if isinstance(train, FileSplit):
-            counts = np.bincount(train.labels, minlength=len(self.class_names))
-            least, most = int(counts.min()), int(counts.max())
-            each = f" ({least} each)" if least == most else f" ({least} to {most} each)"
-        held_out = "all of them scored out of fold"
-        if "val" in self.parts:
-            count = len(self.parts["val"])
-            held_out = f"{count:,} held out"
-            if count < FEWEST_HELD_OUT:
-                held_out += f", fewer than {FEWEST_HELD_OUT}: p-values are out of fold"
-        tested = f", {len(self.parts['test']):,} to test" if "test" in self.parts else ""
-        return f"{len(train):,} photos of {len(self.class_names)} classes{each} to fit, {held_out}{tested}"
-
-    def missing(self) -> list[str]:
-        """Return a warning for each part that lacks photos of some classes."""
-        warnings = []
-        for name, part in self.parts.items():
-            if isinstance(part, FileSplit) and name != "train":
-                counts = np.bincount(part.labels, minlength=len(self.class_names)).tolist()
-                absent = [each for each, count in zip(self.class_names, counts, strict=True) if not count]
-                if absent:
-                    rest = [f"{len(absent) - MOST_NAMED} more"] if len(absent) > MOST_NAMED else []
-                    warnings.append(
-                        f"warning: no {PART_WORDS[name]} photos of {listed(absent[:MOST_NAMED] + rest)}: "
-                        f"{PART_WORDS[name]} results say nothing about {'it' if len(absent) == 1 else 'them'}"
-                    )
-        return warnings
-
-
-def has_val(data: str, nested: bool) -> bool:
-    """Return whether the data set has its own part to validate on."""
-    read = format_of(data).read
-    return read is not None and "val" in read(Query(data, True, nested=nested)).parts
-
-
 def train_photos(
-    options: PhotoOptions, folder: RunFolder, resume: bool, devices: int | None, progress: Progress
+    options: PhotoOptions,
+    folder: RunFolder,
+    resume: bool,
+    devices: int | None,
+    progress: Progress,
+    keep_old: bool = False,
 ) -> dict[str, Any]:
     """Train a photo model into ``folder`` and return its results.
 
     Statistics that an earlier or a killed run computed are taken from the cache, so that a run that is
-    started again goes on where it was.
+    started again goes on where it was, and only new photos pass the eye. A model that is in the folder is
+    replaced once the new one is whole.
+
+    Args:
+        options: what decides the result.
+        folder: the folder of the run.
+        resume: whether to continue a run, whose photos and options must not have changed.
+        devices: the number of processes.
+        progress: where to show messages and bars.
+        keep_old: whether to copy the run folder first, as NAME.1.
     """
-    folder.check_new(resume)
+    old = None if resume else Earlier.of(folder)
+    started = resume or old is not None or not folder.has_anything
+    folder.check_new(started)
     eye, processes = open_eye(options.eye), launch(devices, network=False)
     show = progress if processes.is_global_zero else SILENT
-    with folder.held(processes, resume):
-        return _train(options, folder, eye, processes, show)
+    with folder.held(processes, started):
+        return _train(options, folder, eye, processes, show, old, keep_old)
 
 
 def _train(
-    options: PhotoOptions, folder: RunFolder, eye: Eye, processes: Processes, show: Progress
+    options: PhotoOptions,
+    folder: RunFolder,
+    eye: Eye,
+    processes: Processes,
+    show: Progress,
+    old: Earlier | None,
+    keep_old: bool,
 ) -> dict[str, Any]:
     data = PhotoData.of(options)
+    tree_of(options.tree, data.class_names, options.data)  # mistakes show before photos are computed
+    named_table(options.together)
     digests = {"data": data.digest, "options": state_digest(options.deciding())}
-    earlier = earlier_results(folder, digests)
-    if earlier is not None:
-        show.log(f"this run is finished: {folder.path}")
-        return earlier
-    if processes.is_global_zero:
+    finished = earlier_results(folder, digests) if old is None else old.results(digests)
+    if finished is not None:
+        show.log(f"this run is finished: {folder.path}" if old is None else UNCHANGED % folder.path)
+        return finished
+    now = used(data.parts, data.class_names, options.data) if processes.is_global_zero else []
+    changed: list[Difference] = []
+    if old is not None and old.photos is not None:
+        changed = differences(old.photos, now)
+        if changed:
+            show.log(f"since the last training: {counted(changed)}; see {folder.path / CHANGED}")
+    if processes.is_global_zero and old is None:
         folder.create(options)
-    extraction = Extraction(eye, FeatureCache(eye, show), processes, show, options.skip_bad)
+    cache = FeatureCache(eye, show)
+    extraction = Extraction(eye, cache, processes, show, not options.strict)
     _announce(data, extraction)
     try:
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
     except KeyboardInterrupt:
-        show.log(f"go on with: candid train --resume --out {folder.path}")
+        again = f"candid train {quote(options.data)}" if old is not None else "candid train --resume"
+        show.log(f"go on with: {again} --out {quote(str(folder.path))}")
         raise
     if not processes.is_global_zero:
         return {}
     _check_counts(parts["train"], data.class_names)
-    return _finish(options, parts, data.class_names, eye, folder, show, digests)
+    results = {"extracted": cache.stored, "digests": digests}
+    job = _Job(options, data.class_names, eye, folder, show, digests, old, keep_old, counted(changed))
+    results |= job.finish(parts)
+    for name, text in lists(now, changed).items():
+        folder.write_text(name, text)
+    folder.write_results(results)
+    return results
 
 
 def _announce(data: PhotoData, extraction: Extraction) -> None:
@@ -194,60 +161,146 @@ def earlier_results(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any
     return results
 
 
-def _finish(
-    options: PhotoOptions,
-    parts: dict[str, Features],
-    class_names: tuple[str, ...],
-    eye: Eye,
-    folder: RunFolder,
-    progress: Progress,
-    digests: dict[str, str],
-) -> dict[str, Any]:
-    """Fit the head, save the model with its held-out scores, and write what is worth a look."""
-    progress.log("fitting the head")
-    parts, series = in_series(options, parts, progress)
-    train, uniform = parts["train"], options.priors == "uniform"
-    given = train.values, train.labels, len(class_names), eye.groups, uniform
-    head = fit_head(*given, seed=options.seed, series=series["train"])
-    model = PhotoModel.of(head, eye, class_names)
-    model.tree = tree_of(options.tree, class_names, options.data)
-    config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
-    model.metadata = {
-        "training": {
-            "config": {key: value for key, value in config.items() if value is not None},
-            "digests": digests,
-        },
-        "head": {**head.described(), "photos": len(train)},
-    }
-    val = parts["val"] if "val" in parts and len(parts["val"]) >= FEWEST_HELD_OUT else None
-    if options.thumbnails:
-        _keep_photos(model, val or train)
-    held_out = _hold_out(options, model, head, train, val, series["train" if val is None else "val"])
-    if len(held_out) < FEWEST_HELD_OUT:
-        progress.log(
-            f"no p-values and verdicts: only {len(held_out)} photos could be scored, of {FEWEST_HELD_OUT} "
-            "needed; add photos"
-        )
-    saving.save(model, folder.best)
-    unseen = head.out_of_fold
-    predictions = {
-        "train": _predictions(model, train, unseen.logits, {"novelty": unseen.novelty}),
-        **{name: _predicted(model, part) for name, part in parts.items() if name != "train"},
-    }
-    results: dict[str, Any] = {"val": _metrics(predictions.get("val", held_out))}
-    results |= {"out_of_fold": "val" not in parts, "head": model.metadata["head"]}
-    if "test" in parts:
-        results["test"] = _metrics(predictions["test"])
-    skipped = [line for part in parts.values() for line in part.skipped]
-    folder.write_skipped(skipped, "photo", progress)
-    report = DataReport.of(parts, predictions, class_names)
-    folder.write_text("photos.csv", report.csv())
-    folder.write_text("photos.html", report.html())
-    for line in report.sentences():
-        progress.log(line)
-    results["report"] = report.counts()
-    folder.write_results(results)
-    return results
+@dataclass(frozen=True)
+class _Job:
+    """What turns statistics into a model, its report and its results."""
+
+    options: PhotoOptions
+    class_names: tuple[str, ...]
+    eye: Eye
+    folder: RunFolder
+    progress: Progress
+    digests: dict[str, str]
+    old: Earlier | None
+    """The model that is replaced."""
+    keep_old: bool
+    changed: str
+    """Which photos differ from those of the old model, in words."""
+
+    def finish(self, parts: dict[str, Features]) -> dict[str, Any]:
+        """Fit the head, save the model with its held-out scores, and write what is worth a look."""
+        options, log = self.options, self.progress.log
+        log("fitting the head")
+        whole = parts
+        parts, series = in_series(options.together, parts, self.class_names, self.progress)
+        model, head = self._fitted(parts["train"], series)
+        train = parts["train"]
+        val = parts["val"] if "val" in parts and len(parts["val"]) >= FEWEST_HELD_OUT else None
+        if options.thumbnails:
+            _keep_photos(model, val or train)
+        alike = series.numbers["train" if val is None else "val"]
+        held_out = _hold_out(options, model, head, train, val, alike)
+        if len(held_out) < FEWEST_HELD_OUT:
+            log(
+                f"no p-values and verdicts: only {len(held_out)} photos could be scored, of "
+                f"{FEWEST_HELD_OUT} needed; add photos"
+            )
+        unseen = head.out_of_fold
+        predictions = {
+            "train": _predictions(model, train, unseen.logits, {"novelty": unseen.novelty}),
+            **{name: _predicted(model, part) for name, part in parts.items() if name != "train"},
+        }
+        results: dict[str, Any] = {"val": _metrics(predictions.get("val", held_out))}
+        results |= {"out_of_fold": "val" not in parts, "head": model.metadata["head"]}
+        if "test" in parts:
+            results["test"] = _metrics(predictions["test"])
+        if series.count:
+            apart = self._apart(whole, model, head)
+            results["series"] = {"count": series.count, "photos": series.joined, "accuracy_without": apart}
+            how = "out of fold" if "val" not in parts else "on held-out photos"
+            log(sentence(series, apart, results["val"]["accuracy"], how))
+        table = self._by_class(model, predictions, held_out, train)
+        results["by_class"] = table.to_dict()
+        if len(self.class_names) <= MOST_ON_CARD:
+            model.metadata["by_class"] = results["by_class"]
+        results |= self._replaced(model, parts, predictions)
+        self._report(parts, predictions, table, results)
+        return results
+
+    def _fitted(self, train: Features, series: Series) -> tuple[PhotoModel, ClosedForm]:
+        options, classes = self.options, len(self.class_names)
+        given = train.values, train.labels, classes, self.eye.groups, options.priors == "uniform"
+        head = fit_head(*given, seed=options.seed, series=series.numbers["train"])
+        model = PhotoModel.of(head, self.eye, self.class_names)
+        model.tree = tree_of(options.tree, self.class_names, options.data)
+        config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
+        counts = np.bincount(train.labels, minlength=classes).tolist()
+        model.metadata = {
+            "training": {
+                "config": {key: value for key, value in config.items() if value is not None},
+                "digests": self.digests,
+            },
+            "head": {**head.described(), "photos": len(train), "counts": counts},
+        }
+        return model, head
+
+    def _apart(self, parts: dict[str, Features], model: PhotoModel, head: ClosedForm) -> float:
+        """Return what the accuracy would be if the photos of a series were divided one by one."""
+        if "val" in parts:
+            return _metrics(_predicted(model, parts["val"]))["accuracy"]
+        train, regression = parts["train"], head.posterior == "logistic"
+        uniform, seed = self.options.priors == "uniform", self.options.seed
+        given = train.values, train.labels, len(self.class_names), self.eye.groups, uniform, regression
+        logits = fit_head(*given, seed=seed).out_of_fold.logits
+        return float((logits.argmax(1) == train.labels).mean())
+
+    def _by_class(
+        self, model: PhotoModel, predictions: dict[str, Predictions], held_out: Predictions, train: Features
+    ) -> ByClass:
+        """Return results by class on test photos or on held-out ones, whichever are more.
+
+        The verdicts on held-out photos are of levels that these photos have set.
+        """
+        trained, kinds = model.metadata["head"]["counts"], None
+        tested = max((held_out, *(predictions[name] for name in predictions if name == "test")), key=len)
+        scores = HeldOut.of(model)
+        if scores is not None:
+            judged = scores.rule().examine(tested.statistics, tested.paths, self.class_names)
+            kinds = [str(each.verdict) for each in judged]
+        table = ByClass.of_predictions(tested, self.class_names, kinds, trained)
+        for line in table.sentences():
+            self.progress.log(line)
+        return table
+
+    def _replaced(
+        self, model: PhotoModel, parts: dict[str, Features], predictions: dict[str, Predictions]
+    ) -> dict[str, Any]:
+        """Save the model in place of the old one, and return how the two compare."""
+        old, log, results = self.old, self.progress.log, {}
+        if old is not None:
+            comparison = compared(old.model, model, parts, predictions)
+            if comparison is not None:
+                log(comparison.sentence())
+                results["compared"] = comparison._asdict()
+            lost = old.lost()
+            if self.keep_old or lost:
+                log(f"the old model is kept in {old.keep()}")
+            for text in lost:
+                log(f"warning: the new model does not have this change of the old one: {text}")
+            changed = "" if self.changed == NOTHING else f": {self.changed}"
+            model = old.carried_over(model, f"trained again{changed}", self.progress)
+            (self.folder.path / "results.json").unlink(missing_ok=True)
+        saving.save(model, self.folder.best)
+        self.folder.create(self.options)
+        return results
+
+    def _report(
+        self,
+        parts: dict[str, Features],
+        predictions: dict[str, Predictions],
+        table: ByClass,
+        results: dict[str, Any],
+    ) -> None:
+        """Write the report on the photos and the list of those that were left out."""
+        folder, log = self.folder, self.progress.log
+        skipped = [line for part in parts.values() for line in part.skipped]
+        folder.write_skipped(skipped, "photo", self.progress)
+        report = DataReport.of(parts, predictions, self.class_names, table)
+        folder.write_text("photos.csv", report.csv())
+        folder.write_text("photos.html", report.html())
+        for line in report.sentences(folder.path):
+            log(line)
+        results["report"] = report.counts()
 
 
 def _hold_out(

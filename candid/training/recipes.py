@@ -12,10 +12,10 @@ import tomli_w
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.old_formats import renamed_options
 from candid._support.options import build, from_dict, named_option, to_dict
-from candid.data import PHOTO_SIDE, shards
+from candid.data import FEATURES_FILE, PHOTO_SIDE, shards
 from candid.data.formats import FORMATS, Query, format_of
 from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET, VECTOR
-from candid.training.options import FEATURES_FILE, PhotoOptions, TrainOptions, VectorOptions
+from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
 
 LOOKED_AT = 9
 """Images whose size decides what is trained."""

@@ -109,7 +109,7 @@ def refit(
     train, held_out = calibration_splits(loaded, data, chosen, progress)
     result = refit_mixture(loaded, fabric, held_out, loaded.preprocessing, chosen.workers, progress)
     runner = Runner(loaded, fabric, None, chosen.workers, progress)
-    scores = measure(runner, train, held_out, loaded.preprocessing)
+    scores = measure(runner, train, held_out, loaded.preprocessing, chosen.together)
     if scores is not None:
         scores.attach(loaded)
         if target is not None:

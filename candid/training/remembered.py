@@ -54,13 +54,21 @@ class Remembered:
             if each is not None
         }
 
-    def recalls(self, logits: Array, classes: int) -> list[float | None]:
-        """Return the share of photos of each fitted class whose largest logit is that class."""
+    def predictions(self, model: PhotoModel) -> Predictions:
+        """Return the photos as predictions of a model without taught classes."""
+        columns = {"novelty": self.seen.novelty.astype(np.float32), "keys": self.keys}
+        if self.seen.terms is not None:
+            columns["log_density_terms"] = self.seen.terms
+        if self.series is not None:
+            columns["series"] = self.series
+        logits, names = self.seen.logits.astype(np.float32), ("",) * len(self.labels)
+        return Predictions(names, self.labels, logits, model.log_priors, columns)
+
+    def recalls(self, logits: Array, classes: int, among: Array) -> list[float | None]:
+        """Return the recall of each fitted class; only photos ``among`` some count, (N,) bool."""
         right = logits.argmax(1) == self.labels
-        return [
-            float(right[self.labels == y].mean()) if (self.labels == y).any() else None
-            for y in range(classes)
-        ]
+        members = (among & (self.labels == y) for y in range(classes))
+        return [float(right[rows].mean()) if rows.any() else None for rows in members]
 
 
 def left_out(model: PhotoModel, photos: list[Array], series: list[Array]) -> list[Seen]:
@@ -88,7 +96,7 @@ def left_out(model: PhotoModel, photos: list[Array], series: list[Array]) -> lis
             rows.append(known.extended(seen.at(i), taught))
         for values, whole in zip(taught, model.taught, strict=True):
             values[number] = whole[number]
-        opinions.append(_joined(rows))
+        opinions.append(joined(rows))
     return opinions
 
 
@@ -109,7 +117,7 @@ def updated_scores(
         series: the series of the photos of each taught class.
     """
     old = model.known.extended(remembered.seen, _double(model.taught))
-    everyone = _joined([old, *taught])
+    everyone = joined([old, *taught])
     numbers = [np.full(len(each.z), model.config.fitted + c) for c, each in enumerate(taught)]
     labels = np.concatenate((remembered.labels, *numbers))
     columns = {
@@ -120,22 +128,30 @@ def updated_scores(
     if everyone.terms is not None:
         columns["log_density_terms"] = everyone.terms
     count = len(remembered.labels)
-    parts = [np.arange(count) if remembered.series is None else remembered.series, *series]
-    numbered = [np.unique(part, return_inverse=True)[1] for part in parts]
-    starts = np.cumsum([0, *(part.max(initial=-1) + 1 for part in numbered)])
-    together = np.concatenate([part + start for part, start in zip(numbered, starts, strict=False)])
-    if starts[-1] < len(together):
+    together = numbered_apart([np.arange(count) if remembered.series is None else remembered.series, *series])
+    if len(np.unique(together)) < len(together):
         columns["series"] = together
     logits = everyone.logits.astype(np.float32)
     predictions = Predictions(("",) * len(labels), labels, logits, model.log_priors, columns)
     return held_out_scores(predictions)
 
 
+def numbered_apart(parts: list[Array]) -> Array:
+    """Return the series of the photos of several parts, of which no two share one.
+
+    >>> numbered_apart([np.array([0, 0, 3]), np.array([0, 1])])
+    array([0, 0, 1, 2, 3])
+    """
+    numbered = [np.unique(part, return_inverse=True)[1] for part in parts]
+    starts = np.cumsum([0, *(part.max(initial=-1) + 1 for part in numbered)])
+    return np.concatenate([part + start for part, start in zip(numbered, starts, strict=False)])
+
+
 def _double(taught: TaughtClasses) -> TaughtClasses:
     return TaughtClasses(*(values.astype(np.float64) for values in taught))
 
 
-def _joined(parts: list[Seen]) -> Seen:
+def joined(parts: list[Seen]) -> Seen:
     """Return all photos of ``parts``; without densities if a part has none."""
     columns = (
         None if any(column is None for column in same) else np.concatenate(same)

@@ -145,9 +145,14 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "config.toml").is_file()
 
+    @property
+    def has_anything(self) -> bool:
+        """Whether a run got as far as a model or a state; one that did not is no run."""
+        return self.has_best or self.has_state or self.last.exists() or (self.path / "results.json").exists()
+
     def check_new(self, resume: bool) -> None:
         """Raise an error if there is a run already that is not to be resumed."""
-        if self.exists and not resume:
+        if self.exists and self.has_anything and not resume:
             raise CandidError(
                 f"'{self.path}' already has a run: add {named_option('resume')} to continue it, or "
                 f"choose another folder with {named_option('out')}."

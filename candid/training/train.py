@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError, require_extra
 from candid._support.files import remove_unfinished
 from candid._support.old_formats import renamed_options
-from candid._support.options import from_dict, to_dict
+from candid._support.options import from_dict, named_option, to_dict
 from candid._support.processes import launch, stopping_on_signals
 from candid._support.progress import SILENT, Progress, Row, TrainingDisplay, is_first_process
 from candid._support.text import percent
@@ -22,6 +23,7 @@ from candid.training.recipes import (
     load_options,
     network_named_by,
     photo_options,
+    read_toml,
     vector_options,
 )
 from candid.training.run_folder import AfterEpoch, RunFolder
@@ -63,6 +65,7 @@ def train(
     out: str | Path | None = None,
     recipe: str | Path | None = None,
     resume: bool = False,
+    keep_old: bool = False,
     devices: int | None = None,
     progress: Progress | None = None,
     after_epoch: AfterEpoch | None = None,
@@ -79,6 +82,7 @@ def train(
         out: The run folder; ``runs/PRESET`` by default.
         recipe: The name or TOML file of a recipe, which ``options`` override; the preset's own by default.
         resume: Whether to continue the run in ``out``.
+        keep_old: Whether to keep a photo model that is trained again: a copy of ``out`` gets the name OUT.1.
         devices: The number of processes on this machine; all GPUs, or one on a CPU, by default.
         progress: What shows the epochs; nothing by default.
         after_epoch: A function that gets the run folder and the metrics of all epochs: after the last epoch,
@@ -107,11 +111,15 @@ def train(
         folder = RunFolder(Path("runs") / vectors.preset if out is None else Path(out))
         rows, results = train_vectors(vectors, folder, resume, devices, progress or SILENT)
         return TrainResult(folder.path, True, rows, results)
-    photos = photo_options(given, recipe, Path(out) if resume and out is not None else None)
+    run = Path("runs/photos" if out is None else out)
+    again = not resume and network_named_by(given, recipe) is None and _has_photo_model(run)
+    photos = photo_options(given, recipe, run if again or (resume and out is not None) else None)
     if photos is not None:
         folder = RunFolder(Path("runs/photos") if out is None else Path(out))
-        results = train_photos(photos, folder, resume, devices, progress or SILENT)
+        results = train_photos(photos, folder, resume, devices, progress or SILENT, keep_old)
         return TrainResult(folder.path, True, [], results)
+    if keep_old:
+        raise CandidError(f"{named_option('keep_old')} is for photo models: leave it out.")
     require_extra("torch", "paper", "Training a network")  # before the data is read
     given = {key: value for key, value in given.items() if key not in OF_PHOTOS or value is not None}
     chosen = RunFolder(Path(out or "")).options().resumed(given) if resume else load_options(recipe, **given)
@@ -131,6 +139,14 @@ def train(
             )
             chosen = replace(chosen, holdout=share)
     return train_network(chosen, folder, resume, devices, display, after_epoch)
+
+
+def _has_photo_model(run: Path) -> bool:
+    """Return whether a run made a photo model, whose options a training in its folder keeps."""
+    if not RunFolder(run).has_best or not (run / "config.toml").is_file():
+        return False
+    recorded = read_toml(run / "config.toml")
+    return "eye" in recorded and "preset" not in recorded
 
 
 def train_network(
@@ -170,7 +186,8 @@ def train_network(
             finished = run.train(stop)
             results = run.finish() if finished else {}
             if not finished:
-                show.log(f"stopped after step {run.step}; go on with: candid train --resume --out {path}")
+                again = f"candid train --resume --out {quote(str(path))}"
+                show.log(f"stopped after step {run.step}; go on with: {again}")
         return TrainResult(path, finished, run.rows, results)
 
 

@@ -30,8 +30,9 @@ from candid.models.photo.gaussian import Standardised, Totals
 from candid.models.photo.opening import open_eye, tree_of
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
-from candid.training.photo_report import in_series
-from candid.training.photos import PhotoData, earlier_results, has_val
+from candid.training.photo_data import PhotoData, has_val
+from candid.training.photo_series import in_series
+from candid.training.photos import earlier_results
 from candid.training.refit import can_refit, refit_to
 from candid.training.run_folder import RunFolder, state_digest
 from candid.training.setup import build_optimiser, clip_gradients, learning_rate, set_learning_rate
@@ -41,6 +42,8 @@ MEANS_RATE = 0.1
 START_ROWS = 4096
 """Vectors that set the first scales of the network."""
 PARTS = ("val", "test")
+FEWEST_PER_NUMBER = 3
+"""Training features for each of their numbers: with fewer, the closed form is better (docs/photos.md)."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +100,15 @@ class VectorData:
         cls, options: VectorOptions, eye: Eye, processes: Processes, progress: Progress
     ) -> "VectorData":
         """Return what the eye sees of a folder of photos; what is cached is not computed again."""
-        shared = ("data", "split_seed", "holdout", "tree", "skip_bad")
+        shared = ("data", "split_seed", "holdout", "tree")
         of_photos = PhotoOptions(**{name: getattr(options, name) for name in shared})
         data = PhotoData.of(of_photos)
         progress.log(data.described())
-        extraction = Extraction(eye, FeatureCache(eye, progress), processes, progress, options.skip_bad)
+        extraction = Extraction(eye, FeatureCache(eye, progress), processes, progress, skip_bad=True)
         parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
-        parts, series = in_series(of_photos, parts, progress)
+        parts, series = in_series(of_photos.together, parts, data.class_names, progress)
         own_val = has_val(options.data, options.tree == "folders")
-        return cls(parts, data.class_names, eye.groups, series["val"], own_val)
+        return cls(parts, data.class_names, eye.groups, series.numbers["val"], own_val)
 
     @property
     def digest(self) -> str:
@@ -123,6 +126,17 @@ class VectorData:
             raise CandidError(
                 f"The class '{name}' has {counts.min()} for training: add more, or leave it out."
             )
+
+    def warning(self) -> str | None:
+        """Return what to say of too few features for their length; None of enough."""
+        (n, d), wanted = self.parts["train"].values.shape, FEWEST_PER_NUMBER
+        if n >= wanted * d:
+            return None
+        return (
+            f"only {n:,} training features of {d:,} numbers each, of {wanted * d:,} wanted: the network "
+            "learns them by heart, and its posteriors are overconfident; a closed form is better (of photos: "
+            "without --preset vector)"
+        )
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -194,6 +208,8 @@ def train_vectors(
         if eye is not None and eye.groups != data.groups:
             raise CandidError(f"The features of '{options.data}' are not those of the eye '{eye.name}'.")
         data.check()
+        if warning := data.warning():
+            show.log(warning)
         settings = {key: value for key, value in to_dict(options).items() if key != "data"}
         digests = {"data": data.digest, "options": state_digest(settings)}
         earlier = earlier_results(folder, digests)

@@ -163,21 +163,27 @@ class ArrayFile:
     class_names: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     """The group of each image; None without groups."""
+    together: tuple[str, ...] | None = None
+    """The object, scene or day of each image; None if it was not asked for."""
 
     def __len__(self) -> int:
         return len(self.arrays)
 
     @classmethod
-    def read(cls, file: Path, labelled: bool = True, by: str | None = None) -> "ArrayFile":
+    def read(
+        cls, file: Path, labelled: bool = True, by: str | None = None, together: str | None = None
+    ) -> "ArrayFile":
         """Return the arrays of ``file``, or raise an error that names the file and what is wrong.
 
         Args:
             file: an npz file with the keys of :data:`KEYS`.
             labelled: whether it must have labels, and the key of groups.
             by: the key that names the group of each image.
+            together: the key that names the object, scene or day of each image.
         """
-        stored = _read(file, (*KEYS, *([] if by is None else [by])))
-        for key in ("logits", *(("labels", by) if labelled else ())):
+        named = [key for key in (by, together) if key is not None]
+        stored = _read(file, (*KEYS, *named))
+        for key in ("logits", *(("labels", by, together) if labelled else ())):
             if key is not None and key not in stored:
                 raise CandidError(f"'{file}' has no key '{key}': {HOW}.")
         with about(file):
@@ -193,8 +199,11 @@ class ArrayFile:
             paths = _texts(stored, "paths") or [str(i) for i in range(n)]
             if len(paths) != n:
                 raise CandidError(f"There are {len(paths)} paths and logits of {n} images: give both of all.")
-            groups = None if by not in stored else tuple(checked_groups(stored[by], n))
-        return cls(file, arrays, labels, tuple(paths), class_names, groups)
+            groups, series = (
+                None if key not in stored else tuple(checked_groups(stored[key], n, option))
+                for key, option in ((by, "by"), (together, "together"))
+            )
+        return cls(file, arrays, labels, tuple(paths), class_names, groups, series)
 
     def keys(self) -> Array:
         """Return a number for each image, (N,), equal for equal rows."""

@@ -317,6 +317,11 @@ def _tree(
         return Tree.read(tree, class_names)
     if isinstance(tree, Mapping):
         return Tree.of(tree, class_names)
+    if tree is not None and not isinstance(tree, Tree):
+        raise CandidError(
+            "'tree' is a dictionary with the kind above each class and each kind, a Tree, or a CSV file, not "
+            f"{type(tree).__name__}."
+        )
     if tree is not None and len(tree.class_parents) != len(class_names):
         raise CandidError(
             f"The tree is of {len(tree.class_parents)} classes, but the logits have {len(class_names)} "

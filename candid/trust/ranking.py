@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -29,9 +29,11 @@ from candid.trust.conformal import (
     rounding,
 )
 from candid.trust.gaussians import FitImages
-from candid.trust.learned import LearnedScore
 from candid.trust.scores import Columns, Score, learning_scores
 from candid.trust.series import FEWEST_SERIES, firsts, halves, in_series, series_of, shuffled_rows
+
+if TYPE_CHECKING:
+    from candid.trust.learned import LearnedScore
 
 FEW = 400
 """With fewer images than this, scores that learn are cross-fitted."""
@@ -247,7 +249,7 @@ class Ranking:
     """A score, what it has learned, and the held-out images that rank it: these had no part in the fit."""
 
     score: Score
-    learned: Mapping[str, LearnedScore]
+    learned: "Mapping[str, LearnedScore]"
     """The parts of the score that learned from other images, by name."""
     values: Array
     """The statistic of the held-out images, (n,) or (n, d): see :meth:`Score.of`."""
@@ -405,7 +407,7 @@ def fit_rankings(
     several = isinstance(new_detector(score), Combined) and (len(parts) > 1 or score.of(columns).shape[1] > 1)
 
     def ranking(
-        rows: Array, learned: Mapping[str, LearnedScore], fixed: CombinedRanks | None = None
+        rows: Array, learned: "Mapping[str, LearnedScore]", fixed: CombinedRanks | None = None
     ) -> Ranking:
         rows = rows[first[rows]] if together else rows
         return _ranking(score, learned, columns.rows(rows), groups[rows], fixed, first[rows])
@@ -431,7 +433,7 @@ def fit_rankings(
     return [ranking(rows, learned, CombinedRanks(ranking(fixing, learned).values))]
 
 
-def fit_learners(learners: Sequence[Score], columns: Columns) -> dict[str, LearnedScore]:
+def fit_learners(learners: Sequence[Score], columns: Columns) -> "dict[str, LearnedScore]":
     """Return scores that have learned from the same images; their covariance is computed once.
 
     Args:
@@ -457,7 +459,7 @@ def fit_learners(learners: Sequence[Score], columns: Columns) -> dict[str, Learn
 
 def _ranking(
     score: Score,
-    learned: Mapping[str, LearnedScore],
+    learned: "Mapping[str, LearnedScore]",
     columns: Columns,
     groups: Array,
     fixed: CombinedRanks | None,
@@ -474,7 +476,7 @@ def _cross_fitted(
     columns: Columns,
     order: Array,
     series: Array,
-    ranking: Callable[[Array, Mapping[str, LearnedScore], CombinedRanks | None], Ranking],
+    ranking: "Callable[[Array, Mapping[str, LearnedScore], CombinedRanks | None], Ranking]",
 ) -> list[Ranking]:
     """Return a ranking for each fold, made by the others.
 

@@ -27,7 +27,7 @@ from candid.trust.ranking import (
 )
 from candid.trust.scores import SCORES, Columns, Score, chosen_score
 from candid.trust.series import firsts, in_series, series_of, shuffled_rows
-from candid.trust.sets import Posterior, Truths, answers
+from candid.trust.sets import Posterior, Truths, answers, names_one
 from candid.trust.tree import LIST, Tree
 from candid.trust.verdict import (
     ERROR,
@@ -49,6 +49,10 @@ PER_CLASS = 40
 NO_LABELS = (
     "The held-out images of this model have no labels, so that nothing can be promised about classes: leave "
     "error and risk out, or calibrate the model with labelled images."
+)
+NO_KINDS = (
+    "There is no tree of classes here, so that no kind can be accepted: leave accept_kinds (--accept-kinds) "
+    "out, or give a tree where the model is trained or adopted; after teaching, calibrate it again."
 )
 
 
@@ -109,6 +113,8 @@ class Rule:
             detectors: those that were fitted to these images before; that of ``ALL`` is not fitted again.
         """
         levels = levels or Levels()
+        if levels.accept_kinds and tree is None:
+            raise CandidError(NO_KINDS)
         held_out = (
             Columns(columns, labels) if labels is not None or not isinstance(columns, Columns) else columns
         )
@@ -183,6 +189,7 @@ class Rule:
             fdr_proven=first.new_detector().fixed_score and rankings[0].first is None,
             accept_kinds=0 if tree is None else levels.accept_kinds,
             out_of_fold=not proven,
+            unmeasured=truths.unmeasured(error.cut),
         )
         promises = {ALL: whole}
         small = set()
@@ -305,7 +312,7 @@ class Rule:
         # not measured by earlier versions: no more than this
         second = tests["second_posterior"] if "second_posterior" in tests else 1 - confidence
         ratio = _by_image(self.smallest_ratios, ranked_in)
-        single = (second / confidence < ratio) & (confidence >= self.levels.confidence)
+        single = names_one(confidence, second, ratio, self.levels.confidence)
         passed = single & ~self._novel(self.p_values(tests, groups), ranked_in)
         wrong = tests["true_posterior"] < confidence
         if tests.labels is not None:

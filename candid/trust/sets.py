@@ -58,6 +58,15 @@ def answers(
     return named
 
 
+def names_one(largest: Array, second: Array, ratio: Array, confidence: float) -> Array:
+    """Return for which of N images :func:`answers` names one class, from the two largest posteriors, (N,).
+
+    >>> names_one(np.array([0.52, 0.9]), np.array([0.48, 0.06]), np.array([0.95, 0.95]), 0.8)
+    array([False,  True])
+    """
+    return (second / largest < ratio) & (largest >= confidence)
+
+
 def _last_of(posterior: Array, confidence: float, likely: int = LIKELY) -> Array:
     """Return the last of the largest posteriors of each image that add up to ``confidence``, (N,).
 
@@ -139,6 +148,13 @@ class Truths:
             enough = rejected_ranks(int((rows & self.first).sum()), cut) > 0 if cut < 1 else True
             bounds[y] = min(self._smallest(rows, cut), TAUGHT_BOUND) if enough else TAUGHT_BOUND
         return bounds
+
+    def unmeasured(self, cut: float) -> int:
+        """Return how many classes were taught from too few images for a bound of their own."""
+        if self.taught is None:
+            return 0
+        _, counts = np.unique(self.taught[self.first & (self.taught != OLD_CLASS)], return_counts=True)
+        return sum(not rejected_ranks(count, cut) for count in counts.tolist()) if cut < 1 else len(counts)
 
     def _members(self, group: int) -> Array:
         rows = members(self.groups, group, self.small)

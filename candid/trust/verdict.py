@@ -124,6 +124,8 @@ class Promises:
     """How many held-out images are copies of others, or of one series with others: these count once."""
     occasions: bool = False
     """Whether all held-out images were taken on the occasions of the training images."""
+    unmeasured: int = 0
+    """How many classes were taught from too few photos for a level of error of their own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the promises as JSON, and in words."""
@@ -185,6 +187,13 @@ class Promises:
             self._novelty(),
             _rate("Error", self.error, "of ordinary images has an answer without its true class", self),
         ]
+        if self.unmeasured and self.error.in_force < 1:
+            taught = "a class that was" if self.unmeasured == 1 else f"{self.unmeasured} classes that were"
+            sentences.append(
+                f"This is not measured for {taught} taught from fewer than "
+                f"{math.ceil(1 / self.error.in_force - 1e-9) - 1} photos: more of their images may get an "
+                "answer without their true class."
+            )
         if self.confidence:
             sentences.append(
                 f"Confidence: an accepted answer has a posterior of at least {in_percent(self.confidence)}."

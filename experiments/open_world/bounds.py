@@ -14,7 +14,7 @@ from candid._support.randomness import Draws
 from candid.judging.held_out import needed
 from candid.models.photo.efficientnet import PackagedEye
 from candid.models.photo.model import PhotoModel
-from candid.training.teach import _assembled
+from candid.training.pieces import assembled
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL
 from candid.trust.rule import Rule
@@ -60,7 +60,7 @@ def _of_class(name: str, photos: Photos, left_out: int, eye: PackagedEye) -> lis
         for n in NUMBERS:
             own = new[rows[:n]]
             keys = [10**6 + np.arange(n)]
-            taught, (recall,) = _assembled(model, [{"name": "new"}], [own.statistics], keys)
+            taught, (recall,) = assembled(model, [{"name": "new"}], [own.statistics], keys)
             record = {"set": name, "class": left_out, "photos": n, "chosen": how, "left_out": recall}
             figures.append(record | _figures(taught, tests))
     return figures

@@ -18,8 +18,8 @@ from candid.models.photo.efficientnet import PackagedEye
 from candid.models.photo.gaussian import class_scores
 from candid.models.photo.head import fit_head
 from candid.models.photo.model import PhotoModel
+from candid.training.pieces import assembled
 from candid.training.remembered import Remembered
-from candid.training.teach import _assembled
 from candid.trust.gaussians import unit
 from candid.trust.ranking import CombinedRanks
 from candid.trust.scores import Columns
@@ -204,7 +204,7 @@ def one_draw(
     own = train[Draws(1000 * n + seed).permutation(len(train))[:n]]
     statistics, pooled, labels = task.tested()
     start = time.process_time()
-    taught, (recall,) = _assembled(model, [{"name": "new"}], [own.statistics], [np.arange(n)])
+    taught, (recall,) = assembled(model, [{"name": "new"}], [own.statistics], [np.arange(n)])
     seconds = time.process_time() - start
     after = taught.outputs_of(statistics)
     before = model.outputs_of(statistics)

@@ -53,8 +53,9 @@ def test_a_number_set_in_torch_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 THREADS = (
-    "import sys; from candid._support.numbers import prepare_threads, threads, use_threads; "
-    "prepare_threads(); print(threads(), use_threads(object()), 'torch' in sys.modules)"
+    "import sys; from types import SimpleNamespace; "
+    "from candid._support.numbers import prepare_threads, threads, use_threads; "
+    "prepare_threads(); print(threads(), use_threads(SimpleNamespace(can=())), 'torch' in sys.modules)"
 )
 
 
@@ -75,7 +76,7 @@ def test_one_process_without_a_network_is_no_fabric() -> None:
     assert first_error(process, None) is None and first_error(process, error) is error
     assert process.broadcast(values) is values and process.is_global_zero
     script = (
-        "import sys; from candid._support.processes import launch; launch(network=False).barrier(); "
+        "import sys; from candid._support.processes import launch; launch(network=False).broadcast(0); "
         "print({'torch', 'lightning_fabric', 'numpy'} & set(sys.modules))"
     )
     assert found_with(script) == "set()"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
-from candid.cli.app import app, ordered, sentence
+from candid.cli.app import app, ordered
+from candid.cli.arguments import sentence
 from tests.helpers import candid_command
 
 
@@ -28,6 +29,10 @@ def parsed(line: str) -> dict[str, Any]:
         ("corrupt M --severities 1,2 N D", {"targets": ["M", "N", "D"], "severities": (1, 2)}),
         ("attack M --images 3 N D", {"targets": ["M", "N", "D"], "images": 3}),
         ("audit M --data D N", {"models": ("M", "N"), "data": "D"}),
+        ("evaluate M --data D", {"model": "M", "data": "D"}),
+        ("evaluate --data=D M", {"model": "M", "data": "D"}),
+        ("corrupt M --data D N", {"targets": ["M", "N", "D"]}),
+        ("evaluate M D --ood constant --ood a=b", {"data": "D", "ood": ("constant", "a=b")}),
         ("group M --out new a b", {"model": "M", "images": ["a", "b"]}),
         ("train --only a D --only b", {"data": "D", "only": ("a", "b")}),
     ],
@@ -58,3 +63,25 @@ def test_a_wrong_argument_is_named(line: str, message: str) -> None:
 def test_the_command_line_orders_its_arguments(tmp_path: Path) -> None:
     done = candid_command("compare", tmp_path / "a", "--out", tmp_path / "new", tmp_path / "b")
     assert f"'{tmp_path / 'a'}" in str(done.exception)
+
+
+def test_images_before_the_model_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my photos").mkdir()
+    for words in (
+        ("examine", "my photos", "waste"),
+        ("evaluate", "my photos", "waste"),
+        ("corrupt", "*.jpg", "waste"),
+    ):
+        message = str(candid_command(*words).exception)
+        assert "the model comes first: candid " in message and " waste " in message
+    (tmp_path / "waste").mkdir()  # photos of waste, in a folder that is called like a model
+    assert "the model comes first" not in str(candid_command("examine", "my photos", "waste").exception)
+
+
+def test_a_wrong_set_of_other_images_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    for command in ("evaluate", "audit"):
+        done = candid_command(command, tmp_path / "none", "--data", "digits", "--ood", "noise")
+        assert str(done.exception) == "--ood takes NAME=PATH, not 'noise'."
+    done = candid_command("evaluate", tmp_path / "none", "digits", "--ood", "uniform-noise")
+    assert "none'" in str(done.exception)  # the next thing that is wrong

@@ -165,6 +165,22 @@ def test_levels_hold_within_groups_of_a_key_or_a_table(folder: Path, by: str) ->
     assert head[2] == "ranked among" and rows[2][2] == "10 of small groups"
 
 
+@pytest.mark.parametrize("together", ["day", "days.csv:day"])
+def test_series_of_a_key_or_a_table_count_once(folder: Path, together: str) -> None:
+    held_out = dict(np.load("val.npz"))
+    days = np.arange(600) // 3
+    store(folder, val=held_out | {"day": days})
+    if together != "day":
+        store(folder, val=held_out | {"paths": np.array([f"{i}.png" for i in range(600)])})
+        (folder / "days.csv").write_text(
+            "path,day\n" + "".join(f"{i}.png,{day}\n" for i, day in enumerate(days))
+        )
+    found = metrics_of(together=together)["verdicts"]
+    assert any(each.startswith("400 of the held-out images are copies") for each in found["sentences"])
+    monitor = Monitor().fit(held_out["logits"], held_out["labels"], held_out["features"], together=days)
+    assert found["sentences"] == monitor.sentences()
+
+
 def test_levels_hold_within_predicted_classes(folder: Path) -> None:
     found = metrics_of(by="class", novelty=0.05)
     assert {name: each["own_levels"] for name, each in found["groups"]["groups"].items()} == {
@@ -323,6 +339,8 @@ def test_a_cut_file_is_refused(folder: Path) -> None:
         (("audit",), "Give MODEL and --data DATA, or stored arrays"),
         (("evaluate", *STORED, "--images", "5"), "--images is for images that pass a network"),
         (("audit", *STORED, "--images", "5"), "--images is for images that pass a network"),
+        (("evaluate", *STORED, "--together", "labels"), "--together takes a key with names or FILE.csv"),
+        (("evaluate", *STORED, "--together", "day"), "'val.npz' has no key 'day'"),
         (("evaluate", *STORED, "--by", "labels"), "--by takes 'class' or a key"),
         (("evaluate", *STORED, "--by", "camera"), "'val.npz' has no key 'camera'"),
         (("evaluate", *STORED, "--by", "photos.csv:site"), "The table 'photos.csv' can't be read"),

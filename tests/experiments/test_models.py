@@ -9,7 +9,7 @@ from PIL import Image
 from candid import CandidError
 from candid.data.formats import read_cifar
 from experiments.models import with_test
-from experiments.results import as_images
+from experiments.results import as_images, merged
 from tests.data.test_formats import write_binary_cifar
 
 
@@ -44,3 +44,15 @@ def test_published_test_images_become_files_with_the_same_pixels(tmp_path: Path)
         assert np.array_equal(np.asarray(Image.open(file)).transpose(2, 0, 1), pixels)
     assert as_images(str(published), tmp_path / "work") == str(folder)
     assert as_images(str(folder), tmp_path / "elsewhere") == str(folder)
+
+
+def test_records_of_models_that_are_measured_again_replace_the_earlier_ones() -> None:
+    names = ["beta4", "beta8", "beta16"]
+    earlier = [{"model": name, "d": d, "new": False} for name in ("beta16", "gone", "beta4") for d in (0, 66)]
+    found = [{"model": name, "d": d, "new": True} for name in ("beta16", "beta8") for d in (0, 66, 1000)]
+    records = merged(names, earlier, found)
+    assert [(each["model"], each["d"], each["new"]) for each in records] == [
+        *(("beta4", d, False) for d in (0, 66)),
+        *((name, d, True) for name in ("beta8", "beta16") for d in (0, 66, 1000)),
+    ]
+    assert merged(names, earlier, []) == [*earlier[4:], *earlier[:2]]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import candid
+from candid import CandidError
 from candid._support.numbers import Array
+from candid.data.groups import GroupTable
 from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.predictions import Predictions
-from candid.judging.calibrate import held_out_scores, scored
+from candid.judging.calibrate import held_out_scores, in_named_series, scored
 from candid.judging.detection import GROUPS, Detection
 from candid.judging.held_out import HeldOut
 from candid.judging.watched import WatchedScore
@@ -21,6 +23,7 @@ from candid.trust.promises import Levels
 from candid.trust.ranking import ALL
 from candid.trust.scores import Columns
 from candid.trust.series import firsts, fixed_halves
+from tests.helpers import RecordedProgress
 
 CLASSES, WIDTH = 4, 64
 
@@ -64,6 +67,27 @@ def test_no_image_both_fits_a_score_and_ranks_it(held_out: HeldOut) -> None:
     columns = {**named.columns, "series": np.arange(120) // 2}
     series = held_out_scores(replace(named, columns=columns)).statistics["series"]
     assert len(series) == 60 and len(np.unique(series)) == 30
+
+
+def test_named_series_count_once_and_none_is_trained_on(tmp_path: Path) -> None:
+    table = tmp_path / "days.csv"
+    table.write_text("path,day\n" + "".join(f"{i}.png,{i // 4}\n" for i in range(48)))
+    found = replace(images(40), paths=tuple(f"{i}.png" for i in range(40)))
+    progress = RecordedProgress()
+    days = GroupTable.together(f"{table}:day")
+    named = in_named_series(found, days, ["new/3.png", "44.png", "other.png"], progress)
+    assert named.columns["series"].tolist() == [i // 4 - 1 for i in range(4, 40)]
+    assert named.paths == found.paths[4:]
+    assert progress.messages == [
+        "4 held-out images are left out: their series is trained on",
+        "36 held-out images in 9 series: each series counts once",
+    ]
+    promises = held_out_scores(named, images(40, seed=3)).rule().promises[ALL]
+    assert promises.n_reference == 9 and promises.copies == 27
+    with pytest.raises(CandidError, match="leaves 5 series of held-out images"):
+        in_named_series(found[np.arange(20)], days, (), progress)
+    with pytest.raises(CandidError, match="--together takes FILE.csv:COLUMN, not 'day'"):
+        GroupTable.together("day")
 
 
 def test_without_copies_halves_are_those_of_earlier_versions() -> None:

@@ -4,7 +4,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
@@ -24,6 +24,7 @@ from candid.serve import Limits
 from candid.serve.app import guarded_app
 from candid.serve.guard import Guard
 from candid.serve.sensor import Sensor
+from candid.serve.served import Served
 from candid.serve.server import Server, address_of, listening
 from candid.serve.service import Service
 from tests.explanations.mixtures import decided_classifier
@@ -112,16 +113,31 @@ class Running:
         return float(found[0].split()[-1]) if found else 0.0
 
 
+def guarded(
+    *services: Service,
+    token: str | None = None,
+    sensor: Sensor | None = None,
+    source: str | None = None,
+    **limits: Any,
+) -> Guard:
+    """The application as a server runs it."""
+    sensor, checked = sensor or Sensor(), Limits(**limits)
+    served = [Served([each], checked, sensor.drift(each.description), source=source) for each in services]
+    return guarded_app(served, checked, token, sensor)
+
+
 @contextmanager
 def running(
     service: Service,
     token: str | None = None,
     host: str = "127.0.0.1",
     sensor: Sensor | None = None,
+    source: str | None = None,
+    others: Sequence[Service] = (),
     **limits: Any,
 ) -> Iterator[Running]:
-    """A real server on a free port."""
-    guard = guarded_app([service], Limits(**limits), token, sensor)
+    """A real server on a free port; ``source`` is the folder that the model was loaded from."""
+    guard = guarded(service, *others, token=token, sensor=sensor, source=source, **limits)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     with listening(host, 0) as sock:
         url = address_of(sock)

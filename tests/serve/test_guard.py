@@ -14,13 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from candid.serve import Limits, ServeOptions
-from candid.serve.app import NO_TELEMETRY, PUBLIC, guarded_app
+from candid.serve import ServeOptions
+from candid.serve.app import NO_TELEMETRY, PUBLIC
 from candid.serve.guard import HEADERS
 from candid.serve.schemas import ImageRequest
 from candid.serve.sensor import Sensor
 from candid.serve.service import Service
 from tests.serve.helpers import Running, huge_png, picture, running, until
+from tests.serve.helpers import guarded as guarded_api
 
 
 @contextmanager
@@ -86,10 +87,14 @@ def test_only_the_page_itself_is_handed_out(server: Running, path: str) -> None:
 
 SECRET = (
     *("/v1/examine", "/v1/counterfactual", "/v1/models", "/v1/drift", "/v1/verdicts", "/v1/verdicts/image"),
+    *("/v1/picture", "/v1/example", "/v1/corrections", "/v1/groups", "/v1/lessons", "/v1/lessons/use"),
     "/metrics",
 )
 PAGES = ("/", "/api", "/verdicts")
-SCRIPTS = ("api", "app", "client", "dom", "drift", "maps", "plots", "verdicts")
+SCRIPTS = (
+    *("api", "app", "change", "client", "correct", "dom", "drift", "lessons", "maps", "photos", "plots"),
+    *("queue", "report", "single", "table", "verdicts", "why"),
+)
 
 
 @pytest.mark.parametrize("path", SECRET)
@@ -142,7 +147,7 @@ def stranger(server: Running) -> httpx.Client:
 
 @pytest.fixture(scope="module")
 def guarded(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    sensor = Sensor.of(service.description, ServeOptions(store=tmp_path_factory.mktemp("store")))
+    sensor = Sensor.of(ServeOptions(store=tmp_path_factory.mktemp("store")))
     with running(service, token="sesame", sensor=sensor) as server:
         yield server
 
@@ -360,7 +365,7 @@ def test_what_the_machine_lacks_is_said_as_503(
 
 def test_the_framework_reports_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
-    app: Any = guarded_app([service], Limits()).app
+    app: Any = guarded_api(service).app
     assert not any(app._telemetry[each] for each in NO_TELEMETRY)
 
 

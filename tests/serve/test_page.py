@@ -364,7 +364,7 @@ def test_the_api_page_comes_from_the_description(browser: Browser, server: Runni
 
 
 def test_the_strip_and_the_list_of_verdicts(browser: Browser, service: Service, tmp_path: Path) -> None:
-    sensor = Sensor.of(service.description, ServeOptions(store=tmp_path))
+    sensor = Sensor.of(ServeOptions(store=tmp_path))
     context = browser.new_context(viewport={"width": 360, "height": 740})
     with running(service, sensor=sensor) as server:
         visit = Visit(context.new_page(), server.url)

@@ -17,9 +17,11 @@ from PIL import Image
 
 from candid._support.errors import CandidError
 from candid.judging.examine import image_paths
+from candid.judging.store import IMAGES, RECORDS, Storage
 from candid.serve import ServeOptions
 from candid.serve.schemas import EncodedResponse
-from candid.serve.sensor import IMAGES, RECORDS, Drift, Sensor, Storage
+from candid.serve.sensor import Sensor
+from candid.serve.served import Drift
 from candid.serve.service import Service
 from candid.trust.verdict import Sighting
 from tests.helpers import candid_command, small_classifier
@@ -29,7 +31,7 @@ from tests.serve.helpers import Running, picture, running
 @contextmanager
 def sensing(service: Service, **options: Any) -> Iterator[Running]:
     """A server with a state or a store."""
-    sensor = Sensor.of(service.description, ServeOptions(**options))
+    sensor = Sensor.of(ServeOptions(**options))
     with running(service, sensor=sensor) as found:
         yield found
 
@@ -141,7 +143,7 @@ def test_a_server_without_a_store_stores_nothing(
 
 
 def test_storage_is_bounded_oldest_first_out(tmp_path: Path) -> None:
-    storage = Storage(tmp_path, 1000, "model")
+    storage = Storage(tmp_path, 1000)
     for i in range(30):
         assert storage.add(b"\x89PNG" + bytes([i]) * 96, "accept", "{}") is not None
     files = sorted(path.name for path in (tmp_path / IMAGES).iterdir())
@@ -152,13 +154,13 @@ def test_storage_is_bounded_oldest_first_out(tmp_path: Path) -> None:
     storage.add(b"\xff\xd8", "novel", "{}")
     assert [each.file for each in storage.last(50)] == ["000000032.jpg"]  # numbers are not used again
     storage.close()
-    smaller = Storage(tmp_path, 1, "model")
+    smaller = Storage(tmp_path, 1)
     assert smaller.last(50) == []
     smaller.close()
 
 
 def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
-    storage = Storage(tmp_path, 10**6, "model")
+    storage = Storage(tmp_path, 10**6)
     names = [storage.add(b"BM" + bytes([i]), "accept", "{}") for i in range(3)]
     storage.close()
     (tmp_path / IMAGES / str(names[0])).unlink()
@@ -166,11 +168,11 @@ def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
     own = {"notes.txt", "000000009.png", "000000001-holiday.png", "000000001.doc"}
     for name in own:
         (tmp_path / IMAGES / name).write_text("of the user")
-    again = Storage(tmp_path, 10**6, "model")
+    again = Storage(tmp_path, 10**6)
     assert [each.file for each in again.last(9)] == [names[2], names[1]]
     assert {path.name for path in (tmp_path / IMAGES).iterdir()} == {names[1], names[2], *own}
     with pytest.raises(CandidError, match="another process uses it"):
-        Storage(tmp_path, 10**6, "model")
+        Storage(tmp_path, 10**6)
     again.close()
 
 
@@ -179,7 +181,7 @@ def test_a_folder_with_images_of_the_user_is_refused(tmp_path: Path) -> None:
     own.parent.mkdir()
     own.write_text("of the user")
     with pytest.raises(CandidError, match="no server stored"):
-        Storage(tmp_path, 10**6, "model")
+        Storage(tmp_path, 10**6)
     assert own.read_text() == "of the user" and not (tmp_path / RECORDS).exists()
 
 
@@ -187,10 +189,10 @@ def test_a_full_disk_does_not_stop_the_answers(tmp_path: Path) -> None:
     script = """
 import logging, resource, sys
 from pathlib import Path
-from candid.serve.sensor import Storage
+from candid.judging.store import Storage
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-storage = Storage(Path(sys.argv[1]), 10**9, "model")
+storage = Storage(Path(sys.argv[1]), 10**9)
 assert storage.add(b"BM" + bytes(100), "accept", "{}")
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 print([storage.add(b"BM" + bytes(60_000), "accept", "{}") for _ in range(3)])

@@ -204,10 +204,10 @@ def test_a_broken_photo_is_named_or_left_out_and_a_panorama_is_used(photos: Path
     broken = photos / TWO[1] / "009.jpg"
     broken.write_bytes(b"no photo")
     Image.new("RGB", (30_000, 120), "teal").save(photos / TWO[0] / "wide.png")
-    with pytest.raises(CandidError, match=r"009\.jpg' can't be used: .* or add --skip-bad"):
-        candid.train(str(photos), out=tmp_path / "run")
+    with pytest.raises(CandidError, match=r"009\.jpg' can't be used: .* or leave --strict out"):
+        candid.train(str(photos), out=tmp_path / "run", strict=True)
     heard = Heard()
-    candid.train(str(photos), out=tmp_path / "skipped", skip_bad=True, progress=heard)
+    candid.train(str(photos), out=tmp_path / "skipped", progress=heard)
     lines = (tmp_path / "skipped" / "skipped.txt").read_text().splitlines()
     assert len(lines) == 1 and str(broken) in lines[0]
     assert any(line.startswith("left out 1 photo that can't be used") for line in heard.lines)

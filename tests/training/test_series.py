@@ -43,7 +43,7 @@ def test_copies_and_named_series_count_once(tmp_path: Path) -> None:
     together = candid.train(str(photos), out=tmp_path / "named", together=f"{tmp_path / 'photos.csv'}:object")
     named = needed(candid.load(together.best)).rule().promises[ALL]
     assert named.n_reference < promises.n_reference and not named.occasions
-    with pytest.raises(CandidError, match=r"--together takes FILE.csv:COLUMN"):
+    with pytest.raises(CandidError, match=r"--together takes FILE.csv, FILE.csv:COLUMN"):
         candid.train(str(photos), out=tmp_path / "wrong", together="objects")
 
 

@@ -18,7 +18,7 @@ from candid.models.photo.opening import open_eye
 from candid.robustness.attacks.search import differentiable
 from candid.training.features import Extraction, FeatureCache
 from candid.training.options import PhotoOptions
-from candid.training.photos import PhotoData
+from candid.training.photo_data import PhotoData
 from candid.training.recipes import vector_options
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun
@@ -155,3 +155,22 @@ def test_a_killed_run_starts_again(stored: str, tmp_path: Path) -> None:
     again = candid.train(out=tmp_path / "run", resume=True)
     assert again.results == whole.results
     assert json.loads((tmp_path / "run" / "results.json").read_text())["val"] == whole.results["val"]
+
+
+def test_commands_say_what_a_model_of_stored_features_can_do(stored: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained = candid_command("train", stored, "--out", run, "--epochs", 1, "--width", 8, "--couplings", 1)
+    assert trained.exit_code == 0 and "wanted" not in trained.stdout
+    shown = candid_command("info", run)
+    assert shown.exit_code == 0 and "stored features" in shown.stdout
+    explained = candid_command("explain", run, "--out", tmp_path / "explained")
+    assert explained.exit_code == 0 and "--no-thumbnails" not in explained.stdout
+    evaluated = candid_command("evaluate", run, stored)
+    assert evaluated.exit_code == 2 and "examine_features" in str(evaluated.exception)
+
+
+def test_too_few_features_for_their_length_are_told(tmp_path: Path) -> None:
+    rows = drawn(15)
+    np.savez(tmp_path / "features.npz", **rows)  # type: ignore[arg-type]
+    done = candid_command("train", tmp_path / "features.npz", "--out", tmp_path / "run", "--epochs", 1)
+    assert done.exit_code == 0 and "only 12 training features of 6 numbers" in done.stdout + done.stderr

@@ -115,6 +115,8 @@ def test_a_small_kind_can_be_accepted() -> None:
     )
     with pytest.raises(CandidError, match="leave accept_kinds"):
         Monitor(accept_kinds=4, risk=0.1).fit(logits, labels)
+    with pytest.raises(CandidError, match="no tree of classes here"):
+        Monitor(accept_kinds=4).fit(logits, labels)
 
 
 def test_a_taught_class_has_a_bound_of_its_own() -> None:
@@ -165,6 +167,8 @@ def test_monitors_take_trees_as_files_and_of_their_classes_only(tmp_path: Path) 
         assert Monitor().fit(logits, labels, class_names=NAMES, tree=path).fitted.rule.tree == TREE
     with pytest.raises(CandidError, match="tree is of 9 classes, but the logits have 8 columns"):
         Monitor().fit(logits[:, :8], labels % 8, tree=TREE)
+    with pytest.raises(CandidError, match="'tree' is a dictionary .* not list"):
+        Monitor().fit(np.zeros((30, 2)), np.arange(30) % 2, tree=["cat"])  # type: ignore[arg-type]
     with pytest.raises(CandidError, match="can't be read"):
         Monitor().fit(logits, labels, class_names=NAMES, tree=tmp_path / "none.csv")
 

@@ -34,7 +34,29 @@ class FlowOutputs(NamedTuple):
     """z . mu_y - |mu_y|^2 / 2 + log p(y), (B, M)."""
 
 
-class GenerativeClassifier(ImageClassifier):
+class MixtureClassifier(ImageClassifier):
+    """An invertible network with a Gaussian mixture of its latents, one Gaussian for each class."""
+
+    mixture: LatentMixture
+
+    @property
+    def log_priors(self) -> Array:
+        """Log p(y), (M,)."""
+        return array_of(self.mixture.log_priors)
+
+    @property
+    def geometry(self) -> ClassGeometry:
+        """Where the classes lie in latent space."""
+        return MixtureGeometry(self.mixture)
+
+    @property
+    def fixed_weights(self) -> frozenset[str]:
+        """The fixed rotations, which the fingerprint leaves out."""
+        parts = self.named_modules()
+        return frozenset(f"{name}.weight" for name, part in parts if isinstance(part, OrthogonalMatrix))
+
+
+class GenerativeClassifier(MixtureClassifier):
     """Models p(image | class) exactly with an invertible network and a Gaussian mixture.
 
     Images are float tensors in [0, 1], (B, C, H, W); an 8-bit pixel p stands for p / 255. Likelihoods
@@ -135,22 +157,6 @@ class GenerativeClassifier(ImageClassifier):
         """Height and width of the last feature maps."""
         flow = self.config.flow
         return flow.height // flow.downsampling, flow.width // flow.downsampling
-
-    @property
-    def log_priors(self) -> Array:
-        """Log p(y), (M,)."""
-        return array_of(self.mixture.log_priors)
-
-    @property
-    def geometry(self) -> ClassGeometry:
-        """Where the classes lie in latent space."""
-        return MixtureGeometry(self.mixture)
-
-    @property
-    def fixed_weights(self) -> frozenset[str]:
-        """The fixed rotations, which the fingerprint leaves out."""
-        parts = self.named_modules()
-        return frozenset(f"{name}.weight" for name, part in parts if isinstance(part, OrthogonalMatrix))
 
     def tensor_outputs(self, x: Tensor) -> TensorOutputs:
         """Make one forward pass, with the terms that add up to the log density."""

@@ -14,16 +14,15 @@ from candid._support.numbers import Array
 from candid._support.options import check_range, checked_names
 from candid.data.images import Preprocessing
 from candid.models.flow.backbone import build_flow
-from candid.models.flow.classifier import FlowOutputs
+from candid.models.flow.classifier import FlowOutputs, MixtureClassifier
 from candid.models.flow.config import ClassifierConfig
-from candid.models.flow.coupling import OrthogonalMatrix
-from candid.models.flow.mixture import LatentMixture, MixtureGeometry, log_standard_normal
-from candid.models.flow.network import ImageClassifier, TensorOutputs, array_of, check_batch
+from candid.models.flow.mixture import LatentMixture, log_standard_normal
+from candid.models.flow.network import TensorOutputs, array_of, check_batch
 from candid.models.flow.reversible import frozen_statistics
 from candid.models.flow.subnets import normal
 from candid.models.photo.eye import Eye
-from candid.models.photo.opening import moved, open_eye
-from candid.models.protocol import Ability, ClassGeometry, DensityOf, Outputs, missing
+from candid.models.photo.opening import trained_eye
+from candid.models.protocol import Ability, DensityOf, Outputs, missing
 
 ROWS = 4096
 """Vectors that pass at a time."""
@@ -63,7 +62,7 @@ class VectorConfig(ClassifierConfig):
         return self.flow.dimensions
 
 
-class VectorClassifier(ImageClassifier):
+class VectorClassifier(MixtureClassifier):
     """Models p(features | class) exactly with an invertible network and a Gaussian mixture.
 
     Features h, (B, D), are centred, each group is divided by one number, and noise of a stated size is added,
@@ -158,13 +157,7 @@ class VectorClassifier(ImageClassifier):
                 "to model.outputs_of, or train one on a folder of photos with --preset vector."
             )
         if self._eye is None:
-            eye = open_eye(moved(self.config.eye, self.folder))
-            if eye.sha256 != self.config.eye_sha256 or eye.groups != self.config.groups:
-                raise CandidError(
-                    f"The eye '{self.config.eye}' has other weights than the one that this model was trained "
-                    "with: restore it, or train the model again."
-                )
-            self._eye = eye
+            self._eye = trained_eye(self.config, self.folder)
         return self._eye
 
     @property
@@ -176,22 +169,6 @@ class VectorClassifier(ImageClassifier):
     def feature_size(self) -> int:
         """The number of features, D."""
         return self.config.dimensions
-
-    @property
-    def log_priors(self) -> Array:
-        """Log p(y), (M,)."""
-        return array_of(self.mixture.log_priors)
-
-    @property
-    def geometry(self) -> ClassGeometry:
-        """Where the classes lie in latent space."""
-        return MixtureGeometry(self.mixture)
-
-    @property
-    def fixed_weights(self) -> frozenset[str]:
-        """The fixed rotations, which the fingerprint leaves out."""
-        parts = self.named_modules()
-        return frozenset(f"{name}.weight" for name, part in parts if isinstance(part, OrthogonalMatrix))
 
     @property
     def is_frozen(self) -> bool:

@@ -16,7 +16,7 @@ from candid.models.photo.eye import Eye
 from candid.models.photo.gaussian import PhotoGeometry, SecondStage, Span, class_scores, contrasts, halved
 from candid.models.photo.head import ClosedForm, Posterior
 from candid.models.photo.known_photos import KnownPhotos
-from candid.models.photo.opening import moved, open_eye
+from candid.models.photo.opening import trained_eye
 from candid.models.photo.taught import Known, Seen, TaughtClasses
 from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch
 from candid.trust.gaussians import packed, unpacked
@@ -199,13 +199,7 @@ class PhotoModel(ModelBase):
     def eye(self) -> Eye:
         """The eye; its weights are read when it is first used."""
         if self._eye is None:
-            eye = open_eye(moved(self.config.eye, self.folder))
-            if eye.sha256 != self.config.eye_sha256 or eye.groups != self.config.groups:
-                raise CandidError(
-                    f"The eye '{self.config.eye}' has other weights than the one that this model was trained "
-                    "with: restore it, or train the model again."
-                )
-            self._eye = eye
+            self._eye = trained_eye(self.config, self.folder)
         return self._eye
 
     @property

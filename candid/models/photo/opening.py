@@ -36,15 +36,17 @@ class PackagedSoftmax(SoftmaxEye):
     ('goldfish', (1280, 384))
     """
 
-    def __init__(self, info: EyeInfo) -> None:
+    def __init__(self, info: EyeInfo, class_names: Sequence[str] | None = None) -> None:
         self.eye = PackagedEye(info)
         self.name, self.size, self.sha256 = info.name, info.size, info.sha256
         self.licence, self.source, self.border = info.licence, info.source, info.border
         self.image_shape = (3, info.size, info.size)
-        self.class_names = tuple(imagenet.names().values())
         self.metadata = {"training": {"config": {"crop": "none"}}, "source": info.source}
         weights = read_weights(weights_file(info))
         self._layer = weights["_fc.weight"], weights["_fc.bias"]
+        if class_names is None:
+            class_names = tuple(imagenet.names().values())
+        self.class_names = checked_names(class_names, len(self._layer[1]))
         self.groups = (self._layer[0].shape[1], sum(self.eye.groups[: 2 * EARLY]))
 
     def logits_and_features(self, images: Array) -> tuple[Array, Array]:
@@ -138,7 +140,9 @@ def open_softmax(given: Any, class_names: Sequence[str] | None = None) -> Softma
     path = path_of(name)
     if path.suffix in FILES:
         return FileSoftmax(path, class_names)
-    classifier: SoftmaxEye = PackagedSoftmax(EYES[name]) if name in EYES else _resnet(name)
+    if name in EYES:
+        return PackagedSoftmax(EYES[name], class_names)
+    classifier = _resnet(name)
     if class_names is not None:
         classifier.class_names = checked_names(class_names, len(classifier.class_names))
     return classifier
@@ -213,6 +217,17 @@ def moved(name: str, folder: Path | None) -> str:
         gone = Path(part).suffix in FILES and not Path(part).exists()
         parts.append(str(near) if gone and near.is_file() else part)
     return "+".join(parts)
+
+
+def trained_eye(config: Any, folder: Path | None) -> Eye:
+    """Return the eye that a model in ``folder`` was trained with, as its configuration names it."""
+    eye = open_eye(moved(config.eye, folder))
+    if eye.sha256 != config.eye_sha256 or eye.groups != config.groups:
+        raise CandidError(
+            f"The eye '{config.eye}' has other weights than the one that this model was trained with: "
+            "restore it, or train the model again."
+        )
+    return eye
 
 
 def tree_of(spec: str | None, class_names: Sequence[str], data: str = "") -> Tree | None:

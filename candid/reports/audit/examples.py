@@ -113,7 +113,7 @@ class _Files:
         if own:
             split = open_part(self.data, model.class_names, options.part, model.record.config).split
         else:
-            split = open_images(options.others[source], model.preprocessing)
+            split = open_images(options.image_sets[source], model.preprocessing)
         if not split.can_index:
             return None
         few = split.subsample(options.images)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from candid._support.options import MaybeInfinite, Option
 from candid._support.text import named_pairs
+from candid.data import SYNTHETIC
 from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
 from candid.inference.options import ImageOptions
 from candid.robustness.corruptions.registry import SEVERITIES, check_severities
@@ -66,6 +67,7 @@ class AuditOptions(ImageOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_severities(self.severities)
+        self.image_sets, self.array_sets  # noqa: B018  a wrong --ood is refused before anything runs
         if self.images is None and self.quick:
             object.__setattr__(self, "images", QUICK_IMAGES)
 
@@ -90,6 +92,21 @@ class AuditOptions(ImageOptions):
         )
 
     @property
-    def others(self) -> dict[str, str]:
+    def of_arrays(self) -> tuple[str, ...]:
+        """The other sets of stored arrays: without ``held_out`` none, next to a model npz files."""
+        return () if self.held_out is None else tuple(each for each in self.ood if each.endswith(".npz"))
+
+    @property
+    def of_images(self) -> tuple[str, ...]:
+        """The other sets of images."""
+        return tuple(each for each in self.ood if each not in self.of_arrays)
+
+    @property
+    def image_sets(self) -> dict[str, str]:
         """The other sets of images by name."""
-        return named_pairs(self.ood, "--ood")
+        return named_pairs(self.of_images, "--ood", alone=SYNTHETIC)
+
+    @property
+    def array_sets(self) -> dict[str, str]:
+        """The other sets of stored arrays by name."""
+        return named_pairs(self.of_arrays, "--ood")

@@ -17,9 +17,13 @@ from candid.evaluation.compare import group_table, group_title
 from candid.evaluation.selective import RULES
 from candid.evaluation.selective import sentences as selective_sentences
 from candid.evaluation.selective import table as selective_table
+from candid.judging.by_class import MOST_SHOWN, ByClass
+from candid.reports.audit.content import record
+from candid.reports.audit.fitness import comparisons, figures, fitness
+from candid.reports.audit.governance import digests, statement
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
-from candid.reports.audit.record import AuditResult, grades_of, missing, record, side_by_side
+from candid.reports.audit.record import AuditResult, grades_of, missing, results_by_class
 from candid.robustness.attacks.benchmark import NOTES, attack_tables
 from candid.robustness.corruptions.metrics import table as corruption_table
 from candid.trust.verdict import KINDS
@@ -30,9 +34,11 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 SIGNS = {"good": "✓", "fair": "~", "poor": "✗", "unknown": "?"}
 WORDS = {"good": "good", "fair": "fair", "poor": "poor", "unknown": "not known"}
 SECTIONS = {
-    "summary": "Summary",
+    "decision": "Fit for what",
+    "classes": "Classes and mistakes",
+    "summary": "Grades",
     "models": "The models",
-    "accuracy": "Accuracy and likelihood",
+    "accuracy": "Accuracy",
     "calibration": "Calibration",
     "out-of-distribution": "Out of distribution",
     "accepted": "What is accepted",
@@ -40,8 +46,20 @@ SECTIONS = {
     "attacks": "Attacks",
     "explanations": "What the models have learned",
     "examples": "Some images, one by one",
+    "statement": "For a reviewer",
     "criteria": "How grades are given",
 }
+OPEN = ("decision", "classes", "summary")
+"""Sections that a reader who decides needs; the others are folded until they are opened or printed."""
+GRADED = {
+    "Accuracy": "accuracy",
+    "Calibration": "calibration",
+    "False alarms": "out-of-distribution",
+    "Out of distribution": "out-of-distribution",
+    "Corruptions": "corruptions",
+    "Attacks": "attacks",
+}
+"""The section behind each grade."""
 LIKELIHOOD = ("accuracy", "top5_accuracy", "cross_entropy", "bits_per_dim", "L_X", "L_Y")
 CALIBRATION = ("ece", "mce", "oce", "top1_ece")
 ATTACKS = ("model", "d", "images", "wrong", "success (%)", "L2 median", "RMS (levels)", "confidence (%)")
@@ -83,6 +101,9 @@ def page(result: AuditResult, grades: dict[str, list[Grade]]) -> str:
         title=f"Audit of {listed(model.name for model in result.models)}",
         policy=POLICY,
         sections={key: title for key, title in SECTIONS.items() if shown or key != "examples"},
+        open_sections=OPEN,
+        graded=GRADED,
+        likelihood=any("L_X" in evaluation.metrics for evaluation in result.evaluations),
         signs=SIGNS,
         words=WORDS,
         next_number=lambda: next(numbers),
@@ -93,7 +114,6 @@ def page(result: AuditResult, grades: dict[str, list[Grade]]) -> str:
         metrics=result.evaluations[0].metrics,
         grades=grades,
         missing=missing(result),
-        side_by_side=side_by_side(result) if len(result.models) > 1 else [],
         criteria=Table("What the words mean", ["aspect", "rule"], list(CRITERIA.items())),
         commands=result.commands,
         sample=_sample(result),
@@ -131,9 +151,10 @@ def marked(text: str) -> Markup:
 def _studies(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
     """Return the tables and pictures of all studies, drawn in the order of the page."""
     return {
+        **_decision(result, pictures),
         "models": _models(result),
         "trade_off": pictures.trade_off(),
-        "accuracy": _metrics(result, "Accuracy and likelihood", LIKELIHOOD),
+        "accuracy": _metrics(result, "Accuracy, and how well images are described", LIKELIHOOD),
         "ten_crop": _ten_crop(result),
         "calibration_curves": pictures.calibration(),
         "calibration": _calibration(result),
@@ -159,14 +180,68 @@ def _studies(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
     }
 
 
+def _decision(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
+    """Return what stands on top, and the statement that is made from it."""
+    fit = {name: fitness(result, i) for i, name in enumerate(_names(result))}
+    caption = "What happens to 1,000 images (in brackets: 95 % interval)"
+    classes = {}
+    for i, (name, evaluation) in enumerate(zip(_names(result), result.evaluations, strict=True)):
+        by_class = results_by_class(evaluation)
+        most = f"the {MOST_SHOWN} weakest of {len(by_class.rows):,} classes"
+        which = "classes, the weakest first" if len(by_class.rows) <= MOST_SHOWN else most
+        classes[name] = {
+            "table": Table(f"{name}: {which}", *by_class.table()),
+            "confusions": Table(f"{name}: {_lowered(by_class.confusion_title)}", *_diagonal(by_class)),
+            "sentences": by_class.sentences(),
+            "mistakes": pictures.mistakes(i),
+            "wrong": sum(row.wrong for row in by_class.rows),
+        }
+    common = [
+        text for text in fit[_names(result)[0]].untested if all(text in own.untested for own in fit.values())
+    ]
+    return {
+        "fit": fit,
+        "untested": {
+            "": common,
+            **{name: [text for text in own.untested if text not in common] for name, own in fit.items()},
+        },
+        "figures": Table(caption, *figures(result)),
+        "side_by_side": comparisons(result),
+        "by_class": classes,
+        "statements": {name: statement(result, i, fit[name]) for i, name in enumerate(_names(result))},
+        "digests": Table(
+            "What was audited: SHA-256",
+            ["of", "name", "SHA-256", "computed from"],
+            [[each.of, each.name, each.sha256 or "–", each.how] for each in digests(result)],
+        ),
+    }
+
+
+def _lowered(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _diagonal(by_class: ByClass) -> tuple[list[str], list[list[Cell | str]]]:
+    """Return the table of confusions; what is right is marked in a square one."""
+    head, rows = by_class.confusion_table()
+    if not by_class.is_square:
+        return head, [list(row) for row in rows]
+    marked_rows: list[list[Cell | str]] = []
+    for i, row in enumerate(rows):
+        cells: list[Cell | str] = [(cell, "good") if i == j - 1 else cell for j, cell in enumerate(row)]
+        marked_rows.append(cells)
+    return head, marked_rows
+
+
 def _models(result: AuditResult) -> Table:
     rows = []
+    traded = any("L_X" in evaluation.metrics for evaluation in result.evaluations)
     for model, evaluation in zip(result.models, result.evaluations, strict=True):
         rows.append(
             [
                 model.name,
                 evaluation.metrics["kind"],
-                "–" if model.beta is None else number(model.beta),
+                *([("–" if model.beta is None else number(model.beta))] if traded else []),
                 "–" if model.parameters is None else f"{model.parameters:,}",
                 "–" if model.loaded is None else " x ".join(map(str, model.loaded.image_shape)),
                 f"{len(evaluation.class_names):,}",
@@ -174,14 +249,18 @@ def _models(result: AuditResult) -> Table:
                 model.path,
             ]
         )
-    head = ["model", "kind", "beta", "parameters", "images", "classes", "held-out images", "path"]
+    betas = ["beta"] if traded else []
+    head = ["model", "kind", *betas, "parameters", "images", "classes", "held-out images", "path"]
     return Table("The audited models", head, rows)
 
 
 def _metrics(result: AuditResult, caption: str, keys: Sequence[str]) -> Table:
     """Return a row for each metric that any model has, with 95 % intervals."""
     rows = []
+    likelihood = any("L_X" in evaluation.metrics for evaluation in result.evaluations)
     for key in keys:
+        if key in ("L_X", "L_Y") and not likelihood:  # the paper's losses are of pixels
+            continue
         metric = METRICS[key]
         cells = []
         for metrics in (evaluation.metrics for evaluation in result.evaluations):

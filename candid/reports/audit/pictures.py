@@ -14,7 +14,7 @@ from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid._support.text import listed, percent
-from candid.data.thumbnails import data_uri
+from candid.data.thumbnails import data_uri, inline_thumbnail
 from candid.evaluation.calibration_error import all_bins, top_bins
 from candid.evaluation.compare import read_rows
 from candid.reports.audit.grades import CONTROL
@@ -28,6 +28,7 @@ from candid.reports.plots import latent as latent_plots
 from candid.reports.plots import style
 from candid.robustness.corruptions.benchmark import CORRUPTIONS, SEVERITIES, corrupted
 from candid.trust.ranking import new_detector
+from candid.trust.verdict import KINDS
 
 SCREEN, DRAWN = 96, 140
 """Dots per inch: of a page, and of what :func:`candid.reports.plots.style.save` writes."""
@@ -35,6 +36,8 @@ ROOM = 6_500_000
 """Bytes for all pictures: each takes at most a quarter of what is left, and is reduced until it does."""
 REDUCTIONS = (1, 0.7, 0.5, 0.35, 0.25)
 TEMPERATURES = (0.5, 0.8, 1.0)
+MISTAKES, MISTAKE = 8, 160
+"""The most photos of mistakes of a model, and their side in pixels."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,11 @@ class Pictures:
         return Picture(address, width, height, alt, caption)
 
     def trade_off(self) -> Picture | str:
-        """Or why there is none."""
-        models = self.result.models
-        if len(models) < 2:
-            return "One model alone trades nothing."
+        """Or why there is none; nothing where no two models trade a likelihood of pixels."""
+        pairs = zip(self.result.models, self.result.evaluations, strict=True)
+        models = [model for model, found in pairs if "L_X" in found.metrics or model.is_resnet]
+        if len(models) < 2 or all(model.is_resnet for model in models):
+            return ""
         try:
             rows = read_rows([self.result.options.out / "evaluation" / audited.folder for audited in models])
         except CandidError as error:
@@ -89,6 +93,32 @@ class Pictures:
             "What beta trades: likelihood against classification. Dashed lines are ResNets, which have "
             "no likelihood.",
         )
+
+    def mistakes(self, i: int) -> list[Picture]:
+        """The worst mistakes of a model: those that are accepted first, then by confidence."""
+        model, evaluation = self.result.models[i], self.result.evaluations[i]
+        predictions, names = evaluation.predictions, evaluation.class_names
+        confidence, predicted = predictions.posterior.max(1), predictions.posterior.argmax(1)
+        judged = evaluation.judged.get(evaluation.metrics["part"])
+        kinds = [""] * len(predictions) if judged is None else list[str](judged.kinds)
+        wrong = np.flatnonzero(predicted != predictions.labels).tolist()
+        wrong.sort(key=lambda j: (kinds[j] != "accept", -confidence[j]))
+        shown = []
+        for j in wrong:
+            path = Path(predictions.paths[j])
+            address = inline_thumbnail(path, MISTAKE) if path.is_file() else None
+            if address is None or len(address) > self.room / 4:
+                continue
+            self.room -= len(address)
+            true, taken = names[int(predictions.labels[j])], names[int(predicted[j])]
+            said = f"{true} taken for {taken} ({percent(float(confidence[j]), 0)})"
+            verdict = f", {KINDS[judged.kinds[j]].word}" if judged is not None else ""
+            where = "/".join(path.parts[-2:])
+            alt = f"A photo of the class {true} that {model.name} takes for {taken}."
+            shown.append(Picture(address, MISTAKE, MISTAKE, alt, f"{said}{verdict}: {where}"))
+            if len(shown) == MISTAKES:
+                break
+        return shown
 
     def calibration(self) -> Picture:
         """One panel per model."""
@@ -233,14 +263,15 @@ class Pictures:
         """Of one generative model."""
         overview = self.result.overviews[name]
         folder = next(audited.folder for audited in self.result.models if audited.name == name)
-        closest = overview.pairs[0]
-        pair = f"{overview.class_names[closest.first]} and {overview.class_names[closest.second]}"
-        yield self._picture(
-            f"similarity-{folder}",
-            explanation_plots.similarity(overview.similarity),
-            f"Matrix of the distances of class means of {name}; the closest are {pair}.",
-            f"{name}: how far apart the classes lie in latent space, and the uncertainty expected from that.",
-        )
+        if len(overview.class_names) > 2:  # else the matrix is one number
+            closest = overview.pairs[0]
+            pair = f"{overview.class_names[closest.first]} and {overview.class_names[closest.second]}"
+            yield self._picture(
+                f"similarity-{folder}",
+                explanation_plots.similarity(overview.similarity),
+                f"Matrix of the distances of class means of {name}; the closest are {pair}.",
+                f"{name}: how far apart the classes lie in latent space, and the expected uncertainty.",
+            )
         shown = [overview.class_names[y] for y in overview.sampled]
         if overview.samples is not None:
             yield self._picture(

@@ -1,27 +1,25 @@
-"""What an audit finds, and the same as JSON: equal findings give equal bytes."""
+"""What an audit finds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candid._support import __version__
 from candid._support.errors import CandidError
 from candid._support.files import safe_name
-from candid._support.text import listed, percent
 from candid.data.datasets import open_images, open_part
 from candid.data.splits import Split
 from candid.evaluation.result import EvaluationResult
 from candid.explanations.explainer import Explanation
 from candid.explanations.overview import Overview
 from candid.inference.study import named_models
+from candid.judging.by_class import ByClass
 from candid.judging.held_out import HeldOut
 from candid.models.protocol import Model, can
 from candid.reports.audit import grades
-from candid.reports.audit.grades import CRITERIA, Grade
+from candid.reports.audit.grades import Grade
 from candid.reports.audit.options import AuditOptions
 from candid.robustness.attacks.metrics import AttackResult
 from candid.robustness.corruptions.metrics import CorruptionResult
@@ -29,10 +27,6 @@ from candid.trust.verdict import Examination
 
 if TYPE_CHECKING:
     from candid.explanations.receptive_field import ReceptiveField
-
-FORMAT, FORMAT_VERSION = "candid-audit", 2
-DIGITS = 9
-"""Digits of a number: further ones are rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +56,11 @@ class AuditedModel:
     def is_generative(self) -> bool:
         """Whether it has a density and class means in latent space; an adopted model has no means."""
         return can(self.loaded, "geometry")
+
+    @property
+    def is_resnet(self) -> bool:
+        """Whether it is a ResNet of candid: neither a density nor a classifier from elsewhere."""
+        return self.loaded is not None and self.loaded.kind == "resnet"
 
     @property
     def folder(self) -> str:
@@ -116,14 +115,28 @@ class AuditResult:
     """The commands that repeat each study."""
 
 
+STUDIES = ("corruptions", "attacks", "explanations")
+NO_NETWORK = "Stored arrays have no network, which this study needs: audit a model."
+
+
+def results_by_class(evaluation: EvaluationResult) -> ByClass:
+    """Return the results by class of the test images."""
+    stored = evaluation.metrics.get("by_class")
+    if stored is not None:
+        return ByClass.from_dict(stored)
+    judged = evaluation.judged.get(evaluation.metrics["part"])
+    kinds = None if judged is None else judged.kinds
+    return ByClass.of_predictions(evaluation.predictions, evaluation.class_names, kinds)
+
+
 def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
     """Return the grades of each model, by name."""
     by_name: dict[str, list[Grade]] = {}
-    corrupted = [None] * len(result.models) if result.corruptions is None else result.corruptions.models
-    attacked = [()] * len(result.models) if result.attacks is None else [e.metrics for e in result.attacks]
-    for model, evaluation, corruptions, attacks in zip(
-        result.models, result.evaluations, corrupted, attacked, strict=True
-    ):
+    corrupted = {each.name: each for each in result.corruptions or ()}
+    attacked = {each.name: each.metrics for each in result.attacks or ()}
+    for model, evaluation in zip(result.models, result.evaluations, strict=True):
+        corruptions, attacks = corrupted.get(model.name), attacked.get(model.name, ())
+        absent = result.absent if model.loaded is not None else dict.fromkeys(STUDIES, NO_NETWORK)
         metrics, posterior = evaluation.metrics, evaluation.predictions.posterior
         confidence = float(posterior.max(1).mean())
         chance = grades.chance_of(evaluation.predictions.labels)
@@ -133,8 +146,8 @@ def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
             grades.calibration(metrics, confidence, grades.error_by_chance(posterior)),
             grades.false_alarms(metrics),
             grades.out_of_distribution(metrics),
-            grades.corruptions(corruptions, result.absent.get("corruptions", ""), guesses, score),
-            grades.attacks(attacks, result.absent.get("attacks", "")),
+            grades.corruptions(corruptions, absent.get("corruptions", ""), guesses, score),
+            grades.attacks(attacks, absent.get("attacks", "")),
         ]
     return by_name
 
@@ -142,7 +155,7 @@ def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
 def missing(result: AuditResult) -> dict[str, list[str]]:
     """Return what is not known about each model, why, and what would change that."""
     by_name: dict[str, list[str]] = {}
-    for model in result.models:
+    for model, evaluation in zip(result.models, result.evaluations, strict=True):
         texts = []
         if model.loaded is None:
             texts.append(
@@ -169,129 +182,10 @@ def missing(result: AuditResult) -> dict[str, list[str]]:
                 "It has no held-out scores, so there are no p-values, verdicts and outlier scores. To add "
                 f"them: candid calibrate {model.path} DATA, where DATA is the data it was trained on."
             )
-        elif not result.options.ood:
+        elif not evaluation.metrics.get("ood"):
             texts.append("No other images were given (--ood NAME=PATH), so nothing is known about detection.")
         by_name[model.name] = texts
     return by_name
-
-
-def side_by_side(result: AuditResult) -> list[str]:
-    """Return which model is best at what, and where intervals say that this may be chance."""
-    metrics = {
-        model.name: evaluation.metrics
-        for model, evaluation in zip(result.models, result.evaluations, strict=True)
-    }
-    texts = [
-        _best(metrics, "accuracy", "By accuracy, best first", 1),
-        _best(metrics, "top1_ece", "By calibration error, best first", -1),
-    ]
-    losses = {
-        corrupted.name: corrupted.loss
-        for evaluation, corrupted in zip(result.evaluations, result.corruptions or (), strict=False)
-        if not grades.guesses(evaluation.metrics, grades.chance_of(evaluation.predictions.labels))
-    }
-    if losses:
-        ranked = sorted(losses, key=lambda name: losses[name])
-        points = listed(f"{name} ({100 * losses[name]:+.1f} points)" for name in ranked)
-        texts.append(f"By what corruptions add to the error rate, least first: {points}.")
-    return texts
-
-
-def _best(metrics: dict[str, dict[str, Any]], key: str, words: str, sign: int) -> str:
-    ranked = sorted(metrics, key=lambda name: -sign * metrics[name][key])
-    shown = listed(f"{name} ({percent(metrics[name][key])})" for name in ranked)
-    (low, high), (next_low, next_high) = (metrics[name]["intervals"][key] for name in ranked[:2])
-    clear = low > next_high if sign > 0 else high < next_low
-    return f"{words}: {shown}." + ("" if clear else " The intervals of the first two overlap.")
-
-
-def record(result: AuditResult, graded: dict[str, list[Grade]]) -> dict[str, Any]:
-    """Return everything but pictures; rates are shares, not percentages."""
-    options, first, corruptions = result.options, result.evaluations[0].metrics, result.corruptions
-    return rounded(
-        {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "library_version": __version__,
-            "data": result.data,
-            "part": first["part"],
-            "images": first["images"],
-            "quick": options.quick,
-            "ood": options.others,
-            "corruptions": list(corruptions.models[0].errors) if corruptions else [],
-            "severities": list(options.severities) if corruptions else [],
-            "attack": _attack(result),
-            "classes": list(result.evaluations[0].class_names),
-            "criteria": CRITERIA,
-            "absent": result.absent,
-            "side_by_side": side_by_side(result) if len(result.models) > 1 else [],
-            "models": [_model(result, i, graded) for i in range(len(result.models))],
-            "examples": [_example(result, example) for example in result.examples],
-        }
-    )
-
-
-def _attack(result: AuditResult) -> dict[str, Any] | None:
-    if result.attacks is None:
-        return None
-    images = len(result.attacks.models[0].inputs.labels)
-    return {"images": images, **result.attacks.options.described(result.data)}
-
-
-def _model(result: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
-    model, corruptions, attacks = result.models[i], result.corruptions, result.attacks
-    overview, field = result.overviews.get(model.name), result.fields.get(model.name)
-    return {
-        "name": model.name,
-        "model": model.path,
-        "kind": result.evaluations[i].metrics["kind"],
-        "beta": None if model.beta is None else str(model.beta),
-        "parameters": model.parameters,
-        "held_out_images": model.held_out,
-        "grades": [asdict(each) for each in graded[model.name]],
-        "missing": missing(result)[model.name],
-        "evaluation": result.evaluations[i].metrics,
-        "corruptions": None if corruptions is None else corruptions.to_dict()[i],
-        "attacks": None if attacks is None else [each.to_dict() for each in attacks.models[i].metrics],
-        "explanation": None if overview is None else overview.to_dict(),
-        "receptive_field_width_pixels": None if field is None else field.width_at_half_maximum,
-    }
-
-
-def _example(result: AuditResult, example: Example) -> dict[str, Any]:
-    """Return the image and the examinations of all models, with paths relative to the audit's folder."""
-    out, path = result.options.out, example.path
-    image = path.relative_to(out).as_posix() if path.is_relative_to(out) else str(path)
-    return {
-        "image": image,
-        "set": example.source,
-        "why": example.why,
-        "true_class": example.true_class,
-        "opinions": [
-            {
-                "model": opinion.model.name,
-                **opinion.examined.to_dict(),
-                "path": image,
-                "summary": opinion.explanation.sentence,
-            }
-            for opinion in example.opinions
-        ],
-    }
-
-
-def rounded(value: Any) -> Any:
-    """Return ``value`` with floats of at most ``DIGITS`` digits; infinity becomes a word.
-
-    >>> rounded({"a": [0.1 + 0.2, float("inf")]})
-    {'a': [0.3, 'inf']}
-    """
-    if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(part) for part in value]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
-    return value
 
 
 def audited_models(models: Any, data: str, options: AuditOptions) -> tuple[list[AuditedModel], bool]:
@@ -327,9 +221,9 @@ def _check_data(models: Sequence[AuditedModel], data: str, options: AuditOptions
                 f"'{first.path}' and '{other.path}' have different test images of '{data}': audit them "
                 "separately."
             )
-    if part in options.others:
+    if part in options.image_sets:
         raise CandidError(f"The name '{part}' is taken by the test images: choose another name for --ood.")
-    for spec in options.others.values():
+    for spec in options.image_sets.values():
         open_images(spec, first.model.preprocessing).subsample(options.images)
     return split.can_index
 

@@ -13,13 +13,13 @@ from candid._support.progress import SILENT, Progress
 from candid._support.text import plural, short_name
 from candid.evaluation.evaluate import evaluate
 from candid.evaluation.options import CompareOptions, EvaluateOptions
-from candid.evaluation.result import remove_older
+from candid.evaluation.result import EvaluationResult, remove_older
 from candid.evaluation.result import write as write_evaluation
 from candid.explanations.options import ExplainOptions
 from candid.explanations.overview import explain
 from candid.reports.audit.examples import examples
 from candid.reports.audit.options import AuditOptions
-from candid.reports.audit.record import AuditedModel, AuditResult, audited_models
+from candid.reports.audit.record import NO_NETWORK, STUDIES, AuditedModel, AuditResult, audited_models
 from candid.robustness.attacks.benchmark import NO_DETECTION, attack, write_attack_tables
 from candid.robustness.attacks.metrics import AttackResult
 from candid.robustness.corruptions.benchmark import NO_MCE, check_names, corrupt
@@ -62,9 +62,10 @@ def audit(
         raise CandidError(f"'{chosen.out}' is a file: name a folder for the audit with --out.")
     named = [models] if not isinstance(models, list | tuple) else list(models)
     if chosen.held_out is not None or chosen.test is not None:
-        if named or data is not None:
-            raise CandidError("Give MODEL and --data, or --held-out and --test, but not both.")
-        return _of_arrays(chosen, progress)
+        if not named and data is None:
+            return _of_arrays(chosen, progress)
+        if chosen.held_out is None or chosen.test is None:
+            raise CandidError("Stored arrays next to a model are given by --held-out and --test: add both.")
     if not named or data is None:
         raise CandidError("Give MODEL and --data DATA, or stored arrays by --held-out and --test.")
     loaded, can_index = audited_models(named, data, chosen)
@@ -75,15 +76,30 @@ def audit(
     study.attack()
     study.explain()
     study.choose_examples()
+    if chosen.held_out is not None:
+        study.add_arrays()
     return study.result
 
 
 def _of_arrays(options: AuditOptions, progress: Progress) -> AuditResult:
     """Return the audit of stored arrays: everything that needs no network."""
+    alone = replace(options, images=None, quick=False) if options.quick else options
+    model, evaluation, command = _evaluated_arrays(alone, options.ood, progress)
+    commands = {"evaluate": [command]}
+    commands |= {option: [] for option in ("compare", "corrupt", "attack", "explain", "examine")}
+    absent = dict.fromkeys(STUDIES, NO_NETWORK)
+    return AuditResult(str(options.test), options, [model], [evaluation], absent=absent, commands=commands)
+
+
+def _evaluated_arrays(
+    options: AuditOptions, ood: tuple[str, ...], progress: Progress
+) -> tuple[AuditedModel, EvaluationResult, str]:
+    """Return the classifier behind stored arrays, its evaluation, and the command that repeats it."""
     progress.log("evaluating stored arrays")
     asked = EvaluateOptions(
-        **{option: getattr(options, option) for option in ("held_out", "test", "by", "ood", "risk", "delta")},
+        **{option: getattr(options, option) for option in ("held_out", "test", "by", "risk", "delta")},
         **{option: getattr(options, option) for option in ("images", "part", "skip_bad", "name")},
+        ood=ood,
         temperature=True,
     )
     evaluation = evaluate(progress=progress, **vars(asked))
@@ -92,13 +108,7 @@ def _of_arrays(options: AuditOptions, progress: Progress) -> AuditResult:
     model = AuditedModel(name, str(options.test), None, evaluation.metrics["held_out_images"])
     folder = options.out / "evaluation" / model.folder
     remove_older(folder, write_evaluation(evaluation, folder))
-    absent = {
-        study: f"Stored arrays have no network, which {study} need: audit a model."
-        for study in ("corruptions", "attacks", "explanations")
-    }
-    commands = {"evaluate": [as_command("candid evaluate", [], asked)]}
-    commands |= {option: [] for option in ("compare", "corrupt", "attack", "explain", "examine")}
-    return AuditResult(str(options.test), options, [model], [evaluation], absent=absent, commands=commands)
+    return model, evaluation, as_command("candid evaluate", [], asked)
 
 
 class _Auditor:
@@ -106,7 +116,7 @@ class _Auditor:
 
     def __init__(self, result: AuditResult, progress: Progress, can_index: bool) -> None:
         self.result, self.progress, self.can_index = result, progress, can_index
-        self.data, self.options, self.models = result.data, result.options, result.models
+        self.data, self.options, self.models = result.data, result.options, list(result.models)
         self.common: dict[str, Any] = {"part": self.options.part, "skip_bad": self.options.skip_bad}
 
     def _arguments(self, options: Any) -> dict[str, Any]:
@@ -119,7 +129,7 @@ class _Auditor:
         for audited in self.models:
             self.progress.log(f"evaluating {audited.name}")
             options = EvaluateOptions(
-                ood=self.options.ood if audited.held_out else (),
+                ood=self.options.of_images if audited.held_out else (),
                 ten_crop=self.options.ten_crop,
                 temperature=bool(audited.held_out),
                 by=self.options.by if audited.held_out else None,
@@ -141,13 +151,34 @@ class _Auditor:
         self.result.commands["evaluate"] = lines
         self.result.commands["compare"] = [as_command("candid compare", folders, CompareOptions())]
 
+    def add_arrays(self) -> None:
+        """Add the classifier behind stored arrays, which must be of the same images in the same order."""
+        plain = replace(self.options, part=None, images=None, quick=False, skip_bad=False)
+        model, evaluation, command = _evaluated_arrays(plain, self.options.of_arrays, self.progress)
+        first = self.result.evaluations[0]
+        if model.name in [audited.name for audited in self.models]:
+            raise CandidError(f"The name '{model.name}' is taken by a model: choose another one with --name.")
+        if evaluation.class_names != first.class_names:
+            raise CandidError(
+                f"'{self.options.test}' has other class_names than '{self.models[0].name}': store those of "
+                "the model, in its order."
+            )
+        if evaluation.predictions.labels.tolist() != first.predictions.labels.tolist():
+            raise CandidError(
+                f"'{self.options.test}' is not of the {len(first.predictions):,} test images of "
+                f"'{self.data}' in their order: store these, or audit the arrays alone."
+            )
+        self.result.models.append(model)
+        self.result.evaluations.append(evaluation)
+        self.result.commands["evaluate"].append(command)
+
     def corrupt(self) -> None:
         """Corrupt images; errors are relative to those of the first ResNet, if there is one."""
         if self.options.corruption_images == 0:
             self.result.absent["corruptions"] = "No corruptions were asked for (--corruption-images 0)."
             return
         self.progress.log("corrupting images")
-        resnets = [audited for audited in self.models if not audited.is_generative]
+        resnets = [audited for audited in self.models if audited.is_resnet]
         images = self.options.corruption_images
         options = CorruptOptions(
             corruptions=self.options.corruptions,
@@ -232,7 +263,13 @@ class _Auditor:
         """Explain each generative model; the first is compared with ResNets by receptive fields."""
         generative = [audited for audited in self.models if audited.is_generative]
         if not generative:
-            self.result.absent["explanations"] = "A ResNet has no latent space: add a generative model."
+            resnets = all(audited.is_resnet for audited in self.models)
+            has = (
+                "A ResNet has no latent space"
+                if resnets
+                else "No model here has class means in a latent space"
+            )
+            self.result.absent["explanations"] = f"{has}: add a generative model."
         fields: dict[str, Any] = {}
         lines = []
         for audited in generative:
@@ -262,7 +299,7 @@ class _Auditor:
     @staticmethod
     def _is_comparable(model: AuditedModel, other: AuditedModel) -> bool:
         same = other.model.image_shape == model.model.image_shape
-        return same and not other.is_generative and model.model.density_of == "pixels"
+        return same and other.is_resnet and model.model.density_of == "pixels"
 
     def choose_examples(self) -> None:
         """Examine a few images, with a page for each generative model."""

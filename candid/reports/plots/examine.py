@@ -181,7 +181,7 @@ def _draw_classes(axes: Axes, examined: Examination) -> None:
     axes.set_xticks([0, 50, 100])
     for place, share in enumerate(shares):
         axes.text(share + 2, place, f"{share:.0f}", va="center", fontsize=SMALL)
-    axes.set_xlabel("posterior (%)" if examined.verdict is None else "posterior (%); grey: ruled out")
+    axes.set_xlabel("posterior (%); grey: ruled out" if examined.classes else "posterior (%)")
     if examined.verdict is not None and examined.p_value is not None:
         axes.set_title(
             f"p = {examined.p_value:.2g}: {examined.verdict}",

@@ -264,9 +264,9 @@ def attacked_images(search: Search, batch: int | None) -> AttackedImages:
         densities.append(search.evaluate(images, numbers, density=True).log_density)
     evaluated = [density for density in densities if density is not None]
     best = (search.images, search.reached, search.already_misclassified, search.margin, search.steps)
-    found, success, already, margin, steps = (array_of(part.clone()) for part in best)  # it may go on
+    attacked, success, already, margin, steps = (array_of(part.clone()) for part in best)  # it may go on
     return AttackedImages(
-        found,
+        attacked,
         success,
         array_of(torch.cat(rounded)),
         already,

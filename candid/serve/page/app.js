@@ -1,10 +1,12 @@
 // The page: photos in, a table of verdicts and each photo alone out.
 
-import { api, ask, hasToken, setToken } from "./client.js";
+import { api, ask, hasToken, setServed, setToken } from "./client.js";
+import { beginCorrecting } from "./correct.js";
 import { announce, badge, byId, capital, coloured, count, html, listed, short, show } from "./dom.js";
 import { change } from "./change.js";
 import { showDrift } from "./drift.js";
-import { add, clear, filesOf, makeThumbnail, photos } from "./photos.js";
+import { askWaiting, beginLessons, leaveLessons, lessonsShown, showLessons, showWaiting } from "./lessons.js";
+import { add, askAgain, clear, filesOf, makeThumbnail, photos } from "./photos.js";
 import { run } from "./queue.js";
 import { csv, download, page } from "./report.js";
 import { leave, present, shownPhoto } from "./single.js";
@@ -28,17 +30,49 @@ function stop(message, again = null) {
   byId("go-on").onclick = again;
 }
 
+const tokenThen = (error, again) => askForToken(error.wrong, again);
+
 async function start() {
+  let models;
   try {
     if ((await api("/healthz")).needs_token && !hasToken()) return askForToken(false, start);
-    [model] = (await api("/v1/models")).models;
+    models = (await api("/v1/models")).models;
   } catch (error) {
     return error.needsToken ? askForToken(error.wrong, start) : stop(error.message, start);
   }
   stop("");
+  showChoice(models);
+  showModel(models.find(({ name }) => name === byId("model-choice").value));
+  showExamples();
+  if (model.stores_images) askWaiting().catch(() => {});
+  await showDrift();
+  if (photos.length) go();
+}
+
+// Which of several models is asked.
+function showChoice(models) {
+  const chosen = model?.name ?? models[0].name;
+  byId("model-place").hidden = models.length === 1;
+  byId("model-choice").replaceChildren(...models.map(({ name }) => html("option", { value: name, textContent: name })));
+  byId("model-choice").value = chosen;
+  setServed(models.length > 1 ? chosen : "");
+}
+
+// Another model answers now: it judges the photos again.
+async function switched() {
+  const { models } = await api("/v1/models");
+  showModel(models.find(({ name }) => name === byId("model-choice").value));
+  askAgain();
+  showDrift();
+  table.render();
+  if (photos.length) await judge();
+}
+
+function showModel(given) {
+  model = given;
   const { limits } = model, [, height, width] = model.image_shape;
   const kind = { resnet: "a ResNet", photo: "a photo model", adopted: "an adopted classifier" }[model.kind] || "a generative classifier";
-  byId("model").textContent = `${model.name} · ${kind} of ${model.classes.length} classes`;
+  byId("model").textContent = `${byId("model-place").hidden ? `${model.name} · ` : ""}${kind} of ${model.classes.length} classes${model.version ? ` · lesson ${model.version}` : ""}`;
   byId("pick-hint").textContent = `${classesInWords()}\nThe model sees ${width} × ${height} pixels. Files may have up to ${limits.megabytes} MB and ${short(limits.pixels / 1e6)} million pixels.`;
   byId("verdicts").replaceChildren(...model.verdicts.map((verdict) =>
     html("li", {}, coloured(html("span", { className: "badge" }, badge(verdict)), verdict), html("div", {}, html("b", { textContent: `${capital(verdict.word)}.` }), ` ${verdict.sentence}`))));
@@ -48,9 +82,8 @@ async function start() {
   byId("kept").textContent = model.stores_images ? "which stores them" : "which does not store them";
   byId("last").hidden = !model.stores_images;
   table.begin(model, open);
-  showExamples();
-  await showDrift();
-  if (photos.length) go();
+  beginLessons({ version: () => model.version, switched, needsToken: tokenThen });
+  beginCorrecting(model, (found, photo) => { showWaiting(found); table.refresh(photo); showAlone(); }, tokenThen);
 }
 
 function classesInWords() {
@@ -95,13 +128,18 @@ function announceLeftOut(others) {
 }
 
 async function go() {
-  if (byId("result").hidden && byId("list").hidden) photos.length === 1 ? open(photos[0]) : showTable();
+  if (byId("result").hidden && byId("list").hidden && !lessonsShown()) photos.length === 1 ? open(photos[0]) : showTable();
+  await judge();
+}
+
+async function judge() {
   progress();
   try {
     await run(model.limits, changed);
     if (byId("go-on").hidden === false) stop("");
     if (photos.length > 1) announce(`${count(table.judged(), "photo")} examined.`);
     showDrift(); // nobody waits for it
+    if (photos.some(({ state, version }) => state === "judged" && version !== model.version)) await switched();
   } catch (error) {
     byId("waiting").hidden = true;
     if (error.needsToken) askForToken(error.wrong, go);
@@ -113,8 +151,12 @@ function changed(photo) {
   progress();
   if (photo) return table.refresh(photo);
   table.render();
+  showAlone();
+}
+
+function showAlone() {
   const single = shownPhoto();
-  if (single && !byId("result").hidden) present(model, single, table.shown());
+  if (single && !byId("result").hidden) present(model, single, orderWith(single));
 }
 
 function progress() {
@@ -126,6 +168,7 @@ function progress() {
 
 function showTable(focus = null) {
   leave();
+  leaveLessons();
   byId("list").hidden = photos.length === 0;
   byId("guide").hidden = photos.length > 0;
   document.body.classList.toggle("judged", photos.length > 0);
@@ -137,6 +180,7 @@ function showTable(focus = null) {
 function open(photo) {
   if (!history.state?.photo) history.pushState({ photo: true }, "");
   byId("list").hidden = true;
+  leaveLessons();
   table.render();
   present(model, photo, orderWith(photo));
   byId("photo-name").focus({ preventScroll: true });
@@ -155,7 +199,18 @@ function step(by) {
 }
 
 const back = () => (history.state?.photo ? history.back() : showTable(shownPhoto()));
+function teach() {
+  if (!history.state?.lessons) history.pushState({ lessons: true }, "");
+  leave();
+  byId("list").hidden = byId("guide").hidden = true;
+  document.body.classList.add("judged");
+  window.scrollTo(0, 0);
+  showLessons();
+}
+
 window.addEventListener("popstate", () => {
+  if (history.state?.lessons) return lessonsShown() ? undefined : teach();
+  if (lessonsShown() && !history.state?.photo) return showTable();
   if (!photos.length) return;
   if (history.state?.photo) return shownPhoto() ? undefined : history.back();
   showTable(shownPhoto());
@@ -170,7 +225,7 @@ function startAgain() {
   byId("pick").focus();
 }
 
-const askAgain = () => askWhy(model, shownPhoto(), (error) => askForToken(error.wrong, askAgain));
+const why = () => askWhy(model, shownPhoto(), (error) => askForToken(error.wrong, why));
 document.body.classList.toggle("touch", navigator.maxTouchPoints > 0);
 byId("pick").addEventListener("change", (event) => take([...event.target.files]));
 byId("camera").addEventListener("change", (event) => take([...event.target.files]));
@@ -196,13 +251,21 @@ document.addEventListener("keydown", (event) => {
 byId("back").addEventListener("click", back);
 byId("previous").addEventListener("click", () => step(-1));
 byId("next").addEventListener("click", () => step(1));
-byId("why").addEventListener("click", askAgain);
+byId("why").addEventListener("click", why);
 byId("csv").addEventListener("click", () => download(csv(), "text/csv", "candid.csv"));
 byId("report").addEventListener("click", async () => {
   await Promise.all(photos.map((photo) => makeThumbnail(photo).catch(() => {}))); // those that are still to be made
   download(await page(model, table.kinds(), table.wordOf), "text/html", "candid.html");
 });
 byId("clear").addEventListener("click", startAgain);
+byId("teach-open").addEventListener("click", teach);
+byId("lessons-back").addEventListener("click", () => (history.state?.lessons ? history.back() : showTable()));
+byId("model-choice").addEventListener("change", (event) => {
+  setServed(event.target.value);
+  byId("examples-place").hidden = true;
+  if (model.stores_images) askWaiting().catch(() => {});
+  switched().catch((error) => stop(error.message));
+});
 byId("help-open").addEventListener("click", () => byId("help").showModal());
 byId("help-close").addEventListener("click", () => byId("help").close());
 byId("change-form").addEventListener("submit", (event) => {

@@ -1,6 +1,11 @@
 // Questions to this server, with the token if it needs one.
 
 let token = ""; // in memory alone
+let served = ""; // the model that is asked, if there are several
+
+export const setServed = (name) => { served = name; };
+const OF_ALL = /^\/(healthz|v1\/(models|verdicts|example|picture))/;
+const withModel = (path) => (served && !OF_ALL.test(path) ? `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(served)}` : path);
 
 export const hasToken = () => token !== "";
 export const setToken = (given) => { token = given; };
@@ -9,7 +14,7 @@ export async function ask(path, options = {}) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   let response;
   try {
-    response = await fetch(path, { ...options, headers });
+    response = await fetch(withModel(path), { ...options, headers });
   } catch {
     throw Object.assign(new Error("The server does not answer: is it still running?"), { gone: true });
   }
@@ -27,6 +32,13 @@ export async function ask(path, options = {}) {
 
 export async function api(path, options) {
   return (await ask(path, options)).json().catch(() => { throw new Error("The server sent an unreadable answer."); });
+}
+
+// A body with fields; a list is a field that comes several times.
+export function formFields(fields) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) for (const one of [value].flat()) form.append(name, one);
+  return form;
 }
 
 // A body with files and other fields.

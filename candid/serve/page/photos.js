@@ -13,9 +13,14 @@ export const stateOf = (photo) => (photo.state === "judged" ? photo.result.verdi
 
 export function add(files) {
   const added = files.map((file, i) => ({ number: photos.length + i, file, name: file.path || file.name || "pasted photo",
-    state: "waiting", result: null, error: "", thumbnail: null, shown: undefined }));
+    state: "waiting", again: false, result: null, version: 0, stored: null, correction: "", error: "", thumbnail: null, shown: undefined }));
   photos.push(...added);
   return added;
+}
+
+// What another model says of the photos that were judged: they wait again, and do not count again.
+export function askAgain() {
+  for (const photo of photos) if (photo.state === "judged") Object.assign(photo, { state: "waiting", again: true, explanation: null });
 }
 
 export function clear() {

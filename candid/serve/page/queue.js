@@ -20,7 +20,7 @@ async function nextChunk({ files, megabytes }) {
       refuse(photo, `This file can't be used: it is larger than ${megabytes} MB; send a smaller one.`);
       continue;
     }
-    if (chunk.length && (bytes + size > megabytes * 1e6 || chunk.length >= files || photo.alone)) break;
+    if (chunk.length && (bytes + size > megabytes * 1e6 || chunk.length >= files || photo.alone || photo.again !== chunk[0].again)) break;
     if (!await photo.file.slice(0, 1).arrayBuffer().catch(() => null)) {
       refuse(photo, "This file can't be used: the browser can't read it. It was moved or changed, or it is a folder.");
       continue;
@@ -32,11 +32,11 @@ async function nextChunk({ files, megabytes }) {
   return chunk;
 }
 
-function answered(chunk, { results }) {
+function answered(chunk, { results, version, stored }) {
   chunk.forEach((photo, i) => {
     const result = results[i];
     if (result.status === "unusable") refuse(photo, result.error);
-    else Object.assign(photo, { state: "judged", result });
+    else Object.assign(photo, { state: "judged", result, version, stored: photo.stored ?? stored?.[i] ?? null });
   });
 }
 
@@ -50,7 +50,7 @@ export async function run(limits, changed) {
       const chunk = await nextChunk(limits);
       if (chunk.length) {
         try {
-          answered(chunk, await api("/v1/examine", { method: "POST", body: formOf(chunk.map(({ file }) => file)) }));
+          answered(chunk, await api(`/v1/examine${chunk[0].again ? "?again=true" : ""}`, { method: "POST", body: formOf(chunk.map(({ file }) => file)) }));
           tries = 0;
         } catch (error) {
           if (error.needsToken || error.gone || !error.status) throw error;

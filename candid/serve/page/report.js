@@ -30,7 +30,12 @@ th, td { text-align: left; padding: 6px 8px; border-top: 1px solid light-dark(#d
 td.number, th.number { text-align: right; white-space: nowrap; }
 tr { break-inside: avoid; } td.picture { width: 112px; }
 img { display: block; max-width: 96px; max-height: 96px; border-radius: 6px; }
-@media (max-width: 480px) { td.picture { width: 72px; } img { max-width: 56px; } }`;
+@media (max-width: 560px) {
+  thead { display: none; } table, tbody { display: block; }
+  tr { display: grid; grid-template-columns: 64px minmax(0, 1fr) auto; gap: 0 12px; padding: 8px 0; border-top: 1px solid light-dark(#dcdde0, #343941); }
+  td { border: 0; padding: 0; } td.picture { width: auto; grid-row: 1 / span 3; } img { max-width: 64px; }
+  td:nth-child(2) { grid-column: 2 / span 2; } td:nth-child(3) { grid-column: 2; } td[colspan] { grid-column: 2 / span 2; } td:nth-child(5) { grid-column: 3; }
+}`;
 
 const asData = (blob) => new Promise((resolve) => {
   const reader = new FileReader();

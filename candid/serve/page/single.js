@@ -1,12 +1,14 @@
 // One photo: first the photo itself, then the verdict and what it is made of.
 
 import { announce, answerOf, badge, byId, capital, coloured, html, percent, ranked, short, showPromises, unbroken, verdictOf } from "./dom.js";
+import { showCorrection } from "./correct.js";
 import { done, pictureOf, stateOf } from "./photos.js";
 import { fitted, histogram } from "./plots.js";
 import { hideReasons, showReasons } from "./why.js";
 
+const MOST_ZOOM = 3;
 const COARSE = 100; // pixels: smaller photos are shown with sharp edges
-let current = null;
+let current = null, version = 0;
 
 export const shownPhoto = () => current;
 
@@ -14,8 +16,8 @@ export const shownPhoto = () => current;
 const unknown = (model) => model.verdicts[0].word;
 
 export function present(model, photo, order) {
-  const other = photo !== current;
-  current = photo;
+  const other = photo !== current || photo.version !== version; // what one model saw is no reason of another one
+  [current, version] = [photo, photo.version];
   document.body.classList.add("judged");
   byId("result").hidden = false;
   byId("result").ariaBusy = String(photo.state === "waiting");
@@ -31,6 +33,7 @@ export function present(model, photo, order) {
   const { result } = photo;
   for (const id of ["could-be", "why-place"]) byId(id).hidden = !result;
   showPromises("promises", result?.promises);
+  showCorrection(model, photo);
   byId("typical").hidden = !result || model.held_out === null || result.p_value === null;
   if (!result) return;
   showClasses(result);
@@ -59,6 +62,8 @@ async function showPicture(photo) {
   await seen.decode().catch(() => {});
   if (photo !== current) return;
   seen.classList.toggle("coarse", Math.max(seen.naturalWidth, seen.naturalHeight) <= COARSE);
+  seen.style.setProperty("--ratio", seen.naturalWidth / seen.naturalHeight);
+  seen.style.setProperty("--most", `${MOST_ZOOM * seen.naturalWidth}px`);
   byId("stack").hidden = false;
 }
 

@@ -13,6 +13,7 @@ const COLUMNS = {
   p: { words: "p-value", value: (photo) => photo.result?.p_value ?? 2 },
 };
 const rows = new Map(); // by photo
+const drawn = new WeakMap(); // what a row shows beyond the verdict
 let model = null, open = null, sorted = { by: "verdict", falling: false }, filter = { verdict: "", class: "" }, order = [];
 
 // What needs attention first; files that can't be used after all verdicts, and before those that wait.
@@ -81,8 +82,9 @@ function rowOf(photo) {
   if (photo.thumbnail && picture.tagName !== "IMG") {
     picture.replaceWith(html("img", { className: "thumb", src: photo.thumbnail.src, alt: "" }));
   }
-  if (row.dataset.kind !== kind) {
+  if (row.dataset.kind !== kind || drawn.get(row) !== `${photo.version} ${photo.correction}`) {
     row.dataset.kind = kind;
+    drawn.set(row, `${photo.version} ${photo.correction}`);
     row.replaceChildren(row.firstElementChild, ...cells(photo, kind));
   }
   return row;
@@ -107,7 +109,8 @@ function cells(photo, kind) {
     return [word, error];
   }
   const p = result.p_value;
-  return [word, cell("class", answerOf(result) || html("span", { className: "muted", textContent: `${result.label}?` })),
+  const corrected = photo.correction ? html("span", { className: "tag", textContent: ` → ${photo.correction}` }) : "";
+  return [word, cell("class", answerOf(result) || html("span", { className: "muted", textContent: `${result.label}?` }), corrected),
     cell("posterior", percent(result.confidence)), cell("p", p === null ? "–" : html("span", {}, html("span", { className: "narrow", textContent: "p = " }), decimals(p)))];
 }
 

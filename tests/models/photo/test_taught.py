@@ -14,7 +14,7 @@ from candid.models.photo.head import Posterior, fit_head
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import TaughtClasses
 from candid.models.photo.torch_models import tensor_outputs_of
-from candid.training.teach import _assembled
+from candid.training.pieces import assembled
 
 GROUPS, CLASSES, NEW = (12, 8), 3, 4
 
@@ -53,7 +53,7 @@ def taught(model: PhotoModel, n: int = NEW, names: tuple[str, ...] = ("new",)) -
     x, y = points(1, n * len(names))
     own = np.split(x[y == CLASSES], len(names))
     keys = [np.arange(n)] * len(names)
-    return _assembled(model, [{"name": name} for name in names], own, keys)[0]
+    return assembled(model, [{"name": name} for name in names], own, keys)[0]
 
 
 POSTERIORS: list[Posterior] = ["mixture", "second-stage", "logistic"]

@@ -16,6 +16,7 @@ from experiments.trends import rank_correlation, trends
 
 PAPER = ROOT / "docs" / "paper.md"
 THEORY = ROOT / "docs" / "theory.md"
+EXPLANATIONS = ROOT / "docs" / "explanations.md"
 PHOTOS = PAGE / "photos.md"
 
 
@@ -120,6 +121,114 @@ CLAIMS: dict[str, Any] = {
 def test_sentences_of_the_page_hold_for_all_betas(results: Any, sentence: str) -> None:
     assert sentence in " ".join(TEMPLATE.read_text(encoding="utf-8").split())
     assert CLAIMS[sentence](results)
+
+
+def in_similarity(results: Any, *keys: str, tiny20: bool = False) -> list[float]:
+    """Return what is below these keys of the models that classify CIFAR-10, or of the one of 64 pixels."""
+    found = []
+    for name, model in results["geometry"].items():
+        if name == "tiny20" if tiny20 else name.startswith("cifar10") and name != "cifar10-beta0":
+            value = model["similarity"]
+            for key in keys:
+                value = value[key]
+            found.append(value)
+    return found
+
+
+def ranged(values: list[float], digits: int = 0, factor: float = 100) -> str:
+    return f"{factor * min(values):.{digits}f} to {factor * max(values):.{digits}f}"
+
+
+def differing(results: Any, distance: str) -> tuple[str, str]:
+    keys = ("differing", distance)
+    (of_tiny20,) = in_similarity(results, *keys, tiny20=True)
+    return ranged(in_similarity(results, *keys)), f"{100 * of_tiny20:.0f}"
+
+
+def at_three_betas(results: Any, *keys: str) -> str:
+    models = [results["geometry"][f"cifar10-beta{beta}"]["similarity"] for beta in ("1", "16", "inf")]
+    for key in keys:
+        models = [model[key] for model in models]
+    return "{:.1f}, {:.1f} and {:.1f} %".format(*(100 * value for value in models))
+
+
+def correlations(results: Any, distance: str, *models: str) -> list[str]:
+    found = [results["geometry"][model]["similarity"]["rank"][distance]["value"] for model in models]
+    return [f"{value:.2f}" for value in found]
+
+
+QUOTED: dict[str, tuple[Any, Any]] = {
+    "share of the means beyond mean pooling": (
+        THEORY,
+        lambda results: (
+            ranged(
+                [
+                    each
+                    for both in (True, False)
+                    for each in in_similarity(results, "beyond_pooled", tiny20=both)
+                ]
+            )
+            + " % of the squared distance of the means"
+        ),
+    ),
+    "pairs with another uncertainty than expected": (
+        THEORY,
+        lambda results: (
+            "{} % of the pairs ({} % of `tiny20`), averages along the line for {} % ({} %), "
+            "means for {} % ({} %)".format(
+                *(each for name in ("span", "line", "means") for each in differing(results, name))
+            )
+        ),
+    ),
+    "uncertainty that the line expects": (
+        THEORY,
+        lambda results: (
+            f"averages along the line expect {at_three_betas(results, 'expected', 'line')} at β = 1, 16 and ∞"
+        ),
+    ),
+    "measured uncertainty": (
+        THEORY,
+        lambda results: f"{at_three_betas(results, 'measured')} are measured",
+    ),
+    "constant coefficient over the next": (
+        EXPLANATIONS,
+        lambda results: (
+            f"its spread is {ranged(in_similarity(results, 'constant_over_next'), 2, 1)} times that of the "
+            "next one in the CIFAR-10 models that classify, "
+            f"{in_similarity(results, 'constant_over_next', tiny20=True)[0]:.1f} times in `tiny20`"
+        ),
+    ),
+    "rank correlation with confusions": (
+        EXPLANATIONS,
+        lambda results: "{} at beta 1 and {} at beta infinity; that of the means is {} and {}.".format(
+            *(
+                each
+                for distance in ("line", "means")
+                for each in correlations(results, distance, "cifar10-beta1", "cifar10-betainf")
+            )
+        ),
+    ),
+    "the same of tiny20": (
+        TEMPLATE,
+        lambda results: "Their rank correlation with confusions is {}, that of the class means {} (".format(
+            *correlations(results, "line", "tiny20"), *correlations(results, "means", "tiny20")
+        ),
+    ),
+    "images of tiny20 in their region": (
+        TEMPLATE,
+        lambda results: (
+            f"Of `tiny20`, {100 * results['geometry']['tiny20']['after']['inside']:.0f} % of the photos lie "
+            "inside"
+        ),
+    ),
+}
+"""Sentences with numbers of all models: what is quoted, on which page, and the words that it must have."""
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_sentences_quote_the_numbers_of_all_models(results: Any, quoted: str) -> None:
+    page, words = QUOTED[quoted]
+    assert words(results) in " ".join(page.read_text(encoding="utf-8").split())
 
 
 def test_the_theory_page_has_the_distances_that_were_compared(results: Any) -> None:

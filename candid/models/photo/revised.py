@@ -1,0 +1,327 @@
+"""The head of a photo model after photos were added to its classes, or classes were merged or removed.
+
+The head carries what its totals were: from the means, the number of photos of each class and the shared
+covariance follow counts, sums and products, so that totals of further photos can be added as if all had been
+trained on together. The shrinkage and the temperatures stay as they were chosen. Of held-out photos that the
+model remembers, what a head says changes by what the change of the head adds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from candid._support.errors import CandidError
+from candid._support.numbers import Array
+from candid.models.photo.gaussian import (
+    SecondStage,
+    Standardised,
+    Totals,
+    Whitened,
+    class_scores,
+    contrasts,
+    halved,
+    stratified_folds,
+)
+from candid.models.photo.model import PhotoModel
+from candid.models.photo.taught import Seen
+from candid.trust.gaussians import class_sums, packed, unpacked
+
+FOLDS = 5
+"""New photos are judged by heads to which four of five parts of them were added."""
+
+
+class Photos(NamedTuple):
+    """Statistics of N photos and the classes that they show."""
+
+    values: Array
+    """(N, D)."""
+    labels: Array
+    """(N,)."""
+
+    def rows(self, rows: Array) -> "Photos":
+        """Return some of them."""
+        return Photos(self.values[rows], self.labels[rows])
+
+
+class Revised(NamedTuple):
+    """A model with another head, and what heads that have not seen the photos say of them."""
+
+    model: PhotoModel
+    known: Seen
+    """Of the remembered photos."""
+    new: Seen | None
+    """Of the new photos, each by a head that it was not added to; None if there are none."""
+
+
+def totals_of(model: PhotoModel) -> Totals:
+    """Return counts, sums and products that the head of a model was fitted to.
+
+    They are as exact as its whitening, whose numbers have 11 bits.
+
+    Raises:
+        CandidError: if the model does not say how many photos it was trained on.
+    """
+    counts = counts_of(model)
+    centre, scale = (values.astype(np.float64) for values in (model.centre, model.scale))
+    root = _root(model)
+    means = centre + scale * (_means(model) @ root.T)
+    covariance = root @ root.T
+    shrinkage = float(model.metadata["head"]["shrinkage"])
+    share = shrinkage * float(covariance.diagonal().mean())
+    covariance[np.diag_indices_from(covariance)] -= share
+    within = covariance / (1 - shrinkage) * scale[:, None] * scale * (counts.sum() - len(counts))
+    sums = counts[:, None] * means
+    return Totals(counts, sums, within + means.T @ sums)
+
+
+def counts_of(model: PhotoModel) -> Array:
+    """Return how many photos of each fitted class the head was fitted to, (K,) in float64."""
+    head = model.metadata.get("head", {})
+    if not {"photos", "shrinkage"} <= head.keys():
+        raise CandidError("The model does not say how many photos it was trained on: train it again.")
+    if "counts" in head:
+        return np.array(head["counts"], np.float64)
+    frequency = np.exp(model.priors.astype(np.float64))
+    return (frequency * float(head["photos"])).round()
+
+
+def _root(model: PhotoModel) -> Array:
+    """Return L: standardised statistics have the covariance L L', (D, D)."""
+    from scipy.linalg import solve_triangular
+
+    factor = _factor(model)
+    return solve_triangular(factor, np.eye(len(factor)), lower=True)
+
+
+def _factor(model: PhotoModel) -> Array:
+    """Return L^-1 in float64, (D, D)."""
+    return unpacked(model.whitening.view(np.float16), model.config.dimensions).astype(np.float64)
+
+
+def _means(model: PhotoModel) -> Array:
+    return model.means.astype(np.float64)
+
+
+def revised(
+    model: PhotoModel,
+    groups: Sequence[int],
+    class_names: Sequence[str],
+    remembered: Seen,
+    labels: Array,
+    new: Photos | None = None,
+    series: Array | None = None,
+) -> Revised:
+    """Return a model without taught classes whose head was changed.
+
+    Args:
+        model: a model without taught classes.
+        groups: for each of its classes the number of the class that it becomes, (K,); -1 removes it. Several
+            with one number are merged.
+        class_names: the names of the classes afterwards.
+        remembered: what heads that have not seen the photos say of photos that the model remembers.
+        labels: the classes of these photos afterwards.
+        new: photos that are added to classes.
+        series: the series of the new photos: a series is left out as a whole.
+    """
+    groups_of = np.asarray(groups, np.int64)
+    groups_of, classes = np.asarray(groups, np.int64), len(class_names)
+    totals, counts = _regrouped(totals_of(model), groups_of, classes), counts_of(model)
+    mixing = _mixing(counts, groups_of, classes)
+    whole = totals if new is None else totals + _totals(new, classes)
+    made = _first_stage(model, whole, class_names, mixing, counts)
+    heads = []
+    if new is not None:
+        folds = stratified_folds(new.labels, FOLDS, series=series)
+        for rows in (folds == fold for fold in np.unique(folds)):
+            others = totals + _totals(new.rows(~rows), classes)
+            heads.append((rows, _first_stage(model, others, class_names, mixing, counts)))
+    x = _features(model, remembered.z)
+    after = _scores(made, x) + (remembered.scores - _scores(model, x)) @ mixing
+    added = None
+    if new is not None:
+        added = np.empty((len(new.labels), classes))
+        for rows, head in heads:
+            added[rows] = _scores(head, new.values[rows])
+    same = groups_of.tolist() == list(range(classes))
+    new_labels = None if new is None else new.labels
+    second = _second(model, same, (remembered.scores, after, added), labels, new_labels)
+    stage = {f"second_{name}": value for name, value in second._asdict().items()}
+    for head in (made, *(head for _, head in heads)):
+        head.load_state({**head.state(), **stage})
+    unseen = None if new is None else _unseen(heads, made, new)
+    return Revised(made, _seen(model, made, x, remembered, mixing), unseen)
+
+
+def _totals(photos: Photos, classes: int) -> Totals:
+    return Totals.of(photos.values, photos.labels, classes)
+
+
+def _regrouped(totals: Totals, groups: Array, classes: int) -> Totals:
+    """Return the totals of merged classes, and none of removed ones, as if each had the shared spread."""
+    kept = groups >= 0
+    counts = np.bincount(groups[kept], totals.counts[kept], classes)
+    sums = class_sums(totals.sums[kept], groups[kept], classes)
+    products = totals.products
+    if not kept.all():
+        means = totals.sums / totals.counts.clip(min=1)[:, None]
+        within = products - means.T @ totals.sums
+        free = totals.counts.sum() - len(totals.counts)
+        left = totals.counts[kept].sum() - kept.sum()
+        products = within * (left / free) + means[kept].T @ totals.sums[kept]
+    return Totals(counts, sums, products)
+
+
+def _mixing(counts: Array, groups: Array, classes: int) -> Array:
+    """Return the share of each class in what it becomes, (K, classes): columns add up to one."""
+    mixing = np.zeros((len(groups), classes))
+    kept = np.flatnonzero(groups >= 0)
+    mixing[kept, groups[kept]] = counts[kept]
+    return mixing / mixing.sum(0).clip(min=1e-300)
+
+
+def _first_stage(
+    model: PhotoModel, totals: Totals, class_names: Sequence[str], mixing: Array, counts: Array
+) -> PhotoModel:
+    """Return a model with the Gaussians of ``totals``; its second stage is still that of ``model``."""
+    config = replace(model.config, classes=len(class_names))
+    made = PhotoModel(config, class_names, model._eye)
+    head = model.metadata["head"]
+    known = Standardised.of(totals, config.groups)
+    factor = halved(Whitened.of(known, float(head["shrinkage"])).factor)
+    if not np.isfinite(factor).all():
+        raise CandidError("All photos of a class look almost the same to the eye: give different ones.")
+    uniform = model.metadata.get("training", {}).get("config", {}).get("priors") == "uniform"
+    frequency = totals.counts / totals.counts.sum()
+    priors = np.log(np.full(len(class_names), 1 / len(class_names)) if uniform else frequency)
+    values = {
+        "centre": known.centre,
+        "scale": known.scale,
+        "means": known.means @ factor.astype(np.float64).T,
+        "priors": priors,
+        "temperatures": model.temperatures,
+        "rest_scale": model.rest_scale,
+        "whitening": packed(factor).view(np.int16),
+    }
+    if len(class_names) == model.config.classes:
+        old = model.state()
+        values |= {name: old[name] for name in old if name.startswith("second_")}
+    made.load_state({**made.state(), **values})
+    if config.posterior == "logistic":
+        made.load_state({**made.state(), **_regression(model, made, mixing)})
+    photos = int(totals.counts.sum())
+    made.metadata = {
+        **model.metadata,
+        "head": {**head, "photos": photos, "counts": totals.counts.astype(int).tolist()},
+    }
+    made.folder = model.folder
+    return made
+
+
+def _regression(old: PhotoModel, new: PhotoModel, mixing: Array) -> dict[str, Array]:
+    """Return a logistic regression on which the change of the Gaussians has the effect that it has on them.
+
+    Both are linear in the statistics. What is added is the tempered Gaussian of the new totals minus that of
+    the old ones.
+    """
+    rows = []
+    for model in (old, new):
+        temperature, means = float(model.temperatures[0]), _means(model)
+        weights = temperature * means @ _factor(model) / model.scale.astype(np.float64)
+        constants = -0.5 * (means**2).sum(1) + model.priors.astype(np.float64)
+        rows.append((weights, temperature * constants - weights @ model.centre.astype(np.float64)))
+    scale, centre = (values.astype(np.float64) for values in (old.scale, old.centre))
+    weights = old.logistic_weight.astype(np.float64) / scale
+    biases = old.logistic_bias.astype(np.float64) - weights @ centre
+    weights = rows[1][0] + mixing.T @ (weights - rows[0][0])
+    biases = rows[1][1] + mixing.T @ (biases - rows[0][1])
+    biases = biases + weights @ new.centre.astype(np.float64)
+    return {"logistic_weight": weights * new.scale.astype(np.float64), "logistic_bias": biases}
+
+
+def _features(model: PhotoModel, z: Array) -> Array:
+    """Return the statistics that have these whitened ones, (N, D)."""
+    x = z.astype(np.float64) @ _root(model).T
+    return x * model.scale.astype(np.float64) + model.centre.astype(np.float64)
+
+
+def _seen(old: PhotoModel, new: PhotoModel, x: Array, remembered: Seen, mixing: Array) -> Seen:
+    """Return what was remembered, plus what the change of the head adds on the same statistics."""
+    before, after = old.fitted_part(x), new.fitted_part(x)
+    return Seen(
+        after.z,
+        after.scores + (remembered.scores - before.scores) @ mixing,
+        after.logits + (remembered.logits - before.logits) @ mixing,
+        after.novelty + (remembered.novelty - before.novelty),
+        None if remembered.terms is None else after.terms + (remembered.terms - before.terms),
+    )
+
+
+def _unseen(heads: Sequence[tuple[Array, PhotoModel]], final: PhotoModel, new: Photos) -> Seen:
+    """Return what heads to which other new photos were added say of the new photos."""
+    from scipy.linalg import solve_triangular
+
+    factor, parts = _factor(final), []
+    for rows, head in heads:
+        seen = head.fitted_part(new.values[rows].astype(np.float64))
+        x = seen.z @ _factor(head) * (final.scale.astype(np.float64) / head.scale.astype(np.float64))
+        z = solve_triangular(factor, x.T, lower=True, trans="T").T  # as out_of_fold_z has it
+        parts.append((np.flatnonzero(rows), seen._replace(z=z)))
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    columns = zip(*(seen for _, seen in parts), strict=True)
+    return Seen(*(np.concatenate(column)[order] for column in columns))
+
+
+def _scores(model: PhotoModel, x: Array) -> Array:
+    """Return the scores of the first stage, (N, K)."""
+    standardised = (x.astype(np.float64) - model.centre) / model.scale
+    return class_scores(standardised @ _factor(model).T, _means(model))
+
+
+def _second(
+    model: PhotoModel,
+    same: bool,
+    scores: tuple[Array, Array, Array | None],
+    labels: Array,
+    new_labels: Array | None,
+) -> SecondStage:
+    """Return the second stage of changed scores.
+
+    With the same classes its covariance stays, and the mean of each class moves with the scores of its
+    remembered photos and by its new photos; else it is fitted to the remembered photos.
+
+    Args:
+        model: the model before.
+        same: whether its classes are still the same.
+        scores: of the remembered photos before and after, and of the new photos.
+        labels: the classes of the remembered photos.
+        new_labels: those of the new photos.
+    """
+    before, after, added = scores
+    if not same:
+        every = after if added is None else np.concatenate((after, added))
+        return SecondStage.of(every, labels if new_labels is None else np.concatenate((labels, new_labels)))
+    second = SecondStage(*(getattr(model, f"second_{n}").astype(np.float64) for n in SecondStage._fields))
+    classes = len(second.means)
+    rows = contrasts(classes).T @ second.factor.T
+    moved, means = (after - before) @ rows, second.means.copy()
+    counts = np.bincount(labels, minlength=classes)
+    present = counts > 0
+    means[present] += (class_sums(moved, labels, classes) / counts.clip(min=1)[:, None])[present]
+    totals = counts_of(model)
+    if added is not None and new_labels is not None:
+        extra = np.bincount(new_labels, minlength=classes)
+        sums = class_sums(added @ rows, new_labels, classes)
+        means = (totals[:, None] * means + sums) / (totals + extra).clip(min=1)[:, None]
+    centre = second.centre + moved.mean(0)
+    return second._replace(means=means, centre=centre)
+
+
+def places(old: PhotoModel, new: PhotoModel, stored: Array) -> Array:
+    """Return coordinates along the span of the class means of ``new`` for some along that of ``old``.
+
+    What a photo has outside of the span is not stored with it, and taken as nothing.
+    """
+    x = old.invert(stored.astype(np.float64) @ old.known.basis.astype(np.float64))
+    return new.places(new.latent_of(x))

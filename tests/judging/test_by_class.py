@@ -1,0 +1,64 @@
+"""Results by class: the tables that training, evaluation, reports and audits show."""
+
+import json
+
+import numpy as np
+
+from candid.judging.by_class import ByClass
+
+NAMES = ("Apples", "Pear", "Melon")
+
+
+def shop() -> ByClass:
+    """Apples are often trained on, pears seldom; most pears are taken for apples."""
+    labels = np.repeat([0, 1, 2], (100, 20, 40))
+    predicted = labels.copy()
+    predicted[100:109], predicted[109], predicted[0] = 0, 2, 1
+    kinds = np.full(160, "accept", object)
+    kinds[100:103], kinds[120:130] = "ambiguous", "novel"
+    return ByClass.of(labels, predicted, NAMES, kinds.tolist(), trained=(200, 25, 90))
+
+
+def test_shares_are_what_counting_gives() -> None:
+    apples, pear, melon = shop().rows
+    assert (pear.recall, pear.precision, pear.coverage) == (10 / 20, 10 / 11, 17 / 20)
+    assert pear.taken_for == (("Apples", 9), ("Melon", 1))
+    assert (pear.accepted_wrong, pear.right_of_accepted) == (7, 1 - 7 / 17)
+    assert (melon.novel_share, melon.recall, melon.precision) == (10 / 40, 1.0, 40 / 41)
+    assert apples.precision == 99 / 108
+
+
+def test_the_weakest_class_is_named_with_what_would_help() -> None:
+    sentences = shop().sentences()
+    assert sentences == [
+        "weakest class: Pear: 10 of 20 right, 9 taken for Apples; 7 wrong ones are accepted; trained on 25 "
+        "photos: add about 50"
+    ]
+    assert shop().weakest()[0].name == shop().ranked()[0].name == "Pear"
+
+
+def test_tables_have_all_classes_and_confusions() -> None:
+    head, rows = shop().table()
+    assert head[:2] == ["class", "images"] and rows[0][0] == "Pear" and "Apples (9)" in rows[0][-1]
+    assert shop().confusion_table()[1][1] == ["Pear", "9", "10", "1"]
+    assert shop().confusions(1) == [("Pear", "Apples", 9)]
+    assert "<td>9</td>" in shop().html() and '<td class="right">10</td>' in shop().html()
+    many = ByClass.of(np.array([0, 0, 1]), np.array([1, 1, 1]), tuple(map(str, range(40))))
+    assert many.confusion_table()[1] == [["0", "1", "2"]]
+    assert "accepted (%)" not in many.table()[0]
+
+
+def test_it_survives_json_and_names_are_escaped() -> None:
+    again = ByClass.from_dict(json.loads(json.dumps(shop().to_dict())))
+    assert again == shop()
+    assert "<b>" not in ByClass.of(np.array([0]), np.array([1]), ("<b>", "c")).html()
+
+
+def test_classes_with_few_images_are_not_called_weak() -> None:
+    table = ByClass.of(np.array([0] * 30 + [1] * 2), np.array([0] * 30 + [0] * 2), ("a", "b"))
+    assert not table.weakest()
+    assert table.sentences() == [
+        "fewer than 5 images of b: too few to say how well a class is recognised",
+        "every image of the other classes is right",
+    ]
+    assert ByClass.of(np.array([-1, 0]), np.array([0, 0]), ("a", "b")).rows[0].images == 1
