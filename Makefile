@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv/.docs
 
 .PHONY: help demo test check docs lint bench red models results planes clean
 
@@ -13,6 +14,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Candid needs Python 3.11 or newer: run 'make PYTHON=/path/to/python3.11'."; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 demo: $(READY) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (about a minute after set-up)
@@ -26,11 +31,11 @@ lint: $(READY) ## Style and types
 test: lint ## Style, types, doctests and all tests (6 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-check: $(READY) ## What needs the network: installs without and with the extras, in new environments (about 10 minutes)
+check: docs ## What needs the network: the site, notebooks, wheels, installs in new environments, the Dockerfile (about 15 minutes)
+	$(BIN)/python -m experiments.notebooks
 	$(BIN)/python -m experiments.check
 
-docs: $(READY) ## The documentation as a site with search, in build/site (strict: a broken link fails; needs the network once)
-	@$(BIN)/python -c 'import furo, myst_parser, latex2mathml, nbclient' 2>/dev/null || $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(DOCS) ## The documentation as a site with search, in build/site (a broken link fails; needs the network once)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
 	@echo "build/site/docs/index.html"
 

@@ -1,9 +1,11 @@
-"""Install Candid into new environments, without and with its extras, and use it there.
+"""Build Candid, install it into new environments, without and with its extras, and use it there.
 
     python -m experiments.check [--keep FOLDER]
 
-Needs the package index and about ten minutes; ``make check`` runs it. It prints a table: the size of each
-environment, the seconds that the installation and the first verdict took, and which commands ran.
+Needs the package index, the extra ``docs`` and about a quarter of an hour; ``make check`` runs it. Wheels and
+sdists are built and checked (``experiments/packages.py``), and the wheels are installed: the first without
+the pixel models. Then the steps of the Dockerfile run (``experiments/container.py``). It prints a table: the
+size of each environment, the seconds that installation and first verdict took, and which commands ran.
 """
 
 import argparse
@@ -17,13 +19,25 @@ import venv
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments import container, packages
+
 ROOT = Path(__file__).parents[1]
-SOURCES = ("candid", "pyproject.toml", "README.md", "LICENSE")
 SAMPLES = ROOT / "candid" / "reports" / "demo" / "samples"
 PHOTOS = 12
 """Photos of each class that a model is trained with."""
 LARGEST = 640.0
 """The most MB of a base installation."""
+FRAMES = ("pandas", "polars", "pyarrow")
+TABLES = """
+import candid
+examinations = candid.examine("everyday", {image!r})
+table = candid.table(examinations * 3)
+for frame in (table.to_pandas(), table.to_polars(), table.to_arrow(), candid.table([]).to_polars()):
+    assert list(getattr(frame, "column_names", frame.columns)) == list(table), frame
+assert table.to_pandas()["label"].tolist() == table.to_polars()["label"].to_list() == table["label"]
+assert table.to_arrow()["top_classes"].to_pylist() == table["top_classes"]
+"""
+"""Tables of every library, which are not in the environment of the tests."""
 
 
 class Environment(NamedTuple):
@@ -35,15 +49,23 @@ class Environment(NamedTuple):
     """How long the installation took."""
 
     @classmethod
-    def make(cls, extra: str, folder: Path, source: Path) -> "Environment":
-        """Install the sources with an extra, or the base alone."""
+    def make(cls, extra: str, folder: Path, wheel: Path) -> "Environment":
+        """Install a wheel with an extra, or the base alone."""
         venv.create(folder, with_pip=True)
-        target = f"{source}[{extra}]" if extra else str(source)
         start = time.monotonic()
+        installed = cls(extra, folder, 0.0)
+        installed.install(f"{wheel}[{extra}]" if extra else str(wheel), "--find-links", str(wheel.parent))
+        return installed._replace(seconds=time.monotonic() - start)
+
+    def install(self, *targets: str) -> None:
+        """Install more."""
         constraints = str(ROOT / "constraints.txt")
-        pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--constraint", constraints, target]
-        subprocess.run(pip, check=True, cwd=folder)
-        return cls(extra, folder, time.monotonic() - start)
+        pip = [str(self.folder / "bin" / "pip"), "install", "--quiet", "--constraint", constraints]
+        subprocess.run([*pip, *targets], check=True, cwd=self.folder)
+
+    def use(self, code: str) -> None:
+        """Run Python outside the sources."""
+        subprocess.run([str(self.folder / "bin" / "python"), "-c", code], check=True, cwd=self.folder)
 
     @property
     def packages(self) -> Path:
@@ -144,26 +166,29 @@ def main() -> int:
     keep = parser.parse_args().keep
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if keep is None else keep
-        source = folder / "source"
-        source.mkdir(parents=True)
-        for name in SOURCES:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, source / name)
+        packages.check(*(built := packages.build(folder / "dist")))
+        wheel = built[0]
+        sizes = ", ".join(f"{each.name} {each.stat().st_size / 1e6:.1f} MB" for each in built)
+        print(f"{sizes}\n", flush=True)
         print("| install | MB | seconds | first verdict, s | torch | commands that ran |")
         print("|---|---:|---:|---:|---|---|", flush=True)
-        base = Environment.make("", folder / "base", source)
+        base = Environment.make("", folder / "base", wheel)
         first = base.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
         commands = use_photos(base, folder / "work")
         print(report(base, first, commands), flush=True)
         if base.has("torch") or base.megabytes > LARGEST:
             sys.exit(f"The base has {base.megabytes:,.0f} MB, at most {LARGEST:g}, and must not have torch.")
-        web = Environment.make("web", folder / "web", source)
+        web = Environment.make("web", folder / "web", wheel)
         first = web.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
         web.serve("waste")
         print(report(web, first, ["serve"]), flush=True)
-        everything = Environment.make("all", folder / "all", source)
+        web.install(*FRAMES)
+        web.use(TABLES.format(image=str(SAMPLES / "everyday" / "jeans.jpg")))
+        everything = Environment.make("all,models", folder / "all", wheel)
         first = everything.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
-        print(report(everything, first, use_networks(everything, folder / "work")))
+        print(report(everything, first, use_networks(everything, folder / "work")), flush=True)
+        container.run(folder / "container")
+        print("\nTables of pandas, polars and Arrow agree. The steps of the Dockerfile ran.")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Examinations as a table: columns for data frames of any library."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from candid._support.errors import CandidError
 from candid.judging.examine import UnusableImage
@@ -51,7 +51,7 @@ class Table(Mapping[str, list[Any]]):
         """Return a table of Arrow."""
         return self._frame("pyarrow")
 
-    def _frame(self, library: str) -> Any:
+    def _frame(self, library: Literal["pandas", "polars", "pyarrow"]) -> Any:
         import narwhals
 
         try:
@@ -93,7 +93,7 @@ def _schema() -> dict[str, Any]:
 
     text, number = narwhals.String(), narwhals.Float64()
     texts, numbers = narwhals.List(narwhals.String()), narwhals.List(narwhals.Float64())
-    types = {"confidence": number, "p_value": number, "class_count": narwhals.Int64()}
+    types: dict[str, Any] = {"confidence": number, "p_value": number, "class_count": narwhals.Int64()}
     types |= {"classes": texts, "top_classes": texts, "top_posteriors": numbers}
     return {name: types.get(name, text) for name in COLUMNS}
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from candid._support import __version__
-from candid._support.errors import CandidError, CheckpointError, did_you_mean, missing_extra
+from candid._support.errors import CandidError, CheckpointError, missing_extra
 from candid._support.numbers import Array, tensors_of
 from candid._support.old_formats import version_1_belongs, whole_record
 from candid._support.options import checked_names, from_dict, loaded_again, without_repeats
@@ -234,7 +234,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     if not path.exists():
         raise CheckpointError(
             f"There is no model at '{path}': name the folder of a saved model, or one that comes with "
-            f"candid: {did_you_mean(str(path), zoo.MODELS)}"
+            f"candid: {zoo.hint(str(path))}"
         )
     if path.name == RECORD:
         return path.parent

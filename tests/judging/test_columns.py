@@ -9,7 +9,7 @@ import candid
 from candid import CandidError, Examination
 from candid.judging.columns import COLUMNS, LIBRARIES
 
-FOUND = [
+FOUND: list[Any] = [
     Examination("a.png", {"cat": 0.9, "dog": 0.1}, 0.4, 0.5, "accept", ("cat",)),
     Examination("b.png", {"dog": 0.6, "cat": 0.4}, 0.3, None, "ambiguous", ("dog", "cat"), "pet", 2),
     candid.UnusableImage("c.png", "it is cut"),
@@ -43,7 +43,7 @@ def test_a_frame_or_one_sentence(library: str, found: list[Any]) -> None:
             convert()
         return
     frame = convert()
-    assert list(getattr(frame, "column_names", getattr(frame, "columns", None))) == list(COLUMNS)
+    assert list(frame.column_names if library == "pyarrow" else frame.columns) == list(COLUMNS)
     assert len(frame) == len(found)
     column = frame["classes"]
     values = column.to_pylist() if library == "pyarrow" else list(column)

@@ -147,6 +147,6 @@ with warnings.catch_warnings():
 
 
 @pytest.mark.filterwarnings("ignore")
-@CHECKS
+@CHECKS  # type: ignore[untyped-decorator]
 def test_the_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)

@@ -18,6 +18,8 @@ DEFAULT = "everyday"
 """The model of commands that are given none."""
 
 
+SEPARATE = ("cifar10-", "tiny20")
+"""How the names of models begin that are a distribution of their own, so that the package stays small."""
 MODELS = {card.parent.name: card.parent for card in sorted(FOLDER.glob(f"*/{CARD}"))}
 """The folders of all bundled models by name."""
 
@@ -27,10 +29,21 @@ def names() -> list[str]:
     return list(MODELS)
 
 
+def hint(name: str) -> str:
+    """Return the hint that ends an error about a name that no model here has.
+
+    >>> hint("wast")
+    "did you mean 'waste'?"
+    """
+    if name.startswith(SEPARATE) and not any(each.startswith(SEPARATE) for each in MODELS):
+        return "it is one of the pixel models: pip install 'candid-vision[models]'."
+    return did_you_mean(name, MODELS)
+
+
 def card(name: str) -> dict[str, Any]:
     """Return the card of the bundled model ``name``: what it was made from, and what it can and can't do."""
     if name not in MODELS:
-        raise CandidError(f"There is no bundled model '{name}': {did_you_mean(name, MODELS)}")
+        raise CandidError(f"There is no bundled model '{name}': {hint(name)}")
     return json.loads((MODELS[name] / CARD).read_text(encoding="utf-8"))
 
 
