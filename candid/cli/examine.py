@@ -122,9 +122,8 @@ def examine(
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
     if sort_into is not None:
         paths = _not_copied(paths, sort_into)
-    loaded = checkpoint.load(model)
-    examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
-    draw = None if pages.figures is None else _drawing(loaded, pages, folder)
+    examiner = Examiner(checkpoint.load(model), model, options, evidence=pages.figures is not None)
+    draw = None if pages.figures is None else _drawing(examiner.model, pages, folder)
     promises, counts, places = _said(examiner, model, verbose), Counter[str](), dict[str, str]()
     examinations = examiner.examine(paths)
     if len(paths) > 1 and not sys.stdout.isatty():
