@@ -28,7 +28,7 @@ from candid.serve import FILES, Limits, schemas
 from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
 from candid.serve.queue import HarmfulError, LostError, Turns
 from candid.serve.schemas import ImageRequest
-from candid.serve.sensor import ModelQuery, Sensor, Teaching, add_lesson_routes, add_routes, chosen
+from candid.serve.sensor import Sensor, Teaching, add_lesson_routes, add_routes, chosen, model_query
 from candid.serve.served import Models, Opener, Served, opened_here
 from candid.serve.service import unusable
 
@@ -51,7 +51,7 @@ ADDRESSES = {
 PUBLIC = frozenset(ADDRESSES.values()) | {"/healthz", "/openapi.json"}
 """What needs no token: the page without what it shows, whether the server runs, and what it can be asked."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-WORK_PROBLEMS = (400, 403, 408, 413, 422, 429, 500, 503)
+WORK_PROBLEMS = (400, 403, 404, 408, 413, 422, 429, 500, 503)
 MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
@@ -151,9 +151,8 @@ class _Api:
 
     def _add_work_routes(self, security: list[Any], secret: bool) -> None:
         work: dict[str, Any] = {"responses": _problems(secret, *WORK_PROBLEMS), "dependencies": security}
-        fixed = self.teaching is None and len([*self.models]) == 1 and not secret
-        classes = {"enum": self.models.first.model.info.classes} if fixed else None
-        towards = Form(description="A class of the model.", json_schema_extra=classes)
+        named = model_query(self.models, secret)
+        towards = Form(description="A class of the model.", json_schema_extra=self._classes(secret))
 
         @self.app.post("/v1/examine", response_model=schemas.ExamineResponse, **work)
         async def examine(
@@ -166,7 +165,7 @@ class _Api:
                 bool,
                 Query(description="It was judged before: it is neither counted, watched nor stored again."),
             ] = False,
-            model: ModelQuery = None,
+            model: Annotated[str | None, named] = None,
         ) -> Response:
             """Class, posterior, p-value and verdict of each file, in their order.
 
@@ -192,7 +191,7 @@ class _Api:
             target: Annotated[
                 float, Form(gt=0, lt=1, description="The posterior that the class should reach.")
             ] = 0.5,
-            model: ModelQuery = None,
+            model: Annotated[str | None, named] = None,
         ) -> schemas.CounterfactualResponse:
             """The image, changed along the class means until 'towards' has the posterior 'target'."""
             with chosen(self.models, model).used() as served:
@@ -209,6 +208,11 @@ class _Api:
             """The whole image as a JPEG of at most 1600 pixels a side, for browsers that can't show it."""
             with self.turns.request(_client(request)) as submit:
                 return _Jpeg(*await _all([submit(self.limits.max_pixels, partial(self._as_jpeg, file))]))
+
+    def _classes(self, secret: bool) -> dict[str, Any] | None:
+        """Return the classes for the description, if they are no secret and always the same."""
+        fixed = self.teaching is None and len([*self.models]) == 1
+        return {"enum": self.models.first.model.info.classes} if fixed and not secret else None
 
     def _add_status_routes(self, security: list[Any], secret: bool) -> None:
         missing = _problems(secret, 403, 404, 422, 500, 503)
@@ -380,7 +384,7 @@ async def _problem(request: Request, error: Exception) -> Response:
         status, sentence = 422, _wrong_field(error)
     elif isinstance(error, HTTPException):
         status, sentence, headers = error.status_code, str(error.detail), error.headers
-        if status == 404:
+        if status == 404 and sentence == "Not Found":
             sentence = NOTHING
         if status == 405:
             sentence = "This address takes no such method: /api lists those that it takes."

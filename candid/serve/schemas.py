@@ -351,6 +351,7 @@ class DriftResponse(BaseModel):
     proven: bool | None = Field(
         default=None, description="Whether this level is proven: not if held-out images trained the model."
     )
+    caveat: str | None = Field(default=None, description="What is not proven, in words.")
     images: int = Field(default=0, description="Images that were watched.")
     held_out: int | None = None
     since: int | None = Field(default=None, description="About the first image that had changed.")

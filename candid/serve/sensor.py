@@ -28,7 +28,6 @@ MOST = 1000
 SECONDS = 1.0
 """Between two looks at whether the state must be written."""
 BUSY = "The server teaches, groups or loads a model already: ask again when it is done."
-ModelQuery = Annotated[str | None, Query(description="See GET /v1/models; the first one by default.")]
 Id = Annotated[int, Field(ge=1, le=2**62)]
 Problems = Callable[..., dict[int | str, dict[str, Any]]]
 
@@ -234,9 +233,10 @@ def add_routes(
 ) -> None:
     """Add the addresses that tell what it has found."""
     common: dict[str, Any] = {"responses": problems(403, 404, 422, 500, 503), "dependencies": security}
+    named = model_query(models, bool(security))
 
     @app.get("/v1/drift", **common)
-    async def drift(model: ModelQuery = None) -> schemas.DriftResponse:
+    async def drift(model: Annotated[str | None, named] = None) -> schemas.DriftResponse:
         """Whether the judged images have changed, since when and in which direction."""
         return chosen(models, model).drift.response()
 
@@ -284,12 +284,13 @@ def add_lesson_routes(
     app: FastAPI, security: list[Any], problems: Problems, teaching: Teaching, models: Models
 ) -> None:
     """Add the addresses that correct and teach."""
+    named = model_query(models, bool(security))
     asked: dict[str, Any] = {"responses": problems(403, 404, 422, 500, 503), "dependencies": security}
     codes = (400, 403, 404, 408, 409, 413, 422, 429, 500, 503)
     done: dict[str, Any] = {"responses": problems(*codes), "dependencies": security}
 
     @app.get("/v1/lessons", **asked)
-    async def lessons(model: ModelQuery = None) -> schemas.LessonsResponse:
+    async def lessons(model: Annotated[str | None, named] = None) -> schemas.LessonsResponse:
         """Corrections, groups of unknown images, and the models that were taught from corrections."""
         return await teaching.state(chosen(models, model))
 
@@ -301,7 +302,7 @@ def add_lesson_routes(
         name: Annotated[
             str, Form(max_length=LONGEST, description="The class that they show; empty takes it back.")
         ] = "",
-        model: ModelQuery = None,
+        model: Annotated[str | None, named] = None,
     ) -> schemas.LessonsResponse:
         """Say what stored images show: a class of the model or a new one."""
         served = chosen(models, model)
@@ -309,14 +310,14 @@ def add_lesson_routes(
         return await teaching.state(served)
 
     @app.post("/v1/groups", **done)
-    async def groups(model: ModelQuery = None) -> schemas.LessonsResponse:
+    async def groups(model: Annotated[str | None, named] = None) -> schemas.LessonsResponse:
         """Begin to group the stored novel images; ask ``GET /v1/lessons`` until it is no longer busy."""
         served = chosen(models, model)
         teaching.group(served)
         return await teaching.state(served)
 
     @app.post("/v1/lessons", **done)
-    async def teach(model: ModelQuery = None) -> schemas.LessonsResponse:
+    async def teach(model: Annotated[str | None, named] = None) -> schemas.LessonsResponse:
         """Begin to make a model from all corrections; it answers only after ``POST /v1/lessons/use``."""
         served = chosen(models, model)
         teaching.teach(served)
@@ -325,7 +326,7 @@ def add_lesson_routes(
     @app.post("/v1/lessons/use", **done)
     async def use(
         version: Annotated[int, Form(ge=0, le=2**31, description="0 is the model as it was started.")],
-        model: ModelQuery = None,
+        model: Annotated[str | None, named] = None,
     ) -> schemas.LessonsResponse:
         """Begin to answer with a model that was taught, or with the one before; no request is lost."""
         served = chosen(models, model)
@@ -333,9 +334,15 @@ def add_lesson_routes(
         return await teaching.state(served)
 
 
+def model_query(models: Models, secret: bool) -> Any:
+    """Return the description of the field that names a model; with a token, names are secret."""
+    names = None if secret else {"enum": [each.name for each in models]}
+    return Query(description="See GET /v1/models; the first one by default.", json_schema_extra=names)
+
+
 def chosen(models: Models, name: str | None) -> Served:
     """Return the model that a request names."""
     served = models.get(name)
     if served is None:
-        raise HTTPException(422, "This server has no such model: GET /v1/models lists them.")
+        raise HTTPException(404, "This server has no such model: GET /v1/models lists them.")
     return served

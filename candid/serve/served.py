@@ -16,7 +16,7 @@ from candid.serve.queue import Queue
 from candid.serve.schemas import DriftResponse, EncodedResponse, ImageRequest
 from candid.serve.service import Service
 from candid.serve.worker import Worker
-from candid.trust.drift import Watch
+from candid.trust.drift import UNPROVEN, Watch
 
 log = logging.getLogger("candid.serve")
 Networks = Sequence[Service | Worker]
@@ -85,7 +85,9 @@ class Drift:
         if self.watch is None:
             sentence = "This model has no held-out scores, so its images can't be watched."
             return DriftResponse(watching=False, sentence=sentence)
-        return DriftResponse(watching=True, sentence=self.watch.sentence(), **self.watch.report())
+        caveat = None if self.watch.proven else UNPROVEN
+        report = self.watch.report()
+        return DriftResponse(watching=True, sentence=self.watch.sentence(), caveat=caveat, **report)
 
     async def store(self) -> None:
         """Write the state if there are new images."""

@@ -18,7 +18,7 @@ from candid._support.randomness import draws
 from candid.judging.held_out import needed
 from candid.judging.watch_images import WatchState
 from candid.judging.watched import FIXING, WatchedScore
-from candid.serve.sensor import Drift
+from candid.serve.served import Drift
 from candid.trust.bets import (
     FrequencyBets,
     ScoreBets,

@@ -184,7 +184,7 @@ def test_several_models_are_asked_by_name(service: Service, trained: Service) ->
             answer = server.client.post(f"/v1/examine?model={name}", files=files).json()
             assert answer["model"] == name and answer["results"][0]["label"] in classes
         wrong = server.client.post("/v1/examine?model=other", files={"file": b""})
-        assert wrong.status_code == 422 and "no such model" in wrong.json()["error"]
+        assert wrong.status_code == 404 and "no such model" in wrong.json()["error"]
         drift = [server.client.get(f"/v1/drift?model={name}").json()["images"] for name in names]
         assert drift == [1, 1] and server.metric("candid_drift_images") == 1
 

@@ -40,6 +40,7 @@ def test_the_loop_works_from_the_page_alone(
         page = visit.page
         page.locator("#token").fill("sesame")
         page.keyboard.press("Enter")
+        expect(page.locator("#model")).to_contain_text("shapes")
         page.locator("#teach-open").press("Enter")
         expect(page.locator("#waiting-corrections")).to_contain_text("None yet")
         new = [

@@ -133,9 +133,9 @@ def test_a_worker_does_not_start_again_with_a_different_model(saved: str, tmp_pa
 
 
 def test_a_server_without_a_network_ends(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("candid.serve.app._Api.seconds_lost", lambda _: 200.0)
+    monkeypatch.setattr("candid.serve.served.Models.seconds_lost", lambda _: 200.0)
     with pytest.raises(CandidError, match="No process for the network could be started"):
-        serve(saved, ServeOptions(port=0, workers=0), Limits(), lambda _: None)
+        serve([saved], ServeOptions(port=0, workers=0), Limits(), lambda _: None)
 
 
 def test_a_worker_ends_with_its_parent(saved: str) -> None:
