@@ -27,7 +27,8 @@ from experiments.photos import Logistic
 def pooled(model: Any, split: Split) -> tuple[Array, Array, tuple[str, ...]]:
     """Return the pooled features of photos (N, P), their labels (N,) and their files."""
     ready = split.preprocess(model.preprocessing)
-    features, labels, names = [], [], []
+    features, labels = [], []
+    names: list[str] = []
     for images, of_batch, paths in named_batches(ready, model.preprocessing, 32):
         features.append(model.eye.statistics_and_pooled(to_float(images))[1])
         labels.append(of_batch)
@@ -56,7 +57,11 @@ def main() -> None:
         parts[name] = pooled(model, open_images(folder, model.preprocessing).subsample(given.images))
     given.out.mkdir(parents=True, exist_ok=True)
     for name, (features, labels, paths) in parts.items():
-        arrays = {"logits": classifier.logits(features), "labels": labels, "paths": np.array(paths)}
+        arrays: dict[str, Any] = {
+            "logits": classifier.logits(features),
+            "labels": labels,
+            "paths": np.array(paths),
+        }
         arrays |= {"features": features} if given.features else {}
         np.savez(given.out / f"{name}.npz", class_names=np.array(model.class_names), **arrays)
     print(f"penalty {classifier.penalty:g}; written to {given.out}: {', '.join(parts)}")

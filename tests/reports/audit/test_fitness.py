@@ -48,7 +48,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_arrays(stored: Path, out: Path, **options: Any) -> Any:
-    files = {"held_out": stored / "val.npz", "test": stored / "test.npz", "name": "fruit"}
+    files: dict[str, Any] = {"held_out": stored / "val.npz", "test": stored / "test.npz", "name": "fruit"}
     return audit(out=out, ood={"noise": str(stored / "noise.npz")}, **files, **options)
 
 
@@ -107,14 +107,14 @@ def test_a_statement_has_the_headings_and_says_what_is_not_known(stored: Path, t
     assert record(found, grades_of(found))["models"][0]["statement"][0]["heading"] == "Intended use"
 
 
-def of_model(run: Path, folder: Path) -> dict[str, Path]:
+def of_model(run: Path, folder: Path) -> dict[str, Any]:
     """Store what a model says of its held-out and of its test images."""
     files = {}
     for option, part in (("held_out", "val"), ("test", "test")):
         found = candid.evaluate(run, "digits", part=part, workers=0)
         assert found is not None
         files[option] = folder / f"{part}.npz"
-        columns = {"logits": found.predictions.logits, "labels": found.predictions.labels}
+        columns: dict[str, Any] = {"logits": found.predictions.logits, "labels": found.predictions.labels}
         np.savez(files[option], class_names=np.array(found.class_names), **columns)
     return files
 
@@ -145,7 +145,7 @@ def test_arrays_of_other_images_do_not_stand_next_to_a_model(
     with pytest.raises(CandidError, match="add both"):
         audit(runs / "own", "digits", held_out=stored / "val.npz", **call)
     files = of_model(runs / "own", tmp_path)
-    held = {"held_out": files["held_out"]}
+    held: dict[str, Any] = {"held_out": files["held_out"]}
     with pytest.raises(CandidError, match="other class_names"):
         audit(runs / "own", "digits", held_out=stored / "val.npz", test=stored / "test.npz", **call)
     test = dict(np.load(files["test"]))
