@@ -63,12 +63,16 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     }
 
 
-def describe_head(model: "PhotoModel | AdoptedModel | VectorClassifier", folder: Path) -> dict[str, Any]:
+def describe_head(
+    model: "PhotoModel | AdoptedModel | VectorClassifier", folder: Path
+) -> dict[str, Any] | None:
     """Return what a model of features in ``folder`` consists of, and what its parts take on disk.
 
-    ``eye`` is None if the features came from a file.
+    ``eye`` is None if the features came from a file. Models of pixels have no such description: None.
     """
     eye = model.eye if "eye" in model.can else None
+    if eye is None and model.density_of != "features":
+        return None
     files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
     return {
         "kind": model.kind,
