@@ -53,7 +53,7 @@ LABELS = {"hard": 0.0, "smoothed": 0.05}
 DETECTORS = ("two-tailed", "combined", "max-posterior")
 """Scores whose areas under ROC curves are measured."""
 CONFIDENT_SHARE = 0.5
-"""The most confident half of the test images: errors there do not depend on any temperature."""
+"""The most confident half of the test images: errors there hardly depend on the temperature."""
 
 
 class Asked(NamedTuple):

@@ -103,9 +103,11 @@ def tables(results: Results) -> dict[str, str]:
         made[f"trends-{labels}"] = _trends([one for one in models if one["labels"] == labels])
     made["corruptions"] = _corruptions([one for one in first if "corruptions" in one])
     made["geometry"] = _geometry([one for one in first if "plane" in one])
-    made["seeds"] = _seeds(models)
     made["comparisons"] = _comparisons(results["comparisons"])
-    made["attacks"] = _attacks(results["attacks"])
+    if any(one["seed"] for one in models):
+        made["seeds"] = _seeds(models)
+    if results["attacks"]:
+        made["attacks"] = _attacks(results["attacks"])
     return made
 
 

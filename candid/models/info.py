@@ -67,8 +67,7 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
 def describe_head(model: "Model", folder: Path) -> dict[str, Any] | None:
     """Return what a model of features in ``folder`` consists of, and what its parts take on disk.
 
-    ``eye`` is None if the features came from a file. None of a model that has neither an eye nor a density of
-    features.
+    ``eye`` is None if the features came from a file. Models of pixels have no such description: None.
     """
     if model.density_of != "features" and "eye" not in model.can:
         return None

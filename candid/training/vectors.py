@@ -41,8 +41,8 @@ MEANS_RATE = 0.1
 START_ROWS = 4096
 """Vectors that set the first scales of the network."""
 PARTS = ("val", "test")
-FEWEST_PER_NUMBER = 3
-"""Training features for each of their numbers: with fewer, the closed form is better (docs/photos.md)."""
+FEWEST_PER_NUMBER = 4
+"""Training features for each of their numbers; with fewer, the closed form is better (docs/photos.md)."""
 
 
 @dataclass(frozen=True)
