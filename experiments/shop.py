@@ -3,8 +3,9 @@
 ``python -m experiments.shop PHOTOS CLASS`` takes a folder with a folder for each class. A quarter of each is
 for testing. CLASS keeps 25 photos, the others 200 at most. A copy, a wrong label, transparent PNGs, a HEIC
 and a broken file are added. It prints the recall of CLASS and the accuracy on the test photos. With
-``--exact`` it compares a model that was taught photos with one that was trained on all of them; with ``--time``
-it prints CPU seconds of training on all but 120 photos, of training again with 20 of them, and of teaching 100.
+``--exact`` it compares a model that was taught photos with one that was trained on all of them. With
+``--time`` it prints CPU seconds of training on all but 31 of each class, of training again with 20 of these,
+and of teaching 100.
 """
 
 import argparse
