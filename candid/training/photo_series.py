@@ -103,9 +103,10 @@ def in_series(
 
 def sentence(series: Series, apart: float, accuracy: float, how: str) -> str:
     """Return what series change: the accuracy if each photo were on its own, and as it is."""
+    several = plural(series.several, "series", "series")
     return (
-        f"accuracy {how} {percent(accuracy)} with {plural(series.several, 'series', 'series')} on one side of "
-        f"every division, {percent(apart)} if their photos were divided one by one"
+        f"accuracy {how} {percent(accuracy)} with {several} on one side of every division, "
+        f"{percent(apart)} if their photos were divided one by one"
     )
 
 
