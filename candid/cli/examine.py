@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from candid.explanations.explainer import Explanation
     from candid.judging.examine import Examiner, UnusableImage
     from candid.models.protocol import Model
-    from candid.trust.verdict import Examination, Promises
+    from candid.trust.verdict import Examination
 
 
 MODEL_FILES = (".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".safetensors")
@@ -116,56 +116,57 @@ def examine(
     from candid.judging.examine import Examiner, UnusableImage, image_paths
     from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
+    from candid.trust.ranking import ALL
     from candid.trust.verdict import heading
 
     folder, table = _Pages(pages.figures), None if out is None else TableFile(out)
-    paths = [path for path in image_paths(images) if not folder.is_one(path)]
-    if sort_into is not None:
-        paths = _not_copied(paths, sort_into)
-    examiner = Examiner(checkpoint.load(model), model, options, evidence=pages.figures is not None)
-    draw = None if pages.figures is None else _drawing(examiner.model, pages, folder)
-    promises, counts, places = _said(examiner, model, verbose), Counter[str](), dict[str, str]()
+    paths = _not_copied([path for path in image_paths(images) if not folder.is_one(path)], sort_into)
+    loaded = checkpoint.load(model)
+    examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
+    draw = None if pages.figures is None else _drawing(loaded, pages, folder)
+    _say_promises(examiner, model, verbose)
+    counts: Counter[str] = Counter()
     examinations = examiner.examine(paths)
     if len(paths) > 1 and not sys.stdout.isatty():
         examinations = iter(TerminalProgress().track(examinations, "examining", len(paths)))
     if not as_json:
         print(heading())
+    places: dict[str, str] = {}
     with ExitStack() as written:
         if table is not None:
-            written.enter_context(table.open(promises))
+            written.enter_context(table.open(None if examiner.rule is None else examiner.rule.promises[ALL]))
         for examined in examinations:
             if table is not None:
                 table.add(examined)
             counts[_shown(examined, draw, as_json)] += 1
             if sort_into is not None and not isinstance(examined, UnusableImage):
                 places |= verdict_places([examined])
-    _summed_up(counts)
-    if table is not None:
-        _log(f"written: {table.path}")
+    _say_counts(counts, out)
     if sort_into is not None:
         _copied(places, sort_into)
     return 2 if counts["unusable"] else None
 
 
-def _said(examiner: "Examiner", model: str, verbose: bool) -> "Promises | None":
-    """Say what verdicts promise, and return it; None of a model without held-out scores."""
-    from candid.trust.ranking import ALL
-
-    if examiner.rule is None:
-        _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
-        return None
-    promises = examiner.rule.promises[ALL]
-    for sentence in promises.sentences() if verbose else [*promises.raised(), promises.plain()]:
-        _log(sentence)
-    return promises
-
-
-def _summed_up(counts: Counter[str]) -> None:
-    """Say how many images have each verdict."""
+def _say_counts(counts: Counter[str], out: Path | None) -> None:
+    """Say how many images have each verdict, and where the table is."""
     from candid.trust.verdict import KINDS
 
     for kind, number in counts.items():
         _log(f"{number:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{number:,} {kind}")
+    if out is not None:
+        _log(f"written: {out}")
+
+
+def _say_promises(examiner: "Examiner", model: str, verbose: bool) -> None:
+    """Say what verdicts promise."""
+    from candid.trust.ranking import ALL
+
+    if examiner.rule is None:
+        _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
+    else:
+        promises = examiner.rule.promises[ALL]
+        for sentence in promises.sentences() if verbose else [*promises.raised(), promises.plain()]:
+            _log(sentence)
 
 
 def _shown(
@@ -190,8 +191,10 @@ def _shown(
     return examined.verdict or "judged"
 
 
-def _not_copied(paths: list[Path], folder: Path) -> list[Path]:
-    """Return the images that no earlier run has copied into ``folder``."""
+def _not_copied(paths: list[Path], folder: Path | None) -> list[Path]:
+    """Return the images that no earlier run has copied into ``folder``, if there is one."""
+    if folder is None:
+        return paths
     from candid.judging.group import is_sorted_copy
 
     left = [path for path in paths if not is_sorted_copy(path, folder)]

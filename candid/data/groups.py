@@ -79,7 +79,9 @@ class GroupTable:
             spec = f"{spec}:{others[0]}" if others else spec
         table = cls.read(spec)
         if table is None:
-            raise CandidError(f"--together takes FILE.csv or FILE.csv:COLUMN, not '{spec}'.")
+            raise CandidError(
+                f"--together takes FILE.csv:COLUMN or FILE.csv (in training also 'folder' or 'none'), not '{spec}'."
+            )
         return table
 
     def _group(self, path: str) -> str | None:

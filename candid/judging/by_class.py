@@ -153,8 +153,7 @@ class ByClass:
                     int(right[y]),
                     int(taken[y]),
                     tuple(confused.get(y, ())),
-                    *(None if each is None else int(each[y]) for each in (accepted, wrong, novel)),
-                    trained=None if trained is None else int(trained[y]),
+                    *(None if each is None else int(each[y]) for each in (accepted, wrong, novel, trained)),
                 )
                 for y, name in enumerate(class_names)
             )

@@ -221,7 +221,8 @@ def compared(
         if kept.any()
     ]
     if sum(len(labels) for labels, _, _ in unseen) >= FEWEST:
-        return _counted(old, new, *(np.concatenate(each) for each in zip(*unseen, strict=True)), False)
+        labels, before, now = (np.concatenate(each) for each in zip(*unseen, strict=True))
+        return _counted(old, new, labels, before, now, False)
     train, said = parts["train"], predictions["train"].logits
     remembered, logits = Remembered.of(old), np.full((len(train), len(old.class_names)), np.nan)
     fresh = ~np.isin(train.keys, trained[0])

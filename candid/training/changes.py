@@ -192,7 +192,7 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
     with suppress(OSError):  # it has others
         (folder / EARLIER).rmdir()
     progress.log(entry["text"])
-    return checkpoint.load(folder)  # type: ignore[no-any-return]
+    return checkpoint.load(folder)
 
 
 def changes_of(model: Any) -> list[dict[str, Any]]:

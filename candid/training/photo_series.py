@@ -49,7 +49,7 @@ class Series(NamedTuple):
     """The series of each photo, by part."""
     joined: int
     """Photos that are in a series with another one."""
-    count: int
+    several: int
     """Series of several photos."""
     dropped: int = 0
     """Held-out photos that are left out since their series is trained on."""
@@ -103,9 +103,10 @@ def in_series(
 
 def sentence(series: Series, apart: float, accuracy: float, how: str) -> str:
     """Return what series change: the accuracy if each photo were on its own, and as it is."""
+    several = plural(series.several, "series", "series")
     return (
-        f"accuracy {how} {percent(accuracy)} with {plural(series.count, 'series', 'series')} on one side of "
-        f"every division, {percent(apart)} if their photos were divided one by one"
+        f"accuracy {how} {percent(accuracy)} with {several} on one side of every division, "
+        f"{percent(apart)} if their photos were divided one by one"
     )
 
 

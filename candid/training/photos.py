@@ -185,9 +185,9 @@ class _Job:
         results |= {"out_of_fold": "val" not in parts, "head": model.metadata["head"]}
         if "test" in parts:
             results["test"] = _metrics(predictions["test"])
-        if series.count:
+        if series.several:
             apart = self._apart(whole, model, head)
-            results["series"] = {"count": series.count, "photos": series.joined, "accuracy_without": apart}
+            results["series"] = {"count": series.several, "photos": series.joined, "accuracy_without": apart}
             how = "out of fold" if "val" not in parts else "on held-out photos"
             log(sentence(series, apart, results["val"]["accuracy"], how))
         table = self._by_class(model, predictions, held_out, train)

@@ -55,24 +55,19 @@ class Pieces:
 
     def with_class(self, record: dict[str, Any], features: Array, keys: Array) -> "Pieces":
         """Return them with one more taught class, or another version of a class that was taught."""
+        records, photos, known = list(self.records), list(self.features), list(self.keys)
         if record["name"] in self.names:
             place = self.names.index(record["name"])
-            records, photos, known = (
-                (*parts[:place], new, *parts[place + 1 :])
-                for parts, new in zip(
-                    (self.records, self.features, self.keys), (record, features, keys), strict=True
-                )
-            )
-            return replace(self, records=records, features=photos, keys=known)
-        return Pieces(self.base, (*self.records, record), (*self.features, features), (*self.keys, keys))
+            records[place], photos[place], known[place] = record, features, keys
+        else:
+            records, photos, known = [*records, record], [*photos, features], [*known, keys]
+        return Pieces(self.base, tuple(records), tuple(photos), tuple(known))
 
     def without(self, name: str) -> "Pieces":
         """Return them without a taught class."""
         kept = [i for i, known in enumerate(self.names) if known != name]
-        records, features, keys = (
-            tuple(parts[i] for i in kept) for parts in (self.records, self.features, self.keys)
-        )
-        return Pieces(self.base, records, features, keys)
+        records, features = tuple(self.records[i] for i in kept), tuple(self.features[i] for i in kept)
+        return Pieces(self.base, records, features, tuple(self.keys[i] for i in kept))
 
     def model(self) -> tuple[PhotoModel, list[float]]:
         """Return the model, and the recall of each taught class on its photos, left out one by one."""

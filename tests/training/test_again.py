@@ -117,12 +117,29 @@ def test_training_names_the_weakest_class_everywhere(
     assert results["by_class"]["classes"][1]["taken_for"]["dots"] >= 3
 
 
-def test_transparent_photos_and_heic_are_photos(tmp_path: Path) -> None:
-    data = write_photos(tmp_path / "photos" / "train", CLASSES, 6)
-    write_photos(tmp_path / "photos" / "test", CLASSES, 1, start=90)
-    whole = Image.open(data / "dots" / "000.png").convert("RGBA")
-    whole.putalpha(128)
-    whole.save(data / "dots" / "clear.png")
-    shutil.copy(Path(__file__).parent.parent / "data" / "turned.heic", data / "rings" / "phone.heic")
-    results, _ = train(data.parent, tmp_path / "mine")
-    assert results["head"]["counts"] == [7, 7, 6]  # type: ignore[index]
+def test_the_story_of_a_shop(tmp_path: Path) -> None:
+    """Few rings, and what real folders have: the class is named, more photos help, few are extracted."""
+    shop, run = tmp_path / "shop", tmp_path / "mine"
+    write_photos(shop / "train", ("dots", "stripes"), 20)
+    write_photos(shop / "train", ("rings",), 5)
+    test = write_photos(shop / "test", CLASSES, 8, start=400)
+    shutil.copy(shop / "train" / "rings" / "000.png", shop / "train" / "rings" / "copy.png")
+    shutil.copy(Path(__file__).parent.parent / "data" / "turned.heic", shop / "train" / "dots" / "phone.heic")
+    (shop / "train" / "dots" / "001.png").rename(shop / "train" / "stripes" / "wrong.png")
+    clear = Image.open(shop / "train" / "dots" / "002.png").convert("RGBA")
+    clear.putalpha(128)
+    clear.save(shop / "train" / "dots" / "clear.png")
+    results, said = train(shop, run)
+    assert results["head"]["counts"] == [21, 6, 21]  # type: ignore[index]
+    assert any(line.startswith("weakest class: ") and "trained on" in line for line in said)
+    more = write_photos(tmp_path / "more", ("rings",), 14, start=600)
+    before, after = (
+        [each.label for each in candid.examine(model, test / "rings")].count("rings")
+        for model in (str(run), candid.teach(str(run), {"rings": more / "rings"}).model)
+    )
+    assert after >= before - 1
+    for path in sorted((more / "rings").iterdir())[:3]:
+        shutil.copy(path, shop / "train" / "rings" / f"more {path.name}")
+    for i in range(4):
+        photo("rings", 800 + i).save(shop / "train" / "rings" / f"new {i}.png")
+    assert train(shop, run)[0]["extracted"] == 4  # those that were taught have passed the eye before

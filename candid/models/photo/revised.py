@@ -2,9 +2,10 @@
 
 The head carries what its totals were: from the means, the number of photos of each class and the shared
 covariance follow counts, sums and products, so that totals of further photos can be added as if all had been
-trained on together. The shrinkage and the temperatures stay as they were chosen. What heads say of held-out
-photos that the model remembers changes with the class means; that the shared covariance changes, too, is left
-out there, since a photo that was left out of its head must not enter by way of the whole head.
+trained on together. The shrinkage and the temperatures stay as they were chosen; a logistic regression gives
+way to the better of the two other posteriors. What heads say of held-out photos that the model remembers
+changes with the class means; that the shared covariance changes, too, is left out there, since a photo that
+was left out of its head must not enter by way of the whole head.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from candid.models.photo.gaussian import (
     halved,
     stratified_folds,
 )
+from candid.models.photo.head import Posterior
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import Seen
 from candid.trust.gaussians import class_sums, packed, unpacked
@@ -131,13 +133,13 @@ def revised(
     totals, counts = _regrouped(totals_of(model), groups_of, classes), counts_of(model)
     mixing = _mixing(counts, groups_of, classes)
     whole = totals if new is None else totals + _totals(new, classes)
-    made = _first_stage(model, whole, class_names, mixing, counts)
+    made = _first_stage(model, whole, class_names)
     heads = []
     if new is not None:
         folds = stratified_folds(new.labels, FOLDS, series=series)
         for rows in (folds == fold for fold in np.unique(folds)):
             others = totals + _totals(new.rows(~rows), classes)
-            heads.append((rows, _first_stage(model, others, class_names, mixing, counts)))
+            heads.append((rows, _first_stage(model, others, class_names)))
     after = _moved(model, remembered, mixing, counts, new)
     added = None
     if new is not None:
@@ -181,11 +183,9 @@ def _mixing(counts: Array, groups: Array, classes: int) -> Array:
     return mixing / mixing.sum(0).clip(min=1e-300)
 
 
-def _first_stage(
-    model: PhotoModel, totals: Totals, class_names: Sequence[str], mixing: Array, counts: Array
-) -> PhotoModel:
+def _first_stage(model: PhotoModel, totals: Totals, class_names: Sequence[str]) -> PhotoModel:
     """Return a model with the Gaussians of ``totals``; its second stage is still that of ``model``."""
-    config = replace(model.config, classes=len(class_names))
+    config = replace(model.config, classes=len(class_names), posterior=_posterior(model))
     made = PhotoModel(config, class_names, model._eye)
     head = model.metadata["head"]
     known = Standardised.of(totals, config.groups)
@@ -208,36 +208,26 @@ def _first_stage(
         old = model.state()
         values |= {name: old[name] for name in old if name.startswith("second_")}
     made.load_state({**made.state(), **values})
-    if config.posterior == "logistic":
-        made.load_state({**made.state(), **_regression(model, made, mixing)})
     photos = int(totals.counts.sum())
     made.metadata = {
         **model.metadata,
-        "head": {**head, "photos": photos, "counts": totals.counts.astype(int).tolist()},
+        "head": {
+            **head,
+            "posterior": config.posterior,
+            "photos": photos,
+            "counts": totals.counts.astype(int).tolist(),
+        },
     }
     made.folder = model.folder
     return made
 
 
-def _regression(old: PhotoModel, new: PhotoModel, mixing: Array) -> dict[str, Array]:
-    """Return a logistic regression on which the change of the Gaussians has the effect that it has on them.
-
-    Both are linear in the statistics. What is added is the tempered Gaussian of the new totals minus that of
-    the old ones.
-    """
-    rows = []
-    for model in (old, new):
-        temperature, means = float(model.temperatures[0]), _means(model)
-        weights = temperature * means @ _factor(model) / model.scale.astype(np.float64)
-        constants = -0.5 * (means**2).sum(1) + model.priors.astype(np.float64)
-        rows.append((weights, temperature * constants - weights @ model.centre.astype(np.float64)))
-    scale, centre = (values.astype(np.float64) for values in (old.scale, old.centre))
-    weights = old.logistic_weight.astype(np.float64) / scale
-    biases = old.logistic_bias.astype(np.float64) - weights @ centre
-    weights = rows[1][0] + mixing.T @ (weights - rows[0][0])
-    biases = rows[1][1] + mixing.T @ (biases - rows[0][1])
-    biases = biases + weights @ new.centre.astype(np.float64)
-    return {"logistic_weight": weights * new.scale.astype(np.float64), "logistic_bias": biases}
+def _posterior(model: PhotoModel) -> Posterior:
+    """Return the posterior of a changed head: a logistic regression has no closed form to add photos to."""
+    if model.config.posterior != "logistic":
+        return model.config.posterior
+    losses = model.metadata["head"].get("out_of_fold_log_loss", {})
+    return "second-stage" if losses.get("second-stage", 1) < losses.get("mixture", 0) else "mixture"
 
 
 def _features(model: PhotoModel, z: Array) -> Array:
@@ -272,12 +262,7 @@ def _seen(old: PhotoModel, new: PhotoModel, remembered: Seen, scores: Array, mix
     x = _features(old, remembered.z)
     after, known = new.fitted_part(x), new.known
     first = float(new.temperatures[0]) * (scores + new.priors)
-    if new.config.posterior == "logistic":
-        priors = old.priors.astype(np.float64)
-        logits = (
-            first + (remembered.logits - float(old.temperatures[0]) * (remembered.scores + priors)) @ mixing
-        )
-    elif new.config.posterior == "second-stage":
+    if new.config.posterior == "second-stage":
         second = class_scores(known.second.whitened(scores), known.second.means)
         logits = float(new.temperatures[1]) * (second + new.priors)
     else:
