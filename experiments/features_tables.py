@@ -36,6 +36,10 @@ FEWEST = 4
 LEVEL = 0.95
 
 
+Ends = tuple[float, Sequence[float] | None]
+"""A number, and the ends of its interval if there is one."""
+
+
 class Metric(NamedTuple):
     """A number whose change with beta is shown."""
 
@@ -232,48 +236,60 @@ def _seeds(models: Sequence[Results]) -> str:
 
 
 def _trends(models: Sequence[Results]) -> str:
-    """Return how numbers change with beta: rank correlations of the first seeds, slopes of all seeds."""
+    """Return how numbers change with beta: first seeds at both ends and in order, slopes of all seeds."""
     rows = [row for metric in METRICS if (row := _trend(metric, models)) is not None]
     columns = (
         ("", text("name")),
-        ("at the smallest β", text("first")),
-        ("at β = ∞", text("last")),
+        ("β = 1", text("first")),
+        ("β = ∞", text("last")),
+        ("difference", text("difference")),
+        ("betas", text("betas")),
         ("rank correlation with β", text("rank")),
         ("per doubling of β, 1 to 32", text("slope")),
-        ("with 95 %", text("verdict")),
     )
     return table(rows, columns)
 
 
 def _trend(metric: Metric, models: Sequence[Results]) -> dict[str, str] | None:
-    least = 0 if metric.zero else 0.5
     known = [
         (_number(one["beta"]), float(value), one)
         for one in models
-        if _number(one["beta"]) >= least and (value := at(one, *metric.keys)) is not None
+        if _number(one["beta"]) >= (0 if metric.zero else 0.5)
+        and (value := at(one, *metric.keys)) is not None
     ]
-    points = [
-        (beta, value, at(one, *metric.keys[:-1], "intervals", metric.keys[-1]))
+    points = {
+        beta: (value, at(one, *metric.keys[:-1], "intervals", metric.keys[-1]))
         for beta, value, one in known
         if one["seed"] == 0
-    ]
-    finite = [(math.log2(beta), metric.factor * value) for beta, value, _ in known if 1 <= beta <= 32]
-    if len(points) < FEWEST or len(finite) < FEWEST:
-        return None
-    rank, low, high = rank_correlation(points)
-    line = linregress(*zip(*finite, strict=True))
-    half = float(t.ppf((1 + LEVEL) / 2, len(finite) - 2)) * line.stderr
-    ends = [f"{decimal(points[i][1], metric.digits, metric.factor)}" for i in (0, -1)]
-    verdict = "rises" if line.slope > half else "falls" if line.slope < -half else "not clear"
-    digits = metric.digits + 1
-    return {
-        "name": metric.name,
-        "first": f"{ends[0]} (β = {points[0][0]:g})",
-        "last": ends[1],
-        "rank": f"{rank:+.2f} ({low:+.2f} to {high:+.2f})",
-        "slope": f"{line.slope:+.{digits}f} ± {half:.{digits}f}",
-        "verdict": verdict,
     }
+    if not {1.0, math.inf} <= points.keys():
+        return None
+    ends = [points[beta] for beta in (1.0, math.inf)]
+    shown_ends = [decimal(value, metric.digits, metric.factor) for value, _ in ends]
+    row = {"name": metric.name, "first": shown_ends[0], "last": shown_ends[1], "betas": str(len(points))}
+    row |= {"rank": "–", "slope": "–", "difference": _difference(metric, *ends)}
+    if len(points) >= FEWEST:
+        rank, low, high = rank_correlation([(beta, *point) for beta, point in sorted(points.items())])
+        row["rank"] = f"{rank:+.2f} ({low:+.2f} to {high:+.2f})"
+    finite = [(math.log2(beta), metric.factor * value) for beta, value, _ in known if 1 <= beta <= 32]
+    if len({x for x, _ in finite}) >= FEWEST:
+        line = linregress(*zip(*finite, strict=True))
+        half = float(t.ppf((1 + LEVEL) / 2, len(finite) - 2)) * line.stderr
+        digits = metric.digits + 1
+        row["slope"] = f"{line.slope:+.{digits}f} ± {half:.{digits}f}"
+    return row
+
+
+def _difference(metric: Metric, first: Ends, last: Ends) -> str:
+    """Return the last number minus the first, with the interval that follows from theirs."""
+    (one, of_one), (two, of_two) = first, last
+    value = f"{metric.factor * (two - one):+.{metric.digits}f}"
+    if of_one is None or of_two is None:
+        return value
+    low = two - one - math.hypot(two - of_two[0], of_one[1] - one)
+    high = two - one + math.hypot(of_two[1] - two, one - of_one[0])
+    shown_ends = (f"{metric.factor * end:+.{metric.digits}f}" for end in (low, high))
+    return f"{value} ({' to '.join(shown_ends)})"
 
 
 def _comparisons(records: Sequence[Results]) -> str:

@@ -153,11 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--classes", type=int, default=100, help="leave out this number of classes of each set"
     )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="photos of each class; 1000 for all"
+    )
+    parser.add_argument("--far-every", type=int, default=1, help="use one of this number of far photos")
     parser.add_argument("--work", type=Path, default=Path("runs/near-unknowns"), help="where features are")
     asked = parser.parse_args(arguments)
     eye = PackagedEye(EYES["lite0"])
     reader = Reader(eye, asked.work)
     sets, (far, _) = reader.sets(asked.data), reader.read(asked.data / FAR)
+    far = far[np.arange(len(far))[:: asked.far_every]]
     keys = [(change, key) for change in (RULE, GROUP) for key in ("alarms", "near", "far")]
     keys += [(GROUP, "accuracy"), (GROUP, "loss")]
     rows = []
@@ -165,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         everything = with_unknown(name, photos)
         classes = np.unique(everything.labels).tolist()
         classes = classes[:: max(1, len(classes) // asked.classes)][: asked.classes]
-        for size in SIZES:
+        for size in asked.sizes:
             found = [measured(everything, left_out, size, far, eye) for left_out in classes]
             cells = []
             for change, key in keys:

@@ -161,19 +161,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(asked: argparse.Namespace) -> None:
-    """Train and draw all planes and the trajectories, and record them."""
+    """Train, draw and record all planes, one after the other, and draw the trajectories."""
     tiny = str(with_test(asked.tiny, asked.work))
     model = checkpoint.load("tiny20")
     classes = ",".join(model.class_names[y] for y in picked(*held_out(model, tiny), PICKED))
-    planes = {
-        "tiny20": plane("tiny20", "tiny20", tiny, classes, asked.work, "--beta", 16, "--epochs", 12),
-        "cifar10": plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 3),
-        "clothing": plane("clothing", "clothing", asked.clothing, None, asked.work),
-    }
+    record("tiny20", plane("tiny20", "tiny20", tiny, classes, asked.work, "--beta", 16, "--epochs", 12))
+    record("cifar10", plane("cifar10", "cifar10-beta16", asked.cifar10, "*", asked.work, "--epochs", 3))
+    record("clothing", plane("clothing", "clothing", asked.clothing, None, asked.work))
     trajectories("trajectories", asked.work / "cifar10" / "model" / "best", asked.cifar10, asked.work)
     trajectories("trajectories-full", "cifar10-beta1", asked.cifar10, asked.work)
+
+
+def record(name: str, found: Any) -> None:
+    """Put what was ``found`` of a plane into the record; the other planes in it stay."""
+    planes = json.loads(RECORD.read_text(encoding="utf-8")) | {name: found}
     with replacing(RECORD) as file:
-        file.write_text(json.dumps(planes, indent=1) + "\n", encoding="utf-8")
+        ordered = {each: planes[each] for each in FIGURES if each in planes}
+        file.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,11 +18,25 @@ LATER_OPTIONS: dict[str, Any] = {
     "together": None,
 }
 """Options of later versions with what earlier ones did: these values don't enter the digest of a run."""
+ORDER = (
+    *("data", "eye", "priors", "preset", "model", "beta", "baseline", "start", "means_only", "epochs"),
+    *("batch", "grad_accumulation", "optimiser", "schedule", "learning_rate", "means_rate", "means_start"),
+    *("scales_rate", "warmup", "patience", "lr_decays", "momentum", "weight_decay", "clip", "clip_means"),
+    *("label_smoothing", "actnorm_from_data", "crop", "flip", "holdout", "split_seed", "split", "only"),
+    *("val_data", "epoch_images", "skip_bad", "thumbnails", "seed", "precision", "memory", "compile"),
+    *("workers", "save_minutes", "tensorboard"),
+)
+"""Options in the order in which the digest of a run takes them; later ones follow as they are declared."""
 
 
 def without_later(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that enter the digest of a run."""
-    return {key: value for key, value in options.items() if LATER_OPTIONS.get(key, ...) != value}
+    """Return the options that enter the digest of a run, in their order there.
+
+    >>> without_later({"seed": 1, "tree": None, "beta": 2.0})
+    {'beta': 2.0, 'seed': 1}
+    """
+    ordered = [*(key for key in ORDER if key in options), *(key for key in options if key not in ORDER)]
+    return {key: options[key] for key in ordered if LATER_OPTIONS.get(key, ...) != options[key]}
 
 
 def renamed_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,13 +135,20 @@ NO_DIGEST = "'%s' is of an older version without a digest: damage to it can't be
 """What is said of a cached pass or the state of a run that has none."""
 
 
+LATER_CONFIG = (", pooling='haar'", ", circle=False")
+"""Keys of the configurations of models that earlier versions don't have, with what these did."""
+
+
 def described_pass(version: int, config: Any, preprocessing: Any, key: str) -> str:
     """Return what names the file of a cached pass, in the words of earlier versions."""
     crop = "wobble" if preprocessing.crop == "jitter" else preprocessing.crop
     view = (
         f"View(channels={preprocessing.channels}, height={preprocessing.height}, width={preprocessing.width}"
     )
-    return f"({version}, {config!r}, {view}, crop={crop!r}, flip={preprocessing.flip}), {key!r})"
+    configured = repr(config)
+    for later in LATER_CONFIG:
+        configured = configured.replace(later, "")
+    return f"({version}, {configured}, {view}, crop={crop!r}, flip={preprocessing.flip}), {key!r})"
 
 
 # States of watches: until 0.3.

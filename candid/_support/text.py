@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -87,6 +88,16 @@ def percent(share: float | None, digits: int = 1, sign: bool = True) -> str:
 def span(low: float, high: float) -> str:
     """Return an interval of shares in percent."""
     return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def natural(name: object) -> tuple[list[str | int], str]:
+    """Return a key that sorts names as people number them.
+
+    >>> sorted(["apple 10", "apple 2", "apple"], key=natural)
+    ['apple', 'apple 2', 'apple 10']
+    """
+    text = str(name)
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", text))], text
 
 
 def listed(items: Iterable[str]) -> str:

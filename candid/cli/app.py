@@ -85,8 +85,11 @@ GROUPS = {
     },
     "Photos from week to week": {
         "group": "candid group mine new-photos --sort-into sorted",
-        "teach": "candid teach mine banana=sorted/unknown-1 --out mine2",
-        "forget": "candid forget mine2 banana --out mine3",
+        "teach": "candid teach mine banana=sorted/unknown-1 pear=more-pears",
+        "rename": "candid rename mine pear='Conference pear'",
+        "merge": "candid merge mine apples=apple1,apple2",
+        "forget": "candid forget mine banana",
+        "undo": "candid undo mine",
         "watch": "candid watch mine incoming",
     },
     "Measure and decide": {

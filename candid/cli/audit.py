@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid.cli.app import JsonFlag, command, safe
+from candid.cli.app import JsonFlag, command, is_model, safe
 from candid.reports.audit.options import AuditOptions
 
 COLOURS = {"good": "[green]{}[/]", "fair": "[yellow]{}[/]", "poor": "[red]{}[/]", "unknown": "[dim]{}[/]"}
@@ -19,25 +19,33 @@ def audit(
     /,
     *,
     data: Annotated[
-        str | None, Option("A data set with labels, as for 'candid evaluate'.", metavar="DATA")
+        str | None,
+        Option(
+            "A data set with labels, as for 'candid evaluate'; it may also stand last, after the models.",
+            metavar="DATA",
+        ),
     ] = None,
     options: AuditOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Audit one or more models on one data set: one HTML page and one JSON file.
 
-    The audit measures accuracy, likelihood, calibration, outlier scores, corruptions, attacks and
-    explanations, and grades each aspect in plain words. Finished studies are cached in the output folder, so
-    an audit that was stopped continues.
+    The page says on top what each model is fit for and what not, then shows classes, confusions and the worst
+    mistakes, then accuracy, calibration, outlier scores, corruptions, attacks and explanations, each with a
+    grade. Finished studies are cached in the output folder, so an audit that was stopped continues.
 
-    A classifier of any library is audited from its stored arrays, without MODEL and --data: --held-out and
-    --test name npz files, as for 'candid evaluate'. The page then has everything that needs no network.
+    A classifier of any library is audited from its stored arrays: --held-out and --test name npz files, as
+    for 'candid evaluate'. Without MODEL and --data the page has everything that needs no network; with them
+    the classifier stands next to the models, on the same test images.
     """
     from candid.reports.audit.page import write
     from candid.reports.audit.run import audit as run
 
+    named = list(models)
+    if data is None and len(named) > 1 and not is_model(named[-1]):
+        data = named.pop()
     progress = TerminalProgress()
-    result = run(list(models), data, progress, **vars(options))
+    result = run(named, data, progress, **vars(options))
     with progress.console.status("drawing the page"):
         record, files = write(result)
     if as_json:

@@ -15,7 +15,7 @@ from candid.inference.options import CalibrateOptions
 if TYPE_CHECKING:
     from candid.evaluation.result import EvaluationResult
 
-DATA_HELP = "A data set with labels, as for 'candid train'."
+DATA_HELP = "A data set with labels, as for 'candid train'; also as --data DATA."
 DataName = Annotated[str, Option(DATA_HELP, metavar="DATA")]
 ROOM = 2
 """The number of sets of other images up to which a table has room for intervals."""

@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from candid.trust.promises import ExamineOptions
 
 if TYPE_CHECKING:
     from candid.explanations.explainer import Explanation
+    from candid.judging.examine import UnusableImage
     from candid.models.protocol import Model
     from candid.trust.verdict import Examination
 
@@ -88,6 +90,17 @@ def examine(
     *,
     options: ExamineOptions,
     pages: PageOptions,
+    out: Annotated[
+        Path | None,
+        Option(
+            "Also write a table, .csv or .jsonl; what verdicts promise is in NAME.promises.json.",
+            metavar="FILE",
+        ),
+    ] = None,
+    sort_into: Annotated[
+        Path | None,
+        Option("Copy the images into subfolders by verdict and class; originals stay.", metavar="DIR"),
+    ] = None,
     as_json: Annotated[
         bool, Option("Print one JSON object for each image, and nothing else.", flag="--json")
     ] = False,
@@ -101,12 +114,15 @@ def examine(
     model, images = _model_and_images(model, images or [])
 
     from candid.judging.examine import Examiner, UnusableImage, image_paths
+    from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
     from candid.trust.ranking import ALL
     from candid.trust.verdict import KINDS, heading
 
-    folder = _Pages(pages.figures)
+    folder, table = _Pages(pages.figures), None if out is None else TableFile(out)
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
+    if sort_into is not None:
+        paths = _not_copied(paths, sort_into)
     loaded = checkpoint.load(model)
     examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
     draw = None if pages.figures is None else _drawing(loaded, pages, folder)
@@ -122,23 +138,63 @@ def examine(
         examinations = iter(TerminalProgress().track(examinations, "examining", len(paths)))
     if not as_json:
         print(heading())
-    for examined in examinations:
-        if isinstance(examined, UnusableImage):
-            counts["unusable"] += 1
-            _log(printable(f"'{examined.path}' can't be used: {examined.reason}", breaks=False))
-            if as_json:
-                print(json.dumps({"path": examined.path, "error": examined.reason}), flush=True)
-            continue
-        counts[examined.verdict or "judged"] += 1
-        drawn = {} if draw is None else draw(examined)
-        if as_json:
-            print(json.dumps(examined.to_dict() | drawn, allow_nan=False), flush=True)
-        else:
-            line = examined.line()
-            print(line if line.isprintable() else printable(line, breaks=False), flush=True)
+    places: dict[str, str] = {}
+    with ExitStack() as written:
+        if table is not None:
+            written.enter_context(table.open(None if examiner.rule is None else examiner.rule.promises[ALL]))
+        for examined in examinations:
+            if table is not None:
+                table.add(examined)
+            counts[_shown(examined, draw, as_json)] += 1
+            if sort_into is not None and not isinstance(examined, UnusableImage):
+                places |= verdict_places([examined])
     for kind, number in counts.items():
         _log(f"{number:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{number:,} {kind}")
+    if table is not None:
+        _log(f"written: {table.path}")
+    if sort_into is not None:
+        _copied(places, sort_into)
     return 2 if counts["unusable"] else None
+
+
+def _shown(
+    examined: "Examination | UnusableImage",
+    draw: "Callable[[Examination], dict[str, Any]] | None",
+    as_json: bool,
+) -> str:
+    """Print what was said of an image, and return its verdict."""
+    from candid.judging.examine import UnusableImage
+
+    if isinstance(examined, UnusableImage):
+        _log(printable(f"'{examined.path}' can't be used: {examined.reason}", breaks=False))
+        if as_json:
+            print(json.dumps({"path": examined.path, "error": examined.reason}), flush=True)
+        return "unusable"
+    drawn = {} if draw is None else draw(examined)
+    if as_json:
+        print(json.dumps(examined.to_dict() | drawn, allow_nan=False), flush=True)
+    else:
+        line = examined.line()
+        print(line if line.isprintable() else printable(line, breaks=False), flush=True)
+    return examined.verdict or "judged"
+
+
+def _not_copied(paths: list[Path], folder: Path) -> list[Path]:
+    """Return the images that no earlier run has copied into ``folder``."""
+    from candid.judging.group import is_sorted_copy
+
+    left = [path for path in paths if not is_sorted_copy(path, folder)]
+    if not left:
+        raise CandidError(f"All of these images are copies that an earlier run made in '{folder}'.")
+    return left
+
+
+def _copied(places: dict[str, str], folder: Path) -> None:
+    """Copy images into the folders of their verdicts."""
+    from candid.judging.group import sort_into as copy_images
+
+    copied = copy_images(places, folder)
+    _log(f"copied into {folder}: {', '.join(f'{number} {name}' for name, number in copied.items())}")
 
 
 def _log(text: str) -> None:

@@ -76,7 +76,7 @@ def _row(card: dict[str, Any]) -> tuple[str, ...]:
     bits = metrics.get("bits_per_dim")
     return (
         card["name"],
-        card["images"],
+        card["images"].replace(" x ", "×"),
         str(len(card["classes"])),
         "–" if card["beta"] is None else number(float(card["beta"])),
         METRICS["accuracy"].shown(metrics["accuracy"]) if metrics else "",

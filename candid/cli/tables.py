@@ -21,10 +21,12 @@ def show_table(
     from rich.text import Text
 
     texts = [[printable(cell, breaks=i >= left) for i, cell in enumerate(row)] for row in (columns, *rows)]
-    console, extra = Console(), 2 if tight else 3
+    console = Console()
     cells = list(zip(*texts, strict=True))
     longest = [max(max(map(cell_len, cell.split()), default=0) for cell in column) for column in cells]
     whole = [max(max(map(cell_len, cell.split("\n"))) for cell in column) for column in cells]
+    tight = tight or sum(whole) + 3 * len(whole) >= console.width
+    extra = 2 if tight else 3
     for part in parts_of_width([width + extra for width in longest], console.width - 1):
         room = console.width - 1 - extra * len(part)
         widths = narrowed([whole[i] for i in part], [longest[i] for i in part], room)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from candid.trust.drift import Watch
 
 
+ALARM = 3
+"""The exit code of --once if the alarm has rung."""
+
+
 @command
 def watch(
     model: ModelName,
@@ -27,9 +31,12 @@ def watch(
 
     It looks at the images in a folder and then at new ones as they arrive, until it is stopped. It needs no
     labels. While the images do not change, the probability that the alarm ever rings is at most --alarm (as
-    measured, if the model also learned from its held-out photos; it says so). The order counts: images
-    directly in the folder are taken by name, those of sub-folders in a random order, those of a list as they
-    are listed. Images that can't be used are named on standard error, not counted.
+    measured, if the model also learned from its held-out photos; it says so). The order counts: images of a
+    folder that arrive together are taken in a random order, those of a list as they are listed. Images that
+    can't be used are named on standard error, not counted.
+
+    An alarm that has rung is said at every start until --acknowledge. With --once, the exit code is 3 if the
+    alarm has rung.
     """
     from candid.judging.watch_images import FileWatch
     from candid.models import checkpoint
@@ -37,6 +44,16 @@ def watch(
     files = FileWatch(checkpoint.load(model), model, images, options)
     if files.watch.images:
         _log(f"goes on after {files.watch.images:,} images")
+    if files.acknowledged is not None:
+        _log(f"acknowledged: {files.acknowledged.sentence()} The watch starts again.")
+    elif options.acknowledge:
+        _log("there is no alarm to acknowledge")
+    elif files.watch.alarm and not files.once:
+        _log("the alarm has rung; to start again, add --acknowledge")
+        if as_json:
+            print(json.dumps(files.watch.report()), flush=True)
+        else:
+            _show(files.watch)
     if not files.once:
         _log(f"watching '{images}'; stop with Ctrl-C, the state is in '{files.state.path}'")
     broken = 0
@@ -59,6 +76,8 @@ def watch(
         print(json.dumps(files.watch.report()))
     else:
         _show(files.watch)
+    if files.once and files.watch.alarm:
+        return ALARM
     return 2 if broken else None
 
 

@@ -66,24 +66,20 @@ class GroupTable:
         return [group or "" for group in groups]
 
     @classmethod
-    def together(cls, spec: str) -> "GroupTable | None":
-        """Return the table with the object, scene or day of each image; None for 'folder' and 'none'.
+    def together(cls, spec: str) -> "GroupTable":
+        """Return the table with the object, scene or day of each image.
 
         Without the name of a column, the first one that is not the path counts.
 
         Raises:
             CandidError: if ``spec`` names no table.
         """
-        if spec in ("folder", "none"):
-            return None
         if spec.lower().endswith(".csv"):
             others = [name for name in _columns(Path(spec)) if name != PATH]
             spec = f"{spec}:{others[0]}" if others else spec
         table = cls.read(spec)
         if table is None:
-            raise CandidError(
-                f"--together takes FILE.csv, FILE.csv:COLUMN, 'folder' or 'none', not '{spec}'."
-            )
+            raise CandidError(f"--together takes FILE.csv or FILE.csv:COLUMN, not '{spec}'.")
         return table
 
     def _group(self, path: str) -> str | None:

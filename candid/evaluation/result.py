@@ -374,6 +374,7 @@ def _image_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:
     names, head = evaluation.class_names, False
     for set_name, label, examined in evaluation.examinations():
         values = examined.to_dict()
+        values.pop("promises")  # once, in metrics.json
         if not head:
             yield "set", "true_label", *values
             head = True

@@ -16,6 +16,7 @@ from PIL import Image
 from candid._support.errors import CandidError, NonFiniteError
 from candid._support.numbers import Array, use_threads
 from candid._support.options import build
+from candid._support.text import natural
 from candid.data.formats import images_in
 from candid.data.images import BadImageError, Preprocessing, decode_as, path_of, preprocess_image, to_float
 from candid.judging.held_out import HeldOut, measures_for, needed
@@ -136,7 +137,8 @@ def _is_pixels(image: Any) -> bool:
 def image_paths(sources: Sequence[str]) -> list[Path]:
     """Return the files that ``sources`` name: files, folders with their images, patterns such as 'a/*.png'.
 
-    Each file comes once, in the order of the sources; those of a folder or pattern are sorted.
+    Each file comes once, in the order of the sources; those of a folder or pattern are sorted,
+    photo 2 before photo 10.
     """
     paths: dict[Path, None] = {}
     for source in sources:
@@ -144,8 +146,12 @@ def image_paths(sources: Sequence[str]) -> list[Path]:
         if path.exists():
             matches = [path]
         else:
-            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
-        files = [file for match in matches for file in (images_in(match) if match.is_dir() else [match])]
+            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True), key=natural)]  # noqa: PTH207
+        files = [
+            file
+            for match in matches
+            for file in (sorted(images_in(match), key=natural) if match.is_dir() else [match])
+        ]
         if not matches:
             raise CandidError(f"There is no image, folder or match for '{source}': check the name.")
         if not files:

@@ -32,7 +32,8 @@ COMPONENTS = 20
 SMALLEST = 5
 """Images in a group at least."""
 NEIGHBOURS = 3
-ACCEPTED, AMBIGUOUS, SINGLE, UNKNOWN = "accepted", "ambiguous", "unknown-single", "unknown-"
+ACCEPTED, AMBIGUOUS, NOVEL = "accepted", "ambiguous", "novel"
+SINGLE, UNKNOWN = "unknown-single", "unknown-"
 """The folders that images are copied into: how their names start."""
 
 
@@ -95,12 +96,12 @@ class GroupResult:
 
 
 def is_sorted_copy(path: Path, folder: Path) -> bool:
-    """Return whether ``path`` is in a folder that :meth:`GroupResult.places` names in ``folder``."""
+    """Return whether ``path`` is in a folder that images are sorted into in ``folder``."""
     place, root = path.resolve(), folder.resolve()
     if not place.is_relative_to(root):
         return False
     parts = place.relative_to(root).parts
-    return len(parts) > 1 and (parts[0] in (ACCEPTED, AMBIGUOUS) or parts[0].startswith(UNKNOWN))
+    return len(parts) > 1 and (parts[0] in (ACCEPTED, AMBIGUOUS, NOVEL) or parts[0].startswith(UNKNOWN))
 
 
 def clusters(features: Array, groups: int | None = None) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Watches over image files: which images were counted, and what they say of drift."""
 
+import json
 import os
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from candid.data.images import EXTENSIONS
 from candid.judging.examine import Examiner, UnusableImage
 from candid.judging.watched import WatchedScore
 from candid.models.protocol import Model
-from candid.trust.drift import Watch
+from candid.trust.drift import CLASSES, SCORES, Watch
 from candid.trust.promises import WatchOptions
 
 STATE = ".candid-watch.sqlite"
@@ -61,8 +62,18 @@ class FileWatch:
         if path is None and not self.once:
             assert self.folder is not None
             path = self.folder / STATE
-        watch = score.watch(model.class_names, options.alarm, options.among)
-        self.state = WatchState(path, score.identity(model), watch)
+        if path is None and options.acknowledge:
+            raise CandidError("There is no state to acknowledge an alarm in: name it with --state.")
+
+        def started() -> Watch:
+            return score.watch(model.class_names, options.alarm, options.among, options.watch)
+
+        self.state = WatchState(path, score.identity(model), started())
+        self.acknowledged: Watch | None = None
+        """The watch whose alarm was acknowledged, and which a new one took the place of."""
+        if options.acknowledge and self.watch.alarm:
+            self.acknowledged = self.watch
+            self.state.start_again(started())
 
     @property
     def watch(self) -> Watch:
@@ -101,7 +112,8 @@ class FileWatch:
                 continue
             assert each.sighting is not None
             score, predicted, confidence = each.sighting
-            watch.update(score, predicted, confidence, [each.path])
+            seen = score if SCORES in watch.watched else None
+            watch.update(seen, predicted if CLASSES in watch.watched else None, confidence, [each.path])
         self.state.count([self._name(path) for path in paths if str(path) not in unusable])
         return Counted(watch, watch.images - before, watch.alarm and not rang, [*unusable.values()])
 
@@ -123,13 +135,10 @@ class FileWatch:
 
 
 def in_order(files: list[Path], folder: Path) -> list[Path]:
-    """Return files of one folder by name, as cameras number them; those of sub-folders in a random order.
+    """Return files that arrived together in a random order, which is a function of their names.
 
-    Names of sub-folders such as classes say nothing of time, and all images of a class after each other would
-    look like a change. The order is a function of the names.
+    Names often go by class, and all images of a class after each other would look like a change.
     """
-    if len({path.parent for path in files}) <= 1:
-        return sorted(files)
     return sorted(files, key=lambda path: digest(os.fsencode(path.relative_to(folder))).digest())
 
 
@@ -214,6 +223,10 @@ class WatchState:
                 f"'{self.path}' was started with --among {watch.among}: use the same, or {OTHER} to start "
                 "again."
             )
+        if watch.watched != self.watch.watched:
+            raise CandidError(
+                f"'{self.path}' was started with another --watch: use the same, or {OTHER} to start again."
+            )
         if watch.score != self.watch.score:
             raise CandidError(
                 f"'{self.path}' watches another score of this model: use the same --score, or {OTHER} to "
@@ -226,6 +239,13 @@ class WatchState:
         encoded = [os.fsencode(name) for name in names]
         self.counted.update(encoded)
         self.store(self.watch.to_json(), self.watch.images, encoded)
+
+    def start_again(self, watch: Watch) -> None:
+        """Go on with a new watch; the images that were counted stay counted."""
+        with self._writing:
+            report = json.dumps(self.watch.report())
+            self._write([("acknowledged", report), ("state", watch.to_json())], ())
+            self.watch, self._written = watch, 0
 
     def store(self, text: str, images: int, names: Sequence[bytes] = ()) -> None:
         """Store the watch as it was after some images, unless a newer one is stored; any thread may do so."""

@@ -11,7 +11,7 @@ from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
 from candid.models.protocol import Model
 from candid.trust.conformal import Detector, KernelDensity
-from candid.trust.drift import SKIPPED, Among, Watch
+from candid.trust.drift import SKIPPED, Among, Watch, Watched
 from candid.trust.ranking import Standard, new_detector
 from candid.trust.scores import OWN_PARTS, SCORES, Columns, chosen_score
 from candid.trust.series import firsts, series_of
@@ -90,14 +90,24 @@ class WatchedScore:
         seen = scores, classes, columns["max_posterior"].astype(np.float64)
         return [Sighting(*row) for row in zip(*(column.tolist() for column in seen), strict=True)]
 
-    def watch(self, class_names: tuple[str, ...], alarm: float = 0.01, among: Among = "held-out") -> Watch:
-        """Return a watch of scores and predicted classes that has seen the held-out images only."""
+    def watch(
+        self,
+        class_names: tuple[str, ...],
+        alarm: float = 0.01,
+        among: Among = "held-out",
+        watched: Watched = "both",
+    ) -> Watch:
+        """Return a watch of scores, predicted classes or both that has seen the held-out images only."""
         fixing, fitted = _rows(self.held_out, 0)["predicted"], class_names[: self.fitted]
         counts = 1.0 + np.bincount(fixing[fixing < self.fitted], minlength=self.fitted)
         seen = self.sightings(_rows(self.held_out, 1))
         scores, classes, confidence = zip(*seen, strict=True)
+        frequencies = dict(zip(fitted, (counts / counts.sum()).tolist(), strict=True))
         watch = Watch(alarm, among=among, proven=not self.held_out.out_of_fold).fit(
-            scores, classes, dict(zip(fitted, (counts / counts.sum()).tolist(), strict=True)), confidence
+            None if watched == "classes" else scores,
+            None if watched == "images" else classes,
+            None if watched == "images" else frequencies,
+            confidence,
         )
         watch.score = ALL_PARTS if self.name == "combined" and self.own == slice(None) else ""
         if self.detector is not None:

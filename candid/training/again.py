@@ -18,6 +18,7 @@ from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
+from candid.models.protocol import can
 from candid.training.changes import changes_of, with_change
 from candid.training.features import Features
 from candid.training.pieces import Pieces
@@ -118,7 +119,7 @@ class Earlier:
         if not folder.has_best:
             return None
         model = checkpoint.load(folder.best)
-        if not isinstance(model, PhotoModel):
+        if not can(model, "teach"):
             return None
         path, photos = folder.path / USED, None
         if path.is_file():

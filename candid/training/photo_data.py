@@ -1,16 +1,18 @@
 """The photos of a training: which of them are fitted to, held out and tested."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, CheckpointError
 from candid._support.text import listed
 from candid.data.datasets import open_dataset
 from candid.data.formats import Query, format_of
 from candid.data.splits import FileSplit, Split
+from candid.models import checkpoint
 from candid.training.options import ENOUGH, SHARE, PhotoOptions
-from candid.training.run_folder import splits_digest
+from candid.training.run_folder import RESTORE, RunFolder, splits_digest
 
 FEWEST_HELD_OUT = 20
 PART_WORDS = {"val": "held-out", "test": "test"}
@@ -89,3 +91,22 @@ def has_val(data: str, nested: bool) -> bool:
     """Return whether the data set has its own part to validate on."""
     read = format_of(data).read
     return read is not None and "val" in read(Query(data, True, nested=nested)).parts
+
+
+def earlier_results(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | None:
+    """Return the results of a finished run; None of a new one, and of one that was killed at its end.
+
+    Raises:
+        CandidError: if the run has a model of other data or options, or results without a model.
+    """
+    results = folder.results
+    if not folder.has_best:
+        if results is not None:
+            raise CheckpointError(f"The run's model '{folder.best}' is missing: {RESTORE}")
+        return None
+    recorded = checkpoint.load(folder.best).metadata.get("training", {}).get("digests", {})
+    for name, current in digests.items():
+        if recorded.get(name, current) != current:
+            what = {"data": "photos or labels", "options": "options"}[name]
+            raise CandidError(f"The {what} are not those that the run was started with: {RESTORE}")
+    return results

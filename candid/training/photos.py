@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from candid._support.errors import CandidError, CheckpointError
+from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.options import to_dict
 from candid._support.processes import Processes, launch
@@ -17,7 +17,7 @@ from candid.inference.predictions import Predictions
 from candid.judging.by_class import ByClass
 from candid.judging.calibrate import held_out_scores
 from candid.judging.held_out import HeldOut
-from candid.models import checkpoint, saving
+from candid.models import saving
 from candid.models.photo.eye import Eye
 from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
 from candid.models.photo.known_photos import KnownPhotos
@@ -27,11 +27,11 @@ from candid.models.photo.taught import Seen
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import SHARE, PhotoOptions
-from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, has_val
+from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, earlier_results, has_val
 from candid.training.photo_report import DataReport
 from candid.training.photo_series import Series, in_series, named_table, sentence
 from candid.training.remembered import Remembered
-from candid.training.run_folder import RESTORE, RunFolder, state_digest
+from candid.training.run_folder import RunFolder, state_digest
 
 MOST_ON_CARD = 200
 """A model of more classes does not carry its results by class."""
@@ -140,25 +140,6 @@ def _check_counts(train: Features, class_names: tuple[str, ...]) -> None:
                 f"The class '{name}' has {count or 'no'} training photo: add more (20 or better 50), or "
                 "remove it."
             )
-
-
-def earlier_results(folder: RunFolder, digests: dict[str, str]) -> dict[str, Any] | None:
-    """Return the results of a finished run; None of a new one, and of one that was killed at its end.
-
-    Raises:
-        CandidError: if the run has a model of other data or options, or results without a model.
-    """
-    results = folder.results
-    if not folder.has_best:
-        if results is not None:
-            raise CheckpointError(f"The run's model '{folder.best}' is missing: {RESTORE}")
-        return None
-    recorded = checkpoint.load(folder.best).metadata.get("training", {}).get("digests", {})
-    for name, current in digests.items():
-        if recorded.get(name, current) != current:
-            what = {"data": "photos or labels", "options": "options"}[name]
-            raise CandidError(f"The {what} are not those that the run was started with: {RESTORE}")
-    return results
 
 
 @dataclass(frozen=True)

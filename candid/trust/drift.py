@@ -53,6 +53,7 @@ UNPROVEN = (
     "other images, or train it with --holdout 0.2."
 )
 Among = Literal["held-out", "stream"]
+Watched = Literal["images", "classes", "both"]
 log = logging.getLogger("candid")
 
 
@@ -122,7 +123,7 @@ class Watch:
 
     def fit(
         self,
-        scores: Any,
+        scores: Any = None,
         classes: Any = None,
         frequencies: Mapping[str, float] | Sequence[float] | None = None,
         confidence: Any = None,
@@ -133,7 +134,8 @@ class Watch:
         level: each rings at 2 / level instead of 1 / level.
 
         Args:
-            scores: (n,), rising with outlyingness, of images that nothing was fitted to.
+            scores: (n,), rising with outlyingness, of images that nothing was fitted to; None to watch the
+                class frequencies alone.
             classes: the predicted classes of the same images, (n,): numbers from 0, or -1 for images that
                 the watch of frequencies skips, here and in the stream.
             frequencies: the share of each class among *other* images, such as those of the training, in the
@@ -144,11 +146,14 @@ class Watch:
             The watch itself.
         """
         Watch.__init__(self, self.level, self.seed, self.among, self.proven)
-        values = numbers("scores", scores)
+        if scores is None and classes is None:
+            raise CandidError("Give a watch scores, classes, or both.")
+        values = numbers("scores" if scores is not None else "classes", classes if scores is None else scores)
         if len(values) == 0:
             raise CandidError("A watch needs the scores of held-out images: there are none.")
-        self._start(SCORES, ScoreBets(2 if self.proven else 1), BINS, bins_of(values))
-        if len(values) > FEW_VALUES > len(np.unique(bins_of(values))):
+        if scores is not None:
+            self._start(SCORES, ScoreBets(2 if self.proven else 1), BINS, bins_of(values))
+        if scores is not None and len(values) > FEW_VALUES > len(np.unique(bins_of(values))):
             log.warning(
                 "The held-out scores have fewer than 20 different values in float16, so that small changes "
                 "can't be seen: standardise the scores with numbers from other images."
@@ -176,12 +181,16 @@ class Watch:
         self._martingales[key] = Martingale(Wealth.on(bets))
 
     def update(
-        self, scores: Any, classes: Any = None, confidence: Any = None, names: Iterable[str] | None = None
+        self,
+        scores: Any = None,
+        classes: Any = None,
+        confidence: Any = None,
+        names: Iterable[str] | None = None,
     ) -> Self:
         """Take one image of the stream, or several in their order.
 
         Args:
-            scores: one number, or (N,).
+            scores: one number, or (N,), if the watch was fitted with scores.
             classes: the predicted class of each, if the watch was fitted with classes.
             confidence: of each, if the watch was fitted with it.
             names: what the images are called, to name those that carried the evidence.
@@ -190,12 +199,15 @@ class Watch:
             The watch itself.
         """
         self._needed()
-        values = numbers("scores", scores)
+        if (scores is None) != (SCORES not in self._ranks):
+            raise CandidError("Give scores to both fit and update of a watch, or to neither.")
         if (classes is None) != (CLASSES not in self._ranks):
             raise CandidError("Give classes to both fit and update of a watch, or to neither.")
         if (confidence is None) != (self._confidence[0].n == 0):
             raise CandidError("Give the confidence to both fit and update of a watch, or to neither.")
-        bins = {SCORES: bins_of(values)}
+        given = classes if scores is None else scores
+        values = numbers("classes" if scores is None else "scores", given)
+        bins = {} if scores is None else {SCORES: bins_of(values)}
         if classes is not None:
             bins[CLASSES] = self._classes(classes, len(values))
         sure = None if confidence is None else same_number("confidence", confidence, len(values))
@@ -218,7 +230,8 @@ class Watch:
             elif key == CLASSES:
                 self._predicted = 0 * self._predicted if lowest else self._predicted
                 self._predicted[bin_] += not lowest
-        if confidence is not None and self._martingales[SCORES].low_at < self.images:
+        leading = self._martingales.get(SCORES, self._martingales.get(CLASSES))
+        if confidence is not None and leading is not None and leading.low_at < self.images:
             self._confidence[1].add(float(confidence))
         if self._rang is None and self._log_evidence >= -math.log(self.level):
             key = max(self._martingales, key=lambda each: self._martingales[each].peak)
@@ -235,6 +248,11 @@ class Watch:
         """Whether it has rung."""
         self._needed()
         return self._rang is not None
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """What is watched: scores (0), class frequencies (1), or both."""
+        return tuple(sorted(self._ranks))
 
     @property
     def drift_detected(self) -> bool:
@@ -280,7 +298,7 @@ class Watch:
             "level": self.level,
             "proven": self.proven,
             "images": self.images,
-            "held_out": self._ranks[SCORES].n - self.images,
+            "held_out": next(iter(self._ranks.values())).n - self.images,
             "since": self.since,
             "directions": list(self.directions),
             "carriers": [carrier._asdict() for carrier in self.carriers],
@@ -372,7 +390,7 @@ class Watch:
             "among": self.among,
             "proven": self.proven,
             "score": self.score,
-            "bets": 2 if isinstance(self._bets[SCORES], ScoreBets) else 1,
+            "bets": 2 if isinstance(self._bets.get(SCORES, ScoreBets(2)), ScoreBets) else 1,
             "images": self.images,
             "classes": {}
             if CLASSES not in self._bets
@@ -382,6 +400,8 @@ class Watch:
             "confidence": [asdict(moments) for moments in self._confidence],
             "rang": self._rang,
         }
+        if SCORES not in self._ranks:
+            record["watched"] = [CLASSES]
         return json.dumps(record | {"digest": digest(record).hexdigest()})
 
     @classmethod
@@ -405,11 +425,14 @@ class Watch:
             watch.score = record["score"]
             watch._class_names = tuple(record["classes"])
             watch._predicted = np.array(record["predicted"], dtype=np.int64)
-            begun = score_bets(record["bets"], len(record["watches"][SCORES]["shares"]))
-            kinds: list[tuple[Bets, int]] = [(begun, BINS)]
+            kinds: dict[int, tuple[Bets, int]] = {}
+            if record.get("watched") != [CLASSES]:
+                begun = score_bets(record["bets"], len(record["watches"][0]["shares"]))
+                kinds[SCORES] = begun, BINS
             if record["classes"]:
-                kinds.append((FrequencyBets(list(record["classes"].values())), len(record["classes"])))
-            for key, ((bets, bins), state) in enumerate(zip(kinds, record["watches"], strict=True)):
+                frequencies = list(record["classes"].values())
+                kinds[CLASSES] = FrequencyBets(frequencies), len(frequencies)
+            for (key, (bets, bins)), state in zip(kinds.items(), record["watches"], strict=True):
                 watch._bets[key] = bets
                 watch._ranks[key], watch._martingales[key] = restored(state, bets, bins)
             watch._confidence = [RunningMean(**each) for each in record["confidence"]]

@@ -163,6 +163,16 @@ class WatchOptions:
             "level of 'stream' holds for every model, but it can't see a change before the first image."
         ),
     ] = "held-out"
+    watch: Annotated[
+        Literal["images", "classes", "both"],
+        Option(
+            "What the alarm is about: 'images' that look different, 'classes' that are more or less frequent "
+            "than among the held-out images, or both."
+        ),
+    ] = "both"
+    acknowledge: Annotated[
+        bool, Option("Stop repeating an alarm that has rung, and start to watch again from here on.")
+    ] = False
     score: Annotated[
         str | None,
         Option(

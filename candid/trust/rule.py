@@ -437,8 +437,8 @@ class Rule:
                 ]
                 hint += f", or set {' and '.join(higher)}"
             sentences.append(
-                f"Group '{name}' has {n} held-out images to rank among, too few for these levels within it: "
-                f"its images are ranked among those of small groups; {hint}."
+                f"Group '{name}' has {n} held-out image{'s' * (n != 1)} to rank among, too few for these "
+                f"levels within it: its images are ranked among those of small groups; {hint}."
             )
         if small:
             sentences += [

@@ -12,10 +12,10 @@ import sys
 import time
 from contextlib import suppress
 
-from experiments.red import models, serving
+from experiments.red import models, serving, switch
 from experiments.red.attack import ATTACKS, Attack, BrokenError
 
-FILES = (serving, models)
+FILES = (serving, models, switch)
 """The files whose attacks are registered."""
 
 

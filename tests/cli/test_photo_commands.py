@@ -1,6 +1,9 @@
 """Every command takes a photo model."""
 
 import json
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,9 +70,9 @@ def test_nothing_is_refitted_and_training_photos_are_not_held_out(photo_run: Pho
 
 def test_what_can_not_be_taught_or_forgotten_is_named(photo_run: PhotoRun, tmp_path: Path) -> None:
     done = candid_command("forget", photo_run.model, "hat", "--out", tmp_path / "new")
-    assert str(done.exception) == "'hat' was not taught to this model: no class was taught to it."
-    done = candid_command("teach", photo_run.model, "a=x", "--out", tmp_path / "new", "a=x")
-    assert str(done.exception) == "candid teach has the name 'a' twice: give each a name of its own."
+    assert str(done.exception) == "The model has no class 'hat': choose one of dots, rings, stripes."
+    done = candid_command("merge", photo_run.model, "a=dots,rings", "--out", tmp_path / "new", "a=stripes")
+    assert str(done.exception) == "candid merge has the name 'a' twice: give each a name of its own."
 
 
 def test_corruptions_and_attacks(photo_run: PhotoRun, tmp_path: Path) -> None:
@@ -159,3 +162,26 @@ def test_results_without_held_out_photos_are_called_out_of_fold(photo_run: Photo
     done = candid_command("train", photo_run.data, "--resume", "--out", photo_run.model)
     assert done.exit_code == 0
     assert "out of fold" in done.stdout and "validation" not in done.stdout
+
+
+def test_train_ends_with_the_next_commands_and_every_path_exists_as_printed(
+    photo_run: PhotoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "my photos"
+    shutil.copytree(f"{photo_run.data}/train", data)
+    folders = sorted(data.iterdir())
+    first = min(folders[0].iterdir())
+    shutil.copy(first, folders[1] / "again.png")  # one photo in two classes
+    done = candid_command("train", data, "--out", "my run")
+    assert done.exit_code == 0
+    named = re.findall(r"my run/[\w./-]*\w", " ".join(done.output.split()))
+    assert "my run/photos.html" in named and all(Path(path).exists() for path in named)
+    commands = [
+        line.split("#")[0].split() for line in done.stdout.splitlines() if line.startswith("  candid ")
+    ]
+    assert [words[1] for words in commands] == ["examine", "evaluate", "audit", "serve"]
+    line = next(line for line in done.stdout.splitlines() if " evaluate " in line)
+    program, command, model, spec = shlex.split(line, comments=True)
+    assert (program, model, spec) == ("candid", "my run", str(data))
+    assert candid_command(command, model, spec, "--workers", "0").exit_code == 0

@@ -38,7 +38,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_once_prints_one_object(noise: Path) -> None:
     done = candid_command("watch", MODEL, noise, "--once", "--json")
     found = json.loads(done.stdout)
-    assert done.exit_code == 0 and found["alarm"] is True and found["evidence"] >= 100
+    assert done.exit_code == 3 and found["alarm"] is True and found["evidence"] >= 100
     assert 2 < found["after"] < 40 and found["since"] < 10 and found["images"] == 40
     assert found["carriers"][0]["name"].startswith(str(noise))
     assert not (noise / STATE).exists()
@@ -58,9 +58,10 @@ def test_a_list_is_watched_in_its_order(noise: Path, tmp_path: Path) -> None:
     assert all(name == names[::-1][image - 1] for image, name in by_number.items())
 
 
-def test_images_of_sub_folders_come_in_a_random_order(tmp_path: Path) -> None:
-    flat = [tmp_path / f"{i}.png" for i in (3, 1, 2)]
-    assert in_order(flat, tmp_path) == sorted(flat)
+def test_images_that_arrive_together_come_in_a_random_order(tmp_path: Path) -> None:
+    flat = [tmp_path / f"{kind} {i:02d}.png" for kind in ("apple", "banana") for i in range(20)]
+    mixed = in_order(flat, tmp_path)
+    assert 3 < sum(path.name.startswith("apple") for path in mixed[:20]) < 17
     nested = [tmp_path / kind / f"{i:02d}.png" for kind in "ab" for i in range(20)]
     order = in_order(nested, tmp_path)
     assert sorted(order) == nested != order and order == in_order(nested[::-1], tmp_path)
@@ -85,7 +86,8 @@ def test_a_state_goes_on_and_counts_each_image_once(noise: Path, tmp_path: Path)
     second = json.loads(candid_command(*arguments).stdout)
     third = json.loads(candid_command(*arguments).stdout)
     whole = json.loads(candid_command("watch", MODEL, some, "--once", "--json").stdout)
-    assert second == third == whole
+    assert second == third and second["images"] == whole["images"] == 40
+    assert second["alarm"] is whole["alarm"] is True
     moved = some.rename(tmp_path / "moved")
     assert json.loads(candid_command("watch", MODEL, moved, *arguments[3:]).stdout)["images"] == 40
     for wrong, option, message in (
@@ -95,6 +97,38 @@ def test_a_state_goes_on_and_counts_each_image_once(noise: Path, tmp_path: Path)
     ):
         done = candid_command("watch", wrong, moved, *arguments[3:], *option)
         assert done.exit_code == 2 and message in str(done.exception)
+
+
+def test_an_alarm_is_said_until_it_is_acknowledged(noise: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(noise, tmp_path / "some")
+    arguments = "watch", MODEL, folder, "--once", "--state", tmp_path / "state"
+    assert candid_command(*arguments).exit_code == 3
+    again = candid_command(*arguments)
+    assert again.exit_code == 3 and again.stdout.startswith("ALARM after image")
+    done = candid_command(*arguments, "--acknowledge")
+    assert done.exit_code is None or done.exit_code == 0
+    assert "acknowledged: ALARM after image" in done.stderr and done.stdout.startswith("No alarm after 0")
+    assert candid_command(*arguments).stdout.startswith("No alarm after 0")
+    assert "no alarm to acknowledge" in candid_command(*arguments, "--acknowledge").stderr
+    make(folder, 40, start=60)
+    assert candid_command(*arguments).exit_code == 3
+    assert "name it with --state" in str(candid_command(*arguments[:4], "--acknowledge").exception)
+
+
+def test_images_or_class_frequencies_are_watched_alone(noise: Path, tmp_path: Path) -> None:
+    found = {}
+    for kind in ("images", "classes", "both"):
+        state = tmp_path / kind
+        arguments = "watch", MODEL, noise, "--once", "--json", "--watch", kind, "--state", state
+        found[kind] = json.loads(candid_command(*arguments).stdout)
+        assert json.loads(candid_command(*arguments).stdout) == found[kind]
+    assert found["images"]["directions"][0] == "more novel"
+    assert all(
+        each.startswith(("other class", "less", "more conf")) for each in found["classes"]["directions"]
+    )
+    assert found["images"]["after"] <= found["both"]["after"]  # it rings at 1 / level, both at 2 / level
+    wrong = candid_command("watch", MODEL, noise, "--once", "--state", tmp_path / "images")
+    assert "another --watch" in str(wrong.exception)
 
 
 def test_broken_images_are_named_and_not_counted(noise: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from candid import GenerativeClassifier, ResNet
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
+from candid._support.old_formats import described_pass
 from candid.data.batches import named_batches
 from candid.data.datasets import open_images, open_part
 from candid.data.images import Preprocessing, decode_as, image_keys
@@ -21,12 +22,22 @@ from candid.data.splits import ArraySplit, FileSplit
 from candid.inference.predictions import Predictions, predict_batches, without_noise
 from candid.inference.runner import Runner
 from candid.judging.held_out import MEASURES as CODE_LENGTHS
+from candid.models import checkpoint
 from candid.models.protocol import Outputs
 from tests.data.helpers import picture, write_folder, write_shard
 from tests.helpers import RecordedProgress, small_classifier
 from tests.inference.pass_in_processes import MEASURES, PREPROCESSING, array, counted, distance_to, every_pass
 from tests.inference.test_predictions import assert_equal, floats, small_resnet
 from tests.training.runs import run
+
+EARLIER = (
+    "(1, ClassifierConfig(flow=FlowConfig(channels=3, height=32, width=32, blocks=(3, 5, 5), "
+    "widths=(40, 64, 96), entry='none', entry_width=64, pointwise_width=48, preactivation=False, "
+    "mixing='orthogonal', actnorm='paper', dct='orthonormal', clamp=2.0, span=(9, 10)), classes=10, "
+    "rank=None, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), priors=None, planar=False), "
+    "View(channels=3, height=32, width=32, crop='resized', flip=False), 'key')"
+)
+"""What names a pass of `cifar10-beta1` in version 0.1."""
 
 
 def photos(folder: Path) -> FileSplit:
@@ -39,6 +50,12 @@ def photos(folder: Path) -> FileSplit:
 
 def keys(images: Array, outputs: Outputs) -> Array:
     return image_keys(images)
+
+
+def test_a_pass_has_the_name_that_earlier_versions_gave_it() -> None:
+    """Whatever keys the configurations of models got since then."""
+    config = checkpoint.load("cifar10-beta1", held_out=False).config
+    assert described_pass(1, config, Preprocessing(3, 32, 32, "resized"), "key") == EARLIER
 
 
 @pytest.mark.parametrize("make", [small_classifier, small_resnet])

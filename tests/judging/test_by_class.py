@@ -1,10 +1,16 @@
 """Results by class: the tables that training, evaluation, reports and audits show."""
 
+import csv
 import json
+from pathlib import Path
 
 import numpy as np
 
+import candid
+from candid.evaluation.compare import class_results, class_table
+from candid.evaluation.result import write
 from candid.judging.by_class import ByClass
+from tests.photo_models import PhotoRun
 
 NAMES = ("Apples", "Pear", "Melon")
 
@@ -62,3 +68,22 @@ def test_classes_with_few_images_are_not_called_weak() -> None:
         "every image of the other classes is right",
     ]
     assert ByClass.of(np.array([-1, 0]), np.array([0, 0]), ("a", "b")).rows[0].images == 1
+
+
+def test_evaluations_and_comparisons_have_results_by_class(photo_run: PhotoRun, tmp_path: Path) -> None:
+    found = candid.evaluate(photo_run.model, photo_run.data, workers=0)
+    assert found is not None
+    table = ByClass.from_dict(found.metrics["by_class"])
+    right = found.predictions.logits.argmax(1) == found.predictions.labels
+    assert sum(row.right for row in table.rows) == right.sum() and table.rows[0].trained == 12
+    kinds = found.judged["test"].kinds
+    assert sum(row.novel or 0 for row in table.rows) == kinds.count("novel")
+    for name in ("one", "two"):
+        write(found, tmp_path / name)
+    with (tmp_path / "one" / "confusions.csv").open(newline="") as file:
+        assert sum(int(row["images"]) for row in csv.DictReader(file)) == len(right)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    candid.compare(folders, out=tmp_path / "both")
+    head, rows = class_table(class_results(folders))
+    assert head == ["recall (%)", "one", "two"] and {row[0] for row in rows} == set(found.class_names)
+    assert len((tmp_path / "both" / "by_class.csv").read_text().splitlines()) == 1 + 2 * 3

@@ -214,7 +214,7 @@ def test_infinite_scores_are_ranks_like_others() -> None:
         (lambda: Watch().fit([]), "there are none"),
         (lambda: Watch().fit([1.0, math.nan]), "1 of 2 scores are NaN"),
         (lambda: Watch().fit(["a"]), "must be numbers"),
-        (lambda: Watch().fit([[1.0, 2.0]]), "one number an image"),
+        (lambda: Watch().fit([[1.0, 2.0]]), "one number per image"),
         (lambda: Watch().fit(QUIET, np.zeros(4000)), "give 'frequencies'"),
         (lambda: Watch().fit(QUIET, np.zeros(3), [1, 1]), "3 classes and scores of 4000"),
         (lambda: Watch().fit([1.0], [0.5], [1, 1]), "whole numbers from 0 to 1"),

@@ -136,7 +136,7 @@ def test_one_job_at_a_time(taught: Running) -> None:
 
 
 def test_requests_during_a_switch_get_whole_answers_of_one_model(taught: Running) -> None:
-    """A small one of ``python -m experiments.red.switch``."""
+    """A small one of ``python -m experiments.red`` (switch-of-models)."""
     lessons(taught, "corrections", ids=[*range(1, 13)], name="checks")
     lessons(taught, "lessons")
     files = [encoded("checks", 90), encoded("dots", 91)]

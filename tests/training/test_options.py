@@ -13,8 +13,9 @@ from candid import CandidError
 from candid._support.old_formats import renamed_options
 from candid._support.options import from_dict
 from candid.models.flow.config import PRESETS, RECIPE_OF_PRESET
-from candid.training.options import TrainOptions
+from candid.training.options import PhotoOptions, TrainOptions
 from candid.training.recipes import load_options, read_toml, recipes, write_toml
+from candid.training.run_folder import state_digest
 
 
 def test_every_recipe_is_a_configuration_and_every_preset_has_one() -> None:
@@ -90,6 +91,14 @@ def test_bad_recipes_are_named(tmp_path: Path) -> None:
 def test_a_configuration_survives_toml(data: str, beta: float, rate: float, blocks: list[int]) -> None:
     config = TrainOptions(data=data, beta=beta, learning_rate=rate, model={"blocks": blocks, "entry": "none"})
     assert from_dict(TrainOptions, tomllib.loads(write_toml(config))) == config
+
+
+def test_digests_of_options_are_those_of_earlier_versions() -> None:
+    """However options are declared: a run of an earlier version can be resumed."""
+    photos = PhotoOptions(data="photos", seed=3, only=("a", "b"))
+    pixels = TrainOptions(data="digits", beta=2.0, seed=3)
+    assert state_digest(photos.deciding()).startswith("79aa13e2a3363fc036e3da7462b8c377")
+    assert state_digest(pixels.deciding()).startswith("f210a8a7b3225886d55954f4b3c004e9")
 
 
 def test_a_resumed_run_keeps_what_decides_its_result(tmp_path: Path) -> None:

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import candid
 from candid import CandidError
+from candid.data.images import Preprocessing, decode_as, to_float
 from candid.judging.held_out import needed
 from candid.models.photo.gaussian import stratified_folds
+from candid.models.photo.opening import open_eye
 from candid.training.photo_report import first_alike, standardised
+from candid.training.photo_series import TAKEN_IN, found_series, taken_at
 from candid.trust.ranking import ALL
-from tests.photo_models import CLASSES, write_photos
+from tests.photo_models import CLASSES, photo, write_photos
 
 
 def test_near_duplicates_are_found_and_stay_in_one_fold() -> None:
@@ -43,7 +47,7 @@ def test_copies_and_named_series_count_once(tmp_path: Path) -> None:
     together = candid.train(str(photos), out=tmp_path / "named", together=f"{tmp_path / 'photos.csv'}:object")
     named = needed(candid.load(together.best)).rule().promises[ALL]
     assert named.n_reference < promises.n_reference and not named.occasions
-    with pytest.raises(CandidError, match=r"--together takes FILE.csv, FILE.csv:COLUMN"):
+    with pytest.raises(CandidError, match=r"--together takes FILE.csv:COLUMN"):
         candid.train(str(photos), out=tmp_path / "wrong", together="objects")
 
 
@@ -66,3 +70,42 @@ def test_nested_folders_are_a_tree(tmp_path: Path) -> None:
     shutil.copytree(flat / CLASSES[0], nested / "other" / CLASSES[0])
     with pytest.raises(CandidError, match="have one name"):
         candid.train(str(nested), out=tmp_path / "twice", tree="folders")
+
+
+def test_bursts_are_found_by_times_and_numbers_but_names_alone_join_nothing(tmp_path: Path) -> None:
+    """Photos of one object that follow each other are a series, numbered photos of different ones are not."""
+    for i in range(24):
+        photo("dots", 900 + i).save(tmp_path / f"shot {i}.jpg")
+    one = photo("dots", 950)
+    for i in range(3):  # one object, with the numbers that follow
+        turned = one.rotate(7 * i).crop((8, 8, 100 + 4 * i, 100))
+        turned.save(tmp_path / f"shot {24 + i}.jpg")
+    other = photo("dots", 960)
+    for i, name in enumerate(("x", "y")):  # another one, by the clock of the camera
+        exif = Image.Exif()
+        exif[TAKEN_IN] = f"2026:05:01 10:00:{10 * i:02d}"
+        other.rotate(9 * i).crop((6, 6, 96 + 5 * i, 100)).save(tmp_path / f"{name}.jpg", exif=exif)
+    paths = [tmp_path / f"shot {i}.jpg" for i in range(27)] + [tmp_path / f"{name}.jpg" for name in "xy"]
+    assert taken_at(paths[0]) is None and taken_at(paths[-1]) is not None
+    model = open_eye("lite0")
+    shown = Preprocessing(3, model.size, model.size)
+    values = model.statistics(to_float(np.stack([decode_as(path, shown) for path in paths])))
+    found = found_series(list(map(str, paths)), standardised(values, values), np.zeros(29, np.int64))
+    sizes = np.bincount(found)
+    assert found[24] == found[25] and found[27] == found[28] != found[24]
+    assert (sizes[found[:20]] == 1).mean() >= 0.8
+    apart = found_series(list(map(str, paths)), standardised(values, values), np.arange(29))
+    assert len(np.unique(apart)) == 29  # photos of different classes are never joined
+
+
+def test_folders_within_a_class_are_series(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", CLASSES, 9)
+    for kind in CLASSES:
+        for i, path in enumerate(sorted((photos / kind).iterdir())):
+            place = photos / kind / f"object {i // 3}"
+            place.mkdir(exist_ok=True)
+            path.rename(place / path.name)
+    results = candid.train(str(photos), out=tmp_path / "run", together="folder").results
+    assert results["series"]["count"] >= 8 and 0 <= results["series"]["accuracy_without"] <= 1
+    single = candid.train(str(photos), out=tmp_path / "single", together="none").results
+    assert single.get("series", {"count": 0})["count"] <= 1

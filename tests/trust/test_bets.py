@@ -123,9 +123,9 @@ def test_a_class_watch_after_teaching_stays_quiet() -> None:
     found = drift.after_teaching(streams=200, length=400)
     for stream in ("no photo of the class", "30 % of the class"):
         skipped, counted = (
-            found[f"{name}, {stream}"]["found"] for name in ("taught photos skipped", "counted")
+            found[f"{how}, {stream}"]["found"] for how in ("taught photos skipped", "counted")
         )
-        assert skipped <= 0.02 < 0.7 < counted
+        assert skipped <= 0.02 < 0.6 < counted, stream
 
 
 def test_the_level_holds_and_ranks_among_fixed_images_break_it() -> None:

@@ -2,8 +2,9 @@
 
 The head carries what its totals were: from the means, the number of photos of each class and the shared
 covariance follow counts, sums and products, so that totals of further photos can be added as if all had been
-trained on together. The shrinkage and the temperatures stay as they were chosen. Of held-out photos that the
-model remembers, what a head says changes by what the change of the head adds.
+trained on together. The shrinkage and the temperatures stay as they were chosen. What heads say of held-out
+photos that the model remembers changes with the class means; that the shared covariance changes, too, is left
+out there, since a photo that was left out of its head must not enter by way of the whole head.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from candid._support.errors import CandidError
-from candid._support.numbers import Array
+from candid._support.numbers import Array, logsumexp
 from candid.models.photo.gaussian import (
     SecondStage,
     Standardised,
@@ -137,8 +138,7 @@ def revised(
         for rows in (folds == fold for fold in np.unique(folds)):
             others = totals + _totals(new.rows(~rows), classes)
             heads.append((rows, _first_stage(model, others, class_names, mixing, counts)))
-    x = _features(model, remembered.z)
-    after = _scores(made, x) + (remembered.scores - _scores(model, x)) @ mixing
+    after = _moved(model, remembered, mixing, counts, new)
     added = None
     if new is not None:
         added = np.empty((len(new.labels), classes))
@@ -151,7 +151,7 @@ def revised(
     for head in (made, *(head for _, head in heads)):
         head.load_state({**head.state(), **stage})
     unseen = None if new is None else _unseen(heads, made, new)
-    return Revised(made, _seen(model, made, x, remembered, mixing), unseen)
+    return Revised(made, _seen(model, made, remembered, after, mixing), unseen)
 
 
 def _totals(photos: Photos, classes: int) -> Totals:
@@ -246,16 +246,47 @@ def _features(model: PhotoModel, z: Array) -> Array:
     return x * model.scale.astype(np.float64) + model.centre.astype(np.float64)
 
 
-def _seen(old: PhotoModel, new: PhotoModel, x: Array, remembered: Seen, mixing: Array) -> Seen:
-    """Return what was remembered, plus what the change of the head adds on the same statistics."""
-    before, after = old.fitted_part(x), new.fitted_part(x)
-    return Seen(
-        after.z,
-        after.scores + (remembered.scores - before.scores) @ mixing,
-        after.logits + (remembered.logits - before.logits) @ mixing,
-        after.novelty + (remembered.novelty - before.novelty),
-        None if remembered.terms is None else after.terms + (remembered.terms - before.terms),
-    )
+def _moved(model: PhotoModel, remembered: Seen, mixing: Array, counts: Array, new: Photos | None) -> Array:
+    """Return the scores of remembered photos after the class means have moved, (N, classes).
+
+    With a the share of new photos in a class, m and w the whitened means of its old and new photos and
+    m' = (1 - a) m + a w, the score z . m - |m|^2 / 2 becomes ``(1 - a) z . m + a z . w - |m'|^2 / 2``. The
+    product z . m is that of the head that has not seen the photo.
+    """
+    means = _means(model)
+    products = (remembered.scores + 0.5 * (means**2).sum(1)) @ mixing
+    means = mixing.T @ means
+    if new is not None:
+        classes = mixing.shape[1]
+        n = np.bincount(new.labels, minlength=classes)
+        standardised = (new.values.astype(np.float64) - model.centre) / model.scale
+        added = class_sums(standardised @ _factor(model).T, new.labels, classes) / n.clip(min=1)[:, None]
+        share = n / (n + (mixing > 0).T @ counts)
+        products = (1 - share) * products + share * (remembered.z.astype(np.float64) @ added.T)
+        means = (1 - share)[:, None] * means + share[:, None] * added
+    return products - 0.5 * (means**2).sum(1)
+
+
+def _seen(old: PhotoModel, new: PhotoModel, remembered: Seen, scores: Array, mixing: Array) -> Seen:
+    """Return what heads say of remembered photos whose scores have become ``scores``."""
+    x = _features(old, remembered.z)
+    after, known = new.fitted_part(x), new.known
+    first = float(new.temperatures[0]) * (scores + new.priors)
+    if new.config.posterior == "logistic":
+        priors = old.priors.astype(np.float64)
+        logits = (
+            first + (remembered.logits - float(old.temperatures[0]) * (remembered.scores + priors)) @ mixing
+        )
+    elif new.config.posterior == "second-stage":
+        second = class_scores(known.second.whitened(scores), known.second.means)
+        logits = float(new.temperatures[1]) * (second + new.priors)
+    else:
+        logits = first
+    novelty = known.second.relative_distance(scores), -logsumexp(first), remembered.novelty[:, 2]
+    terms = remembered.terms
+    if terms is not None:
+        terms = after.terms + (terms - old.fitted_part(x).terms)
+    return Seen(after.z, scores, logits, np.stack(novelty, 1), terms)
 
 
 def _unseen(heads: Sequence[tuple[Array, PhotoModel]], final: PhotoModel, new: Photos) -> Seen:

@@ -117,12 +117,14 @@ def _fit(metrics: dict[str, Any], by_class: ByClass, images: str) -> Iterator[st
         names = listed(f"'{name}'" for name in kept)
         yield f"Keeping out images such as {names}: at most {worst} are accepted."
     reliable = [
-        row.name for row in by_class.tested if binomial_interval(row.right, row.images, 0.95).low >= RELIABLE
+        row.name + ("" if row.coverage is None else f" ({percent(row.coverage)} accepted)")
+        for row in by_class.tested
+        if binomial_interval(row.right, row.images, 0.95).low >= RELIABLE
     ]
     if reliable and len(by_class.tested) > 2:
         few = reliable[:5] + ([f"{len(reliable) - 5} more"] if len(reliable) > 5 else [])
         of = "class" if len(reliable) == 1 else "classes"
-        yield f"The {of} {listed(few)}: beyond doubt at least {percent(RELIABLE, 0)} are recognised."
+        yield f"Naming the {of} {listed(few)}: beyond doubt at least {percent(RELIABLE, 0)} are recognised."
 
 
 def _unfit(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
@@ -141,20 +143,14 @@ def _unfit(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
                 f"Relying on it to keep out images such as '{name}': {percent(share.value)} are accepted, "
                 f"and up to {percent(share.high)} can't be ruled out."
             )
-    for row in _doubtful(by_class):
-        other, count = row.taken_for[0]
-        accepted = f", and {row.accepted_wrong or 0:,} of the wrong ones are accepted"
-        yield (
-            f"The class '{row.name}' without a second look: {row.right:,} of {row.images:,} are right, "
-            f"{count:,} taken for '{other}'{accepted if row.accepted_wrong else ''}."
-        )
+    yield from _unfit_classes(metrics, by_class)
     alarms = grades.false_alarms(metrics)
     if alarms.grade == "poor":
         yield f"Relying on the promised share of novel images. {alarms.sentence}"
     if metrics["top1_ece"] > grades.NEAR and metrics["intervals"]["top1_ece"][0] > grades.NEAR:
         off = percent(metrics["top1_ece"])
         yield f"Decisions by the probabilities themselves: they are off by {off} on average."
-    if (corrupted := corruptions_of(result, model)) is not None and corrupted.loss > grades.STEADY:
+    if (corrupted := _corruptions(result, model)) is not None and corrupted.loss > grades.STEADY:
         means = corrupted.mean_errors
         worst = max(means, key=lambda name: means[name])
         yield (
@@ -172,6 +168,23 @@ def _unfit(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
         )
 
 
+def _unfit_classes(metrics: dict[str, Any], by_class: ByClass) -> Iterator[str]:
+    for row in _doubtful(by_class):
+        other, count = row.taken_for[0]
+        yield (
+            f"The class '{row.name}' without a second look, above all at answers '{other}': {row.right:,} of "
+            f"{row.images:,} are right, {count:,} taken for '{other}'; wrong but accepted: "
+            f"{row.accepted_wrong or 0:,}."
+        )
+    promised = metrics.get("verdicts", {}).get("novelty", 1.0)
+    for row in by_class.tested:
+        if row.novel is not None and binomial_interval(row.novel, row.images, 0.95).low > promised:
+            yield (
+                f"Expecting as few false alarms of every class: {percent(row.novel_share)} of '{row.name}' "
+                f"are called novel, where {percent(promised)} are meant over all classes."
+            )
+
+
 def _doubtful(by_class: ByClass) -> list[ClassResult]:
     """Return classes that are certainly weak, and those with wrong answers that nobody would look at."""
     weak = [row for row in by_class.weakest() if row.highest_recall < by_class.accuracy]
@@ -184,19 +197,13 @@ def _doubtful(by_class: ByClass) -> list[ClassResult]:
     return [*weak, *passed][:DOUBTFUL]
 
 
-def corruptions_of(result: AuditResult, model: AuditedModel) -> CorruptedModel | None:
+def _corruptions(result: AuditResult, model: AuditedModel) -> CorruptedModel | None:
     """Return how a model stands corruptions, if that was measured."""
     return next((each for each in result.corruptions or () if each.name == model.name), None)
 
 
 def _attacks(result: AuditResult, model: AuditedModel) -> list[AttackMetrics]:
     return [metrics for each in result.attacks or () if each.name == model.name for metrics in each.metrics]
-
-
-def attacks_grade(result: AuditResult, model: AuditedModel) -> list[grades.Grade]:
-    """Return the grade of the attacks on a model, if there were any."""
-    attacked = _attacks(result, model)
-    return [grades.attacks(attacked, "")] if attacked else []
 
 
 def untested(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
@@ -216,7 +223,10 @@ def untested(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
             yield f"{study.capitalize()}: stored arrays have no network."
         elif study in result.absent:
             yield f"{study.capitalize()}: {result.absent[study]}"
-    if result.attacks is not None and attacks_grade(result, model):
+    corrupted = _corruptions(result, model)
+    if corrupted is not None and corrupted.images < FEW:
+        yield f"Corruptions in number: only {plural(corrupted.images, 'image was', 'images were')} corrupted."
+    if result.attacks is not None and _attacks(result, model):
         count = len(result.attacks.models[0].inputs.labels)
         if count < FEW:
             yield f"Attacks in number: only {plural(count, 'image was', 'images were')} attacked."
@@ -230,12 +240,9 @@ def untested(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
 def figures(result: AuditResult) -> tuple[list[str], list[list[Cell | str]]]:
     """Return head and rows of the table to decide by: out of 1,000 images, with 95 % intervals."""
     sets = list(dict.fromkeys(name for each in result.evaluations for name in _foreign(each.metrics)))
-    rows: list[list[Cell | str]] = [
-        ["answered by itself (accepted)"],
-        ["of these, wrong"],
-        ["left to a person"],
-        *([f"accepted of 1,000 foreign images, '{name}'"] for name in sets),
-    ]
+    words = ["answered by itself (accepted)", "of these, wrong", "left to a person"]
+    words += [f"accepted of 1,000 foreign images, '{name}'" for name in sets]
+    rows: list[list[Cell | str]] = [[each] for each in words]
     for evaluation in result.evaluations:
         metrics = evaluation.metrics
         rule, (coverage, right, _) = metrics["selective"].get("verdicts"), _rule(metrics)
@@ -256,7 +263,7 @@ def _of_thousand(share: Interval) -> str:
 
 def comparisons(result: AuditResult) -> list[str]:
     """Return how each pair of models differs on the same images; models that are equal are called so."""
-    texts = []
+    texts: list[str] = []
     for first, second in combinations(range(len(result.models)), 2):
         texts += _compared(result, first, second)
     return texts
@@ -281,6 +288,7 @@ def _compared(result: AuditResult, first: int, second: int) -> Iterator[str]:
         f"Answered by {names}: {percent(covered)} and {percent(other)} of the images; right of these: "
         f"{percent(right_one)} and {percent(right_two)}."
     )
+    yield f"Answered wrongly, of all images, by {names}: {_difference(*map(_wrong_accepted, (one, two)))}."
     coverage = min(covered, other)
     if coverage:
         equal = [_most_confident(each, coverage) for each in (one, two)]
@@ -301,6 +309,12 @@ def _kinds(evaluation: EvaluationResult) -> list[str]:
     return [] if judged is None else list[str](judged.kinds)
 
 
+def _wrong_accepted(evaluation: EvaluationResult) -> Array:
+    """Return which images are accepted with a wrong answer, (N,) bool."""
+    accepted = np.array([kind == "accept" for kind in _kinds(evaluation)])
+    return accepted & ~right_ones(evaluation.predictions)
+
+
 def _most_confident(evaluation: EvaluationResult, coverage: float) -> float:
     """Return the accuracy of the most confident images that are not novel, a share ``coverage`` of all."""
     predictions = evaluation.predictions
@@ -311,18 +325,18 @@ def _most_confident(evaluation: EvaluationResult, coverage: float) -> float:
 
 
 def _difference(first: Array, second: Array) -> str:
-    """Return two accuracies on the same images, and their difference with its exact interval.
+    """Return two shares of the same images, and their difference with its exact interval.
 
-    Given the m images that only one of both has right, the share p of the first is binomial, and the
+    Given the m images that belong to only one of both, the share p of the first is binomial, and the
     difference is (2 p - 1) m / n.
 
     >>> _difference(np.array([True, True, False]), np.array([True, True, False]))
-    '66.7 % and 66.7 %: the same images are right'
+    '66.7 % and 66.7 %: the same images'
     """
     shown = f"{percent(float(first.mean()))} and {percent(float(second.mean()))}"
     m, n = int((first != second).sum()), len(first)
     if m == 0:
-        return f"{shown}: the same images are right"
+        return f"{shown}: the same images"
     share = binomial_interval(int((first & ~second).sum()), m, 0.95)
     value, low, high = (100 * (2 * end - 1) * m / n for end in share)
     verdict = "a clear difference" if low > 0 or high < 0 else "chance explains the difference"

@@ -15,8 +15,8 @@ from candid.inference.predictions import Predictions
 from candid.models import zoo
 from candid.models.protocol import can
 from candid.reports.audit import grades
-from candid.reports.audit.fitness import Fitness, attacks_grade, corruptions_of, noun
-from candid.reports.audit.record import AuditedModel, AuditResult
+from candid.reports.audit.fitness import Fitness, noun
+from candid.reports.audit.record import AuditedModel, AuditResult, grades_of
 
 NOT_STATED = "Not stated: the model has no card. Its owner has to say it."
 MOST_CHANGES = 20
@@ -129,14 +129,9 @@ def _metrics(result: AuditResult, i: int) -> Iterator[str]:
 
 
 def _robustness(result: AuditResult, model: AuditedModel) -> Iterator[str]:
-    corrupted = corruptions_of(result, model)
-    reason = (
-        "Stored arrays have no network." if model.loaded is None else result.absent.get("corruptions", "")
-    )
-    yield f"Corruptions: {grades.corruptions(corrupted, reason or 'not measured.').sentence}"
-    attacked = attacks_grade(result, model)
-    reason = "Stored arrays have no network." if model.loaded is None else result.absent.get("attacks", "")
-    yield f"Attacks: {attacked[0].sentence if attacked else reason or 'not measured.'}"
+    for grade in grades_of(result)[model.name]:
+        if grade.aspect in ("Corruptions", "Attacks"):
+            yield f"{grade.aspect}: {grade.sentence}"
     yield "Poisoned training data, stolen models and the security of the server were not tested here."
 
 
@@ -179,7 +174,7 @@ def _changes(model: AuditedModel) -> Iterator[str]:
 
 def digests(result: AuditResult) -> list[Digest]:
     """Return the digests of models, eyes and data."""
-    found = []
+    found: list[Digest] = []
     for model, evaluation in zip(result.models, result.evaluations, strict=True):
         if model.loaded is None:
             found += _of_arrays(result, model)

@@ -14,6 +14,7 @@ from candid._support import __version__
 from candid._support.files import write_texts
 from candid._support.text import METRICS, Cell, area_cell, listed, number, percent
 from candid.evaluation.compare import group_table, group_title
+from candid.evaluation.result import EvaluationResult
 from candid.evaluation.selective import RULES
 from candid.evaluation.selective import sentences as selective_sentences
 from candid.evaluation.selective import table as selective_table
@@ -23,7 +24,7 @@ from candid.reports.audit.fitness import comparisons, figures, fitness
 from candid.reports.audit.governance import digests, statement
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
-from candid.reports.audit.record import AuditResult, grades_of, missing, results_by_class
+from candid.reports.audit.record import AuditedModel, AuditResult, grades_of, missing, results_by_class
 from candid.robustness.attacks.benchmark import NOTES, attack_tables
 from candid.robustness.corruptions.metrics import table as corruption_table
 from candid.trust.verdict import KINDS
@@ -154,7 +155,7 @@ def _studies(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
         **_decision(result, pictures),
         "models": _models(result),
         "trade_off": pictures.trade_off(),
-        "accuracy": _metrics(result, "Accuracy, and how well images are described", LIKELIHOOD),
+        "accuracy": _metrics(result, "On the test images", LIKELIHOOD),
         "ten_crop": _ten_crop(result),
         "calibration_curves": pictures.calibration(),
         "calibration": _calibration(result),
@@ -240,7 +241,7 @@ def _models(result: AuditResult) -> Table:
         rows.append(
             [
                 model.name,
-                evaluation.metrics["kind"],
+                evaluation.metrics["kind"] + _given(model, evaluation),
                 *([("–" if model.beta is None else number(model.beta))] if traded else []),
                 "–" if model.parameters is None else f"{model.parameters:,}",
                 "–" if model.loaded is None else " x ".join(map(str, model.loaded.image_shape)),
@@ -252,6 +253,13 @@ def _models(result: AuditResult) -> Table:
     betas = ["beta"] if traded else []
     head = ["model", "kind", *betas, "parameters", "images", "classes", "held-out images", "path"]
     return Table("The audited models", head, rows)
+
+
+def _given(model: AuditedModel, evaluation: EvaluationResult) -> str:
+    """Return what is known of a classifier whose arrays are stored."""
+    if model.loaded is not None:
+        return ""
+    return " of logits and features" if "features" in evaluation.predictions.columns else " of logits alone"
 
 
 def _metrics(result: AuditResult, caption: str, keys: Sequence[str]) -> Table:

@@ -60,7 +60,7 @@ class AuditedModel:
     @property
     def is_resnet(self) -> bool:
         """Whether it is a ResNet of candid: neither a density nor a classifier from elsewhere."""
-        return self.loaded is not None and self.loaded.kind == "resnet"
+        return can(self.loaded, "network") and not (self.is_generative or can(self.loaded, "density"))
 
     @property
     def folder(self) -> str:

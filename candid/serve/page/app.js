@@ -167,6 +167,7 @@ function progress() {
 }
 
 function showTable(focus = null) {
+  if (history.state?.lessons) history.replaceState(null, "");
   leave();
   leaveLessons();
   byId("list").hidden = photos.length === 0;
@@ -178,6 +179,7 @@ function showTable(focus = null) {
 
 // Going back from a photo is going back in the browser, too: on a phone, nothing else is expected.
 function open(photo) {
+  if (history.state?.lessons) history.replaceState({ photo: true }, "");
   if (!history.state?.photo) history.pushState({ photo: true }, "");
   byId("list").hidden = true;
   leaveLessons();
@@ -210,10 +212,7 @@ function teach() {
 
 window.addEventListener("popstate", () => {
   if (history.state?.lessons) return lessonsShown() ? undefined : teach();
-  if (lessonsShown() && !history.state?.photo) return showTable();
-  if (!photos.length) return;
-  if (history.state?.photo) return shownPhoto() ? undefined : history.back();
-  showTable(shownPhoto());
+  if (!history.state?.photo || !shownPhoto()) showTable(shownPhoto());
 });
 
 function startAgain() {
@@ -259,7 +258,7 @@ byId("report").addEventListener("click", async () => {
 });
 byId("clear").addEventListener("click", startAgain);
 byId("teach-open").addEventListener("click", teach);
-byId("lessons-back").addEventListener("click", () => (history.state?.lessons ? history.back() : showTable()));
+byId("lessons-back").addEventListener("click", () => showTable());
 byId("model-choice").addEventListener("change", (event) => {
   setServed(event.target.value);
   byId("examples-place").hidden = true;

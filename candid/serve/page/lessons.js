@@ -68,8 +68,9 @@ function render() {
   byId("lessons-busy-words").textContent = busy ? BUSY[busy] : "";
   if (problem) show("lessons-problem", problem);
   const needs = Object.entries(few).map(([name, more]) => `${name} needs ${count(more, "more photo")}`);
+  const learned = corrections.length - waiting, both = learned ? ` wait to be learned, ${learned} ${learned === 1 ? "is" : "are"} learned.` : " wait to be learned.";
   byId("waiting-corrections").textContent = corrections.length
-    ? `${count(corrections.length, "correction")}, ${waiting} of them not learned yet.${needs.length ? ` A new class needs five photos: ${listed(needs, "and")}.` : ""}`
+    ? `${waiting ? `${count(waiting, "correction")}${waiting === 1 ? both.replace("wait", "waits") : both}` : `${count(learned, "correction")}, all of them learned.`}${needs.length ? ` A new class needs five photos: ${listed(needs, "and")}.` : ""}`
     : "None yet. Open a photo and say what it is, or name a group of unknown photos.";
   show("lessons-cannot", cannot || "");
   disable("teach-now", Boolean(busy || cannot || !waiting));
@@ -148,7 +149,9 @@ function words({ version, made, photos, sentences, recalls }) {
   if (!version) return [html("p", { className: "muted", textContent: "Without any correction." })];
   const taught = Object.entries(photos).map(([name, photographs]) => `${name} from ${count(photographs, "photo")}`);
   const day = new Date(made).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
-  const price = recalls.length ? `On held-out photos of the other classes, mean recall changes from ${percent(mean(recalls.map(({ before }) => before)))} to ${percent(mean(recalls.map(({ after }) => after)))}.` : "What it changes on held-out photos is unknown.";
+  const [before, after] = ["before", "after"].map((key) => `${(100 * mean(recalls.map((row) => row[key]))).toFixed(1)} %`);
+  const change = before === after ? `stays at ${after}` : `changes from ${before} to ${after}`;
+  const price = recalls.length ? `On held-out photos, mean recall of the classes that it was trained on ${change}.` : "What it changes on held-out photos is unknown.";
   const rows = recalls.map((row) => html("tr", {}, html("td", { textContent: row.class }), html("td", { textContent: percent(row.before) }), html("td", { textContent: percent(row.after) })));
   const head = ["class", "before", "after"].map((word) => html("th", { scope: "col", textContent: word }));
   const table = html("table", { className: "near" }, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows));

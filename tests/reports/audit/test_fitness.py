@@ -1,6 +1,7 @@
 """What an audit says on top: sentences whose figures are counted here again, and equal models."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from candid.reports.audit.content import record
 from candid.reports.audit.fitness import comparisons, figures, fitness
 from candid.reports.audit.governance import digests, statement
 from candid.reports.audit.page import page
+from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import grades_of, results_by_class
 from candid.reports.audit.run import audit
+from tests.photo_models import PhotoRun
 
 CLASSES = ("apple", "pear", "plum")
 WITHOUT_STUDIES: dict[str, Any] = {"corruption_images": 0, "attack_images": 0, "examples": 0, "workers": 0}
@@ -70,10 +73,11 @@ def test_sentences_have_the_figures_of_the_images(stored: Path, tmp_path: Path) 
     pears = next(line for line in said.unfit if "'pear'" in line)
     row = results_by_class(found.evaluations[0]).rows[1]
     assert (
-        f"{row.right} of 100 are right, 30 taken for 'apple', and {row.accepted_wrong} of the wrong" in pears
+        f"{row.right} of 100 are right, 30 taken for 'apple'; wrong but accepted: {row.accepted_wrong}."
+        in pears
     )
     assert row.right == 70 and (row.accepted_wrong or 0) > 20
-    assert any(line.startswith("The classes apple and plum: beyond doubt") for line in said.fit)
+    assert any(line.startswith("Naming the classes apple (") for line in said.fit)
     assert any("Corruptions: stored arrays have no network" in line for line in said.untested)
 
 
@@ -149,3 +153,19 @@ def test_arrays_of_other_images_do_not_stand_next_to_a_model(
     np.savez(half, **{key: value if key == "class_names" else value[1:] for key, value in test.items()})
     with pytest.raises(CandidError, match="is not of the .* test images of 'digits' in their order"):
         audit(runs / "own", "digits", **held, test=half, **call)
+
+
+def test_equal_photo_models_have_no_figure_of_beta(photo_run: PhotoRun, tmp_path: Path) -> None:
+    copy = shutil.copytree(photo_run.model, tmp_path / "copy")
+    found = audit([photo_run.model, copy], photo_run.data, out=tmp_path / "out", **WITHOUT_STUDIES)
+    assert "are equal: they give the same posteriors for every image" in comparisons(found)[0]
+    assert len(comparisons(found)) == 1 and Pictures(found).trade_off() == ""
+    text = page(found, grades_of(found))
+    assert not (tmp_path / "out" / "figures" / "trade_off.png").exists()
+    assert "ResNet" not in text and ">beta<" not in text and "L_Y" not in text
+    shown = sum(len(Pictures(found).mistakes(i)) for i in range(2))
+    wrong = sum(row.wrong for each in found.evaluations for row in results_by_class(each).rows)
+    assert shown == min(wrong, 16) and text.count("<li><img") == shown
+    named = {each.of: each.sha256 for each in digests(found)}
+    assert {"model", "eye", "training data", "test data", "software"} <= named.keys()
+    assert all(len(named[kind]) == 64 for kind in ("model", "eye", "training data", "test data"))
