@@ -22,9 +22,9 @@ from candid.trust.promises import ExamineOptions
 
 if TYPE_CHECKING:
     from candid.explanations.explainer import Explanation
-    from candid.judging.examine import UnusableImage
+    from candid.judging.examine import Examiner, UnusableImage
     from candid.models.protocol import Model
-    from candid.trust.verdict import Examination
+    from candid.trust.verdict import Examination, Promises
 
 
 MODEL_FILES = (".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".safetensors")
@@ -116,45 +116,56 @@ def examine(
     from candid.judging.examine import Examiner, UnusableImage, image_paths
     from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
-    from candid.trust.ranking import ALL
-    from candid.trust.verdict import KINDS, heading
+    from candid.trust.verdict import heading
 
     folder, table = _Pages(pages.figures), None if out is None else TableFile(out)
     paths = [path for path in image_paths(images) if not folder.is_one(path)]
     if sort_into is not None:
         paths = _not_copied(paths, sort_into)
-    loaded = checkpoint.load(model)
-    examiner = Examiner(loaded, model, options, evidence=pages.figures is not None)
-    draw = None if pages.figures is None else _drawing(loaded, pages, folder)
-    if examiner.rule is None:
-        _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
-    else:
-        promises = examiner.rule.promises[ALL]
-        for sentence in promises.sentences() if verbose else [*promises.raised(), promises.plain()]:
-            _log(sentence)
-    counts: Counter[str] = Counter()
+    examiner = Examiner(checkpoint.load(model), model, options, evidence=pages.figures is not None)
+    draw = None if pages.figures is None else _drawing(examiner.model, pages, folder)
+    promises, counts, places = _said(examiner, model, verbose), Counter[str](), dict[str, str]()
     examinations = examiner.examine(paths)
     if len(paths) > 1 and not sys.stdout.isatty():
         examinations = iter(TerminalProgress().track(examinations, "examining", len(paths)))
     if not as_json:
         print(heading())
-    places: dict[str, str] = {}
     with ExitStack() as written:
         if table is not None:
-            written.enter_context(table.open(None if examiner.rule is None else examiner.rule.promises[ALL]))
+            written.enter_context(table.open(promises))
         for examined in examinations:
             if table is not None:
                 table.add(examined)
             counts[_shown(examined, draw, as_json)] += 1
             if sort_into is not None and not isinstance(examined, UnusableImage):
                 places |= verdict_places([examined])
-    for kind, number in counts.items():
-        _log(f"{number:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{number:,} {kind}")
+    _summed_up(counts)
     if table is not None:
         _log(f"written: {table.path}")
     if sort_into is not None:
         _copied(places, sort_into)
     return 2 if counts["unusable"] else None
+
+
+def _said(examiner: "Examiner", model: str, verbose: bool) -> "Promises | None":
+    """Say what verdicts promise, and return it; None of a model without held-out scores."""
+    from candid.trust.ranking import ALL
+
+    if examiner.rule is None:
+        _log(f"no p-values and verdicts: to add them, run 'candid calibrate {model} DATA'")
+        return None
+    promises = examiner.rule.promises[ALL]
+    for sentence in promises.sentences() if verbose else [*promises.raised(), promises.plain()]:
+        _log(sentence)
+    return promises
+
+
+def _summed_up(counts: Counter[str]) -> None:
+    """Say how many images have each verdict."""
+    from candid.trust.verdict import KINDS
+
+    for kind, number in counts.items():
+        _log(f"{number:,} {kind}: {KINDS[kind].sentence}" if kind in KINDS else f"{number:,} {kind}")
 
 
 def _shown(

@@ -115,9 +115,7 @@ def _photo(target: str) -> dict[str, Any] | None:
     from candid.models import checkpoint
     from candid.models.info import describe_head
 
-    model = checkpoint.load(target)
-    of_features = model.density_of == "features" or "eye" in model.can
-    return describe_head(model, checkpoint.model_folder(target)) if of_features else None
+    return describe_head(checkpoint.load(target), checkpoint.model_folder(target))
 
 
 def _show_photo(name: str, description: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from candid._support.errors import require_extra
 from candid.models.checkpoint import PARTS
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from candid.models.flow.vector import VectorClassifier
     from candid.models.photo.adopted import AdoptedModel
     from candid.models.photo.model import PhotoModel
+    from candid.models.protocol import Model
     from candid.models.resnet import ResNetConfig
 
 
@@ -63,11 +64,15 @@ def describe(config: ClassifierConfig) -> dict[str, Any]:
     }
 
 
-def describe_head(model: "PhotoModel | AdoptedModel | VectorClassifier", folder: Path) -> dict[str, Any]:
+def describe_head(model: "Model", folder: Path) -> dict[str, Any] | None:
     """Return what a model of features in ``folder`` consists of, and what its parts take on disk.
 
-    ``eye`` is None if the features came from a file.
+    ``eye`` is None if the features came from a file. None of a model that has neither an eye nor a density of
+    features.
     """
+    if model.density_of != "features" and "eye" not in model.can:
+        return None
+    model = cast("PhotoModel | AdoptedModel | VectorClassifier", model)
     eye = model.eye if "eye" in model.can else None
     files = {part: [*folder.glob(f"{part}-*.safetensors")] for part in PARTS}
     return {

@@ -30,9 +30,8 @@ from candid.models.photo.gaussian import Standardised, Totals
 from candid.models.photo.opening import open_eye, tree_of
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
-from candid.training.photo_data import PhotoData, has_val
+from candid.training.photo_data import PhotoData, earlier_results, has_val
 from candid.training.photo_series import in_series
-from candid.training.photos import earlier_results
 from candid.training.refit import can_refit, refit_to
 from candid.training.run_folder import RunFolder, state_digest
 from candid.training.setup import build_optimiser, clip_gradients, learning_rate, set_learning_rate

@@ -47,7 +47,7 @@ def test_options_may_stand_anywhere(line: str, found: dict[str, Any]) -> None:
         ("info M N", "'N' is one argument too many for 'candid info': 'candid info --help' shows"),
         ("examine M a --novelty", "--novelty needs a value:"),
         ("forget M --out new", "NAME is missing:"),
-        ("forget M cat", "--out is missing:"),
+        ("import weights.pt", "--out is missing:"),
         ("examine M a --novelty high", "--novelty takes a number, not 'high'."),
         ("examine M a --novelty 0.1 --novelty 0.2", "--novelty is given twice: leave one out."),
         ("examine M a --heatmap-rule papper", "--heatmap-rule can't be 'papper': did you mean 'paper'?"),

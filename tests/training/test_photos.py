@@ -384,8 +384,8 @@ def test_only_what_names_a_network_asks_for_one(photos: Path) -> None:
     assert photo_options(data, recipe="cifar") is None
     for network in ({"preset": "tiny"}, {"baseline": True}, {"start": "everyday"}, {"model": {"rank": 2}}):
         assert photo_options({**data, **network, "epochs": 3}) is None
-    with pytest.raises(CandidError, match="no option 'nonsense': choose one of .* eye, .* priors, .* thumbn"):
-        candid.train(str(photos), nonsense=3)
+    with pytest.raises(CandidError, match="no option 'zzzzzz': choose one of .* eye, .* priors, .* thumbn"):
+        candid.train(str(photos), zzzzzz=3)
 
 
 def test_a_network_on_photos_says_so(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
