@@ -30,12 +30,12 @@ with tempfile.TemporaryDirectory() as folder:
     model, taught = str(Path(folder) / "model"), str(Path(folder) / "taught")
     for photo in clothes:
         place = Path(folder) / "photos" / photo.parent.name / photo.name
-        if int(photo.stem) < 30:  # of each kind 30 train the model, 30 are held out, and 10 are the stream
+        if int(photo.stem) < 20:  # of each kind 20 train the model, 20 are held out, and 10 are the stream
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(photo, place)
     candid.train(str(Path(folder) / "photos"), out=model)
 
-    held_out = [photo for photo in clothes if 30 <= int(photo.stem) < 60]
+    held_out = [photo for photo in clothes if 20 <= int(photo.stem) < 40]
     stream = [photo for photo in clothes if int(photo.stem) >= 60]
     watch = candid.Watch(alarm=0.01).fit(unusual(model, held_out))
     quiet = watch.update(unusual(model, stream)).drift_detected

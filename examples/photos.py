@@ -3,7 +3,7 @@
     python examples/photos.py
 
 A folder of photos per class is all it takes. Here they are sample photos of clothes that come with Candid:
-30 of each kind train the model, the others are new to it, and so are hats, a kind that is in no class.
+30 of each kind train the model, 20 are new to it, and so are hats, a kind that is in no class.
 """
 
 import shutil
@@ -18,7 +18,7 @@ SAMPLES = Path(str(files("candid.reports.demo"))) / "samples"
 
 with tempfile.TemporaryDirectory() as work:
     photos, new, model = (Path(work) / name for name in ("photos", "new", "model"))
-    for photo in SAMPLES.glob("clothes/*/*.jpg"):
+    for photo in SAMPLES.glob("clothes/*/[0-4]*.jpg"):
         place = (photos if int(photo.stem) < 30 else new) / photo.parent.name / photo.name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(photo, place)
