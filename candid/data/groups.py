@@ -80,7 +80,8 @@ class GroupTable:
         table = cls.read(spec)
         if table is None:
             raise CandidError(
-                f"--together takes FILE.csv:COLUMN or FILE.csv (in training also 'folder' or 'none'), not '{spec}'."
+                "--together takes FILE.csv:COLUMN or FILE.csv (in training also 'folder' or 'none'), not "
+                f"'{spec}'."
             )
         return table
 
