@@ -190,8 +190,55 @@ def first_error(processes: Processes, error: CandidError | None) -> CandidError 
     return next((e for e in errors if e is not None), None)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return SIGTERM, and SIGHUP, which a terminal sends when it is closed, unless it is ignored (nohup)."""
+    hang_up = getattr(signal, "SIGHUP", None)
+    if hang_up is None or signal.getsignal(hang_up) is signal.SIG_IGN:
+        return [signal.SIGTERM]
+    return [signal.SIGTERM, hang_up]
+
+
+@contextmanager
+def silent_libraries() -> Iterator[None]:
+    """Let what libraries write to descriptor 2 go nowhere; Python's own messages go where they went before.
+
+    libtiff writes a line for each error in a file, past ``logging`` and ``warnings``.
+    """
+    stream = sys.stderr
+    copy = os.dup(2)
+    with os.fdopen(os.dup(copy), "w", buffering=1, errors="backslashreplace") as kept:
+        try:
+            if _descriptor(stream) == 2:
+                sys.stderr = kept
+            _silence()
+            yield
+        finally:
+            os.dup2(copy, 2)
+            os.close(copy)
+            sys.stderr = stream
+
+
+def write_errors_to(descriptor: int) -> None:
+    """Let Python's own messages go there, and what libraries write to descriptor 2 nowhere, until the end."""
+    sys.stderr = os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace")
+    _silence()
+
+
+def _silence() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return None
+
+
 class StopFlag:
-    """Set by the first SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once."""
+    """Set by the first SIGTERM, SIGHUP or Ctrl-C; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -204,12 +251,12 @@ class StopFlag:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[StopFlag]:
-    """Let SIGTERM and Ctrl-C set a flag instead of ending the process."""
+    """Let SIGTERM, SIGHUP and Ctrl-C set a flag instead of ending the process."""
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, flag) for number in (*ending_signals(), signal.SIGINT)}
     try:
         yield flag
     finally:

@@ -21,6 +21,8 @@ TILES = 10_000
 """Tiles or strips of an image."""
 SLOW_PIXELS, SLOW_BYTES = 250_000, 1_000_000
 """Largest image and file for PIL's decoders in Python: they take about 2 microseconds for each pixel."""
+FAX = ("group3", "group4", "tiff_ccitt")
+"""Codings of black and white pages, of which a few kB can be decoded for as long as a photo of megapixels."""
 SECONDS, SECONDS_PER_PIXEL = 1.0, 2e-7
 """CPU time to read a header, and to decode the rest: ten times of what any usual file takes."""
 FILLER = bytes(range(1, 255)) * 16
@@ -126,6 +128,8 @@ def _check(image: Image.Image, max_pixels: int, size: int) -> None:
         )
     if not isinstance(image, TiffImageFile):
         return
+    if image.info.get("compression") in FAX:
+        raise BadImageError("it is a TIFF in the coding of fax machines (CCITT); as PNG it can be used")
     try:  # a TIFF's tile is decoded whole, however small the image is
         tile = int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))
     except (TypeError, ValueError, ArithmeticError) as error:

@@ -35,7 +35,7 @@ BEGINNINGS = {
     b"MM\0*": "tif",
     b"RIFF": "webp",
 }
-OTHERS = ("heic", "ppm")
+OTHERS = ("heic", "ppm", "avif")
 NAME = re.compile(rf"(\d{{9,}})\.(?:{'|'.join({*BEGINNINGS.values(), *OTHERS})})")
 """The names of stored images."""
 
@@ -275,5 +275,5 @@ class Storage:
 
 def _ending(content: bytes) -> str:
     if content[4:8] == b"ftyp":
-        return OTHERS[0]
+        return OTHERS[2 if content[8:11] == b"avi" else 0]
     return next((ending for start, ending in BEGINNINGS.items() if content.startswith(start)), OTHERS[1])

@@ -239,6 +239,9 @@ class _Api:
             """Whether the server takes requests."""
             if self.models.seconds_lost():
                 raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
+            late = 2 * self.limits.timeout
+            if self.turns.is_stuck(late) or any(each.queue.is_stuck(late) for each in self.models):
+                raise HTTPException(503, f"Nothing was decoded or judged for {late:g} s: start it again.")
             return schemas.HealthResponse(needs_token=secret)
 
         scraped = _problems(secret, 403, 500)

@@ -7,6 +7,7 @@ import multiprocessing.process
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -17,11 +18,12 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.numbers import usable_cpus
+from candid._support.processes import write_errors_to
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_SECONDS = 5.0
 """For a process to end by itself."""
 START_SECONDS = 120.0
@@ -128,12 +130,7 @@ class Worker:
 
     def _start(self) -> None:
         """Start a process; :meth:`wait` tells it what to load: a process that ends at once blocks nothing."""
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other,), daemon=True)
-        with _without_signals():
-            self.process.start()
-        other.close()
+        self._connection, self.process = _started(_work)
 
     def _lose(self) -> None:
         """End the process: a late answer would be taken for that to the next question."""
@@ -196,12 +193,8 @@ class Errand:
             self._process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        context = multiprocessing.get_context("spawn")
-        connection, other = context.Pipe()
-        self._process = process = context.Process(target=_run_errand, args=(other,), daemon=True)
-        with _without_signals():
-            process.start()
-        other.close()
+        connection, process = _started(_run_errand)
+        self._process = process
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
             in_time = connection.poll(ERRAND_SECONDS)
@@ -253,8 +246,25 @@ def _without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(connection: Connection) -> None:
+def _started(work: Callable[..., None]) -> tuple[Connection, multiprocessing.process.BaseProcess]:
+    """Start a process, and return the connection to it; its messages go where those of this process go."""
+    context = multiprocessing.get_context("spawn")
+    connection, other = context.Pipe()
+    try:
+        errors = os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no file
+        errors = os.dup(2)
+    with Connection(errors, readable=False) as messages:  # of all objects, these hand a descriptor on
+        process = context.Process(target=work, args=(other, messages), daemon=True)
+        with _without_signals():
+            process.start()
+    other.close()
+    return connection, process
+
+
+def _work(connection: Connection, messages: Connection) -> None:
     """Answer until the other side is closed."""
+    write_errors_to(os.dup(messages.fileno()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # closed
         model, name, threads = pickle.loads(connection.recv_bytes())
@@ -275,8 +285,9 @@ def _work(connection: Connection) -> None:
             connection.send_bytes(_packed(answer))
 
 
-def _run_errand(connection: Connection) -> None:
+def _run_errand(connection: Connection, messages: Connection) -> None:
     """Answer one call."""
+    write_errors_to(os.dup(messages.fileno()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(10)

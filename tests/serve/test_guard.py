@@ -17,7 +17,7 @@ import pytest
 
 from candid._support.errors import CandidError
 from candid.serve import Limits, ServeOptions
-from candid.serve.app import NO_TELEMETRY, PUBLIC
+from candid.serve.app import DECODERS, NO_TELEMETRY, PUBLIC
 from candid.serve.guard import HEADERS, Guard
 from candid.serve.schemas import ImageRequest
 from candid.serve.sensor import Sensor
@@ -390,6 +390,24 @@ def test_any_loopback_address_is_guarded_against_such_names(service: Service, ow
     with running(service, host=own) as server:
         assert server.client.get("/v1/models").status_code == 200
         assert server.client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_a_server_in_which_nothing_is_answered_says_so(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_up(service, monkeypatch) as may, running(service, timeout=0.5) as server:
+        assert server.client.get("/healthz").status_code == 200
+        assert server.examine(picture()).status_code == 503
+        until(lambda: server.client.get("/healthz").status_code == 503)
+        may.set()
+        until(lambda: server.client.get("/healthz").status_code == 200)
+    may = threading.Event()
+    with running(service, timeout=0.5) as server, monkeypatch.context() as patch:
+        patch.setattr("candid.serve.app.decode_upload", lambda *_: may.wait(60))
+        assert [server.examine(picture()).status_code for _ in range(DECODERS)] == [503] * DECODERS
+        until(lambda: server.client.get("/healthz").status_code == 503)
+        may.set()
+        until(lambda: server.client.get("/healthz").status_code == 200)
 
 
 async def status_of(guard: Guard, own: str, *headers: tuple[str, str]) -> int:

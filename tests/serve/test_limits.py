@@ -228,3 +228,11 @@ def test_a_request_has_a_budget_of_pixels(service: Service) -> None:
         ]
     assert [each["status"] for each in results] == ["judged"] * 10 + ["unusable"] * 2
     assert "send fewer images at a time" in results[-1]["error"]
+
+
+@pytest.mark.parametrize("coding", ["group3", "group4", "tiff_ccitt"])
+def test_fax_pages_are_refused_in_one_sentence(coding: str) -> None:
+    file = BytesIO()
+    Image.new("1", (64, 64)).save(file, "TIFF", compression=coding)
+    with pytest.raises(BadImageError, match="fax machines"):
+        decode_upload(file.getvalue(), Preprocessing(3, 16, 16), 10_000)
