@@ -20,10 +20,8 @@ from candid._support.randomness import draws
 from candid.data import Crop
 from candid.data.crops import Box, published_ten_crops, random_box
 
-EXTENSIONS = frozenset(
-    [".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg"]
-    + [".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"]
-)
+TYPES = ".avif .bmp .gif .heic .heif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp"
+EXTENSIONS = frozenset(TYPES.split())
 PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
 NAMES = "PNG, JPEG, HEIC, AVIF, WebP, GIF, BMP, TIFF or PPM"
