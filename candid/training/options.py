@@ -288,7 +288,9 @@ class PlaneOptions(ReadOptions):
     means_only: Annotated[bool, Option("Fine-tune only the means, not the network.")] = False
     epochs: Annotated[int, Option("Epochs of fine-tuning.", least=1)] = 3
     learning_rate: Annotated[float, Option("Highest learning rate.", above=0)] = 2e-3
-    batch: Annotated[int | None, Option("Images of a step.", least=1, default="as the model's training")] = None
+    batch: Annotated[int | None, Option("Images of a step.", least=1, default="as the model's training")] = (
+        None
+    )
     beta: Annotated[
         MaybeInfinite | None,
         Option("Weight of the classification loss.", above=0, default="the model's"),
