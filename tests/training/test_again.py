@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -25,7 +26,7 @@ def shop(photo_run: PhotoRun, tmp_path: Path) -> tuple[Path, Path]:
     return data, run
 
 
-def train(data: Path, run: Path, **options: object) -> tuple[dict[str, object], list[str]]:
+def train(data: Path, run: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     progress = RecordedProgress()
     return candid.train(str(data), out=run, progress=progress, **options).results, progress.messages
 
