@@ -1,6 +1,7 @@
 """Processes, devices and signals: what surrounds a training run or a pass over a data set."""
 
 import atexit
+import importlib
 import os
 import signal
 import sys
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overlo
 from candid._support.errors import CandidError, require_extra
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from lightning_fabric import Fabric
 
+SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What a terminal and a supervisor send to all processes of a command."""
+Started: TypeAlias = tuple[Any, Any]
+"""The connection to a process, and the process."""
 T = TypeVar("T")
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Names of glibc's mallopt."""
@@ -196,6 +203,46 @@ def ending_signals() -> list[signal.Signals]:
     if hang_up is None or signal.getsignal(hang_up) is signal.SIG_IGN:
         return [signal.SIGTERM]
     return [signal.SIGTERM, hang_up]
+
+
+@contextmanager
+def started_ahead(module: str, function: str, wanted: bool) -> Iterator[list[Started]]:
+    """Start a process before it is needed; who takes it out of the list ends it."""
+    ahead = [start_process(module, function)] if wanted else []
+    try:
+        yield ahead
+    finally:
+        for connection, process in ahead:
+            connection.close()
+            process.kill()
+            process.join()
+
+
+def start_process(module: str, function: str) -> Started:
+    """Start a process that calls ``module.function(connection)``, and return the other end of the connection.
+
+    Its messages go where those of this process go. It gets no signals: this process decides when it ends.
+    """
+    import multiprocessing
+    from multiprocessing.connection import Connection
+
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    errors = os.dup(_descriptor(sys.stderr) or 2)
+    with Connection(errors, readable=False) as messages:  # of all objects, these hand a descriptor on
+        process = context.Process(target=_called, args=(there, messages, module, function), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()
+    return here, process
+
+
+def _called(connection: "Connection", messages: "Connection", module: str, function: str) -> None:
+    write_errors_to(os.dup(messages.fileno()))
+    getattr(importlib.import_module(module), function)(connection)
 
 
 @contextmanager

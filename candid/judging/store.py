@@ -123,6 +123,9 @@ class Storage:
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most = folder, most
         self._lock, self._trouble = threading.Lock(), False
+        self._bytes, self._highest = 0, 0
+        """Of all images, and the highest number of one when this began or that was given since."""
+        self._orphans: deque[_Orphan] = deque()
         try:
             (folder / IMAGES).mkdir(parents=True, exist_ok=True)
             if not (folder / RECORDS).exists() and any((folder / IMAGES).iterdir()):

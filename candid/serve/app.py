@@ -117,7 +117,7 @@ class _Api:
             lifespan=self._lifespan,
         )
         MultiPartParser.spool_max_size = 0  # bodies are in memory already: nothing is written to a file
-        MultiPartParser.on_header_end = _header_end  # type: ignore[method-assign]
+        MultiPartParser.on_header_end = _header_end  # type: ignore[assignment, method-assign]
         for kind in (RequestValidationError, HTTPException, Exception):
             self.app.add_exception_handler(kind, _problem)
         security = [] if token is None else [Security(HTTPBearer(auto_error=False))]

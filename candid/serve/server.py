@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from candid._support.errors import CandidError
-from candid._support.processes import ending_signals, silent_libraries
+from candid._support.processes import Started, ending_signals, silent_libraries
 from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
@@ -189,7 +189,11 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    models: Sequence[str], options: ServeOptions, limits: Limits, ready: Callable[[str], object]
+    models: Sequence[str],
+    options: ServeOptions,
+    limits: Limits,
+    ready: Callable[[str], object],
+    ahead: list[Started] | None = None,
 ) -> None:
     """Answer requests about models until SIGTERM, SIGHUP or Ctrl-C.
 
@@ -199,13 +203,14 @@ def serve(
         options: where to listen, and how the networks run.
         limits: what is refused.
         ready: is called with one line once requests are answered.
+        ahead: processes for networks that were started already; they are taken out of the list.
     """
     return_memory()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd files; what matters is in their answers
     names = [short_name(Path(model)) for model in models]
     if len(names) != len(set(names)):
         raise CandidError(f"Two models have one name ({listed(names)}): rename a folder.")
-    opener = partial(_opened, options.workers, 2 * limits.timeout)
+    opener = partial(_opened, [] if ahead is None else ahead, options.workers, 2 * limits.timeout)
     with silent_libraries(), listening(options.host, options.port) as sock, ExitStack() as stack:
         sensor = Sensor.of(options)
         served = []
@@ -230,12 +235,15 @@ def serve(
         )
 
 
-def _opened(workers: int | None, patience: float, model: str, name: str) -> tuple[Networks, ExitStack]:
+def _opened(
+    ahead: list[Started], workers: int | None, patience: float, model: str, name: str
+) -> tuple[Networks, ExitStack]:
     """Load a model into processes of its own, or into this one."""
     if workers == 0:
         return opened_here(model, name)
     stack = ExitStack()
-    return stack.enter_context(working(model, name, workers, patience)), stack
+    started = ahead.pop() if ahead else None
+    return stack.enter_context(working(model, name, workers, patience, started)), stack
 
 
 def most_connections() -> int:

@@ -6,8 +6,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import pickle
-import signal
-import sys
 import threading
 import time
 import traceback
@@ -18,12 +16,11 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.numbers import usable_cpus
-from candid._support.processes import write_errors_to
+from candid._support.processes import Started, start_process
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_SECONDS = 5.0
 """For a process to end by itself."""
 START_SECONDS = 120.0
@@ -46,16 +43,19 @@ class Worker:
         name: what users call the model.
         threads: how many threads the network may use.
         patience: seconds that an answer may take before the process is ended.
+        started: a process that was started already, to save time.
     """
 
-    def __init__(self, model: str, name: str, threads: int, patience: float) -> None:
+    def __init__(
+        self, model: str, name: str, threads: int, patience: float, started: Started | None = None
+    ) -> None:
         self._model, self._name, self._threads, self._patience = model, name, threads, patience
         self._description: Description | None = None
         self._loaded = False
         self._stopped = threading.Event()
         self.lost_since = time.monotonic()
         """When the process ended or began to start."""
-        self._start()
+        self._start(started)
 
     @property
     def ready(self) -> bool:
@@ -128,9 +128,9 @@ class Worker:
         self.process.kill()
         self.process.join()
 
-    def _start(self) -> None:
+    def _start(self, started: Started | None = None) -> None:
         """Start a process; :meth:`wait` tells it what to load: a process that ends at once blocks nothing."""
-        self._connection, self.process = _started(_work)
+        self._connection, self.process = started or start_process(__name__, work.__name__)
 
     def _lose(self) -> None:
         """End the process: a late answer would be taken for that to the next question."""
@@ -193,7 +193,7 @@ class Errand:
             self._process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        connection, process = _started(_run_errand)
+        connection, process = start_process(__name__, run_errand.__name__)
         self._process = process
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
@@ -214,10 +214,12 @@ class Errand:
 
 
 @contextmanager
-def working(model: str, name: str, n: int | None = None, patience: float = 60.0) -> Iterator[list[Worker]]:
-    """Start ``n`` workers that share the cores, by default as many as suit the model."""
+def working(
+    model: str, name: str, n: int | None = None, patience: float = 60.0, started: Started | None = None
+) -> Iterator[list[Worker]]:
+    """Start ``n`` workers that share the cores, by default as many as suit the model; one may be started."""
     cpus = usable_cpus()
-    workers = [Worker(model, name, max(1, cpus // (n or 1)), patience)]
+    workers = [Worker(model, name, max(1, cpus // (n or 1)), patience, started)]
     try:
         workers[0].wait()
         n = n or workers[0].description.workers
@@ -236,35 +238,8 @@ def working(model: str, name: str, n: int | None = None, patience: float = 60.0)
             worker.join()
 
 
-@contextmanager
-def _without_signals() -> Iterator[None]:
-    """A process that is started now gets none: who started it decides when it ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _started(work: Callable[..., None]) -> tuple[Connection, multiprocessing.process.BaseProcess]:
-    """Start a process, and return the connection to it; its messages go where those of this process go."""
-    context = multiprocessing.get_context("spawn")
-    connection, other = context.Pipe()
-    try:
-        errors = os.dup(sys.stderr.fileno())
-    except (AttributeError, OSError, ValueError):  # it is no file
-        errors = os.dup(2)
-    with Connection(errors, readable=False) as messages:  # of all objects, these hand a descriptor on
-        process = context.Process(target=work, args=(other, messages), daemon=True)
-        with _without_signals():
-            process.start()
-    other.close()
-    return connection, process
-
-
-def _work(connection: Connection, messages: Connection) -> None:
+def work(connection: Connection) -> None:
     """Answer until the other side is closed."""
-    write_errors_to(os.dup(messages.fileno()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # closed
         model, name, threads = pickle.loads(connection.recv_bytes())
@@ -285,9 +260,8 @@ def _work(connection: Connection, messages: Connection) -> None:
             connection.send_bytes(_packed(answer))
 
 
-def _run_errand(connection: Connection, messages: Connection) -> None:
+def run_errand(connection: Connection) -> None:
     """Answer one call."""
-    write_errors_to(os.dup(messages.fileno()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(10)
