@@ -129,7 +129,7 @@ def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
             if made_by != __version__:
                 raise CheckpointError(
                     f"The model in '{folder}' was made by version {made_by}, and this one ({__version__}) "
-                    "computes another digest of it: measure its held-out scores again with 'candid calibrate'."
+                    "computes another digest of it: measure held-out scores again with 'candid calibrate'."
                 )
             raise CheckpointError(
                 f"The held-out scores in '{folder}' were measured with a different model (its weights, "
