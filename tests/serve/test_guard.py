@@ -420,7 +420,13 @@ async def status_of(guard: Guard, own: str, *headers: tuple[str, str]) -> int:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    scope = {"type": "http", "method": "GET", "path": "/healthz", "query_string": b"", "server": (own, 8000)}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/style.css",
+        "query_string": b"",
+        "server": (own, 8000),
+    }
     encoded = [(name.encode(), value.encode()) for name, value in headers]
     await guard({**scope, "headers": encoded}, receive, send)
     return int(sent[0]["status"])
