@@ -172,6 +172,8 @@ class AdoptedModel(ModelBase):
     @property
     def preprocessing(self) -> Preprocessing:
         """Images as the classifier saw them in its training."""
+        if self.config.eye.endswith(".onnx"):  # the files next to it say it
+            return self.eye.preprocessing
         return Preprocessing(*self.image_shape, self.record.crop, border=self.config.border)
 
     @property

@@ -9,8 +9,10 @@ import numpy as np
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, digest, threads
+from candid.data.images import Preprocessing
 from candid.models.photo.efficientnet import session_of, statistics
 from candid.models.photo.eye import Eye
+from candid.models.photo.hub import PREPROCESSOR, HubInput, adapted, with_weights
 
 
 def described(outputs: list[Array]) -> Array:
@@ -30,12 +32,13 @@ class FileEye(Eye):
     """What the file says about itself."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = str(path.resolve()), path
+        self.name, self.path = str(path.parent.resolve() / path.name), path  # links may have other names
         try:
             self.content = path.read_bytes()
         except OSError as error:
             raise CandidError(f"The eye '{path}' can't be read: {error}.") from error
         self.sha256 = digest(self.content).hexdigest()
+        self._prepare()
         self._open()
         outputs = self.outputs(np.zeros((1, 3, self.size, self.size), np.float32))
         usable = [each for each in outputs if each.ndim in (2, 4)]
@@ -49,8 +52,11 @@ class FileEye(Eye):
 
     @property
     def has_maps(self) -> bool:
-        """Whether all outputs are maps."""
-        return all(self.are_maps)
+        """Whether some of the outputs are maps."""
+        return any(self.are_maps)
+
+    def _prepare(self) -> None:
+        """Change the network, so that it takes images in [0, 1]."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -65,7 +71,7 @@ class FileEye(Eye):
         return described(self.outputs(images))
 
     def maps(self, images: Array) -> list[Array]:
-        """Return the outputs of the network if all of them are maps."""
+        """Return the outputs of the network if some of them are maps; features are (B, C)."""
         return self.outputs(images) if self.has_maps else super().maps(images)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,7 +80,26 @@ class FileEye(Eye):
 
 
 class OnnxEye(FileEye):
-    """A network in an ONNX file, run by onnxruntime. Gradients don't reach the images."""
+    """A network in an ONNX file, run by onnxruntime. Gradients don't reach the images.
+
+    A ``preprocessor_config.json`` next to it, as repositories of the Hugging Face Hub have it, says how it
+    sees images; without one, it takes images in [0, 1] of a fixed size. See :mod:`candid.models.photo.hub`.
+    """
+
+    input: HubInput | None = None
+    """How it sees images, if a file says it."""
+
+    def _prepare(self) -> None:
+        try:
+            self.content, files = with_weights(self.content, self.path)
+            self.input = HubInput.read(self.path)
+            session = session_of(self.content)
+            changed = adapted(self.content, session, self.path, self.input)
+        except CandidError as error:
+            raise CandidError(f"'{self.path}' can't be an eye: {error}") from error
+        if files or self.input is not None:
+            self.sha256 = digest(self.sha256, *files, repr(self.input)).hexdigest()
+        self.content = changed or self.content
 
     def _open(self) -> None:
         try:
@@ -87,11 +112,16 @@ class OnnxEye(FileEye):
         if not square or isinstance(shape[0], int):
             raise CandidError(
                 f"'{self.path}' must take one batch of square images (B, 3, S, S) of any length B, with a "
-                f"fixed size S, not {[each.shape for each in inputs]}."
+                f"fixed size S, or with a {PREPROCESSOR} next to it, not {[each.shape for each in inputs]}."
             )
         self.size = shape[3]
         self.output_names = tuple(each.name for each in self._session.get_outputs())
         self.metadata = self._session.get_modelmeta().custom_metadata_map
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a file becomes an image that it takes."""
+        return super().preprocessing if self.input is None else self.input.preprocessing
 
     def outputs(self, images: Array) -> list[Array]:
         """Return all outputs of the network."""

@@ -13,7 +13,7 @@ from candid._support.numbers import Array
 from candid._support.options import checked_names
 from candid.data import class_names as imagenet
 from candid.data.formats import kinds_above
-from candid.data.images import path_of
+from candid.data.images import Preprocessing, path_of
 from candid.models.checkpoint import is_bundled, named_model
 from candid.models.photo.efficientnet import PackagedEye, package_folder, read_weights, weights_file
 from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
@@ -82,7 +82,7 @@ class FileSoftmax(SoftmaxEye):
 
             self.eye = ExportedEye(path)
         self.name, self.size, self.sha256 = self.eye.name, self.eye.size, self.eye.sha256
-        self.image_shape = (3, self.size, self.size)
+        self.image_shape, self.border = (3, self.size, self.size), self.eye.preprocessing.border
         self.metadata = {"training": {"config": {"crop": "none"}}}
         outputs = self.eye.outputs(np.zeros((2, *self.image_shape), np.float32))
         flat = [number for number, each in enumerate(outputs) if each.ndim == 2 and each.shape[1] > 1]
@@ -90,7 +90,7 @@ class FileSoftmax(SoftmaxEye):
             raise CandidError(
                 f"'{path}' can't be adopted: it has no output of the shape (B, classes) with logits."
             )
-        names = self.eye.output_names
+        names = [name.removeprefix("candid_") for name in self.eye.output_names]  # of changed graphs
         self.logits_number = names.index("logits") if "logits" in names else flat[0]
         if self.logits_number not in flat:
             raise CandidError(
@@ -100,8 +100,15 @@ class FileSoftmax(SoftmaxEye):
         named = self.eye.metadata.get("class_names")
         if class_names is None and named is not None:
             class_names = json.loads(named)
+        elif class_names is None and isinstance(self.eye, OnnxEye) and self.eye.input is not None:
+            class_names = self.eye.input.labels or None
         self.class_names = checked_names(class_names, outputs[self.logits_number].shape[1])
         self.groups = (self._divided(outputs)[1].shape[1],)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a file becomes an image that it takes."""
+        return self.eye.preprocessing
 
     def logits_and_features(self, images: Array) -> tuple[Array, Array]:
         """Return the logits, and all other outputs as features."""
