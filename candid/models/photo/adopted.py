@@ -154,7 +154,8 @@ class AdoptedModel(ModelBase):
                     "The network of this model was given in Python and is not part of it: call "
                     "model.attach(network) first."
                 )
-            self.attach(open_softmax(moved(self.config.eye, self.folder), self.class_names))
+            name = moved(self.config.eye, self.folder)
+            self.attach(open_softmax(name, self.class_names, download=False))
         assert self._eye is not None
         return self._eye
 

@@ -2,24 +2,26 @@
 
 A repository has an ONNX graph (``pixel_values`` to ``last_hidden_state``, ``pooler_output`` or
 ``image_embeds``), ``preprocessor_config.json`` (how a photo becomes pixel values) and ``config.json`` (the
-patch size). :func:`adapted` adds to the graph what comes before and after it, so that it takes images in
-[0, 1] and returns maps and features like any other file.
+patch size). Its name is ``hf:OWNER/NAME``, with ``@REVISION`` and ``:FILE`` if these are not the usual ones.
+Models store the commit. What a name means is downloaded once, by training or ``candid eyes``, and never when
+a model is used.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, require_extra
 from candid.data.images import Preprocessing, Resampling
+from candid.models.photo.eye import PREPROCESSOR
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
-
-PREPROCESSOR = "preprocessor_config.json"
+NAME = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(:(?P<file>[\w./-]+\.onnx))?")
+USUAL = ("onnx/vision_model.onnx", "onnx/model.onnx", "model.onnx")
+"""Files that are looked for if a name has none."""
+FREE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "isc", "unlicense"}
+"""Licences that allow any use."""
 RESAMPLING: dict[Any, Resampling] = {2: "bilinear", 3: "bicubic"}
 """Numbers of PIL's filters."""
 SAY_NOTHING = {
@@ -32,13 +34,6 @@ READ = {
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "do_rescale"),
     *("rescale_factor", "do_normalize", "image_mean", "image_std"),
 }
-OUTPUTS = {"last_hidden_state", "pooler_output", "image_embeds"}
-"""Outputs that are used, with logits, if a graph has any of them; attentions and hidden states are not."""
-LEADING = 16
-"""The most tokens that come before those of patches."""
-OPSET = 13
-LARGEST = 2**31 - 2**24
-"""Bytes of a graph with its weights: the format can't hold more in one piece."""
 
 
 @dataclass(frozen=True)
@@ -158,196 +153,98 @@ def _side(size: Any) -> int:
     return int(size["height"])
 
 
-# graphs
+# repositories
 
 
-def with_weights(content: bytes, path: Path) -> tuple[bytes, list[bytes]]:
-    """Return a graph with the weights that it keeps in other files, and the content of these files."""
-    if b"location" not in content:
-        return content, []
-    import onnx
+@dataclass(frozen=True)
+class HubFiles:
+    """A graph of the Hub in the cache on this machine."""
 
-    try:
-        model = onnx.load_from_string(content)
-    except Exception:  # onnxruntime says what is wrong with it
-        return content, []
-    outside = [
-        (tensor, {entry.key: entry.value for entry in tensor.external_data})
-        for tensor in model.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    ]
-    files: dict[str, bytes] = {}
-    for tensor, where in outside:
-        name = where["location"]
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise CandidError(f"its weights are in '{name}', outside of its folder.")
-        if name not in files:
-            try:
-                files[name] = (path.parent / name).read_bytes()
-            except OSError as error:
-                raise CandidError(f"its weights are in '{name}', which can't be read: {error}.") from error
-        start = int(where.get("offset", 0))
-        stop = start + int(where["length"]) if "length" in where else len(files[name])
-        if stop > len(files[name]):
-            raise CandidError(f"its weights are in '{name}', which is cut.")
-        tensor.raw_data = files[name][start:stop]
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
-    if not outside:
-        return content, []
-    if model.ByteSize() > LARGEST:
-        raise CandidError("its weights take more than 2 GB: use a smaller or a quantized network.")
-    return model.SerializeToString(), [files[name] for name in sorted(files)]
+    name: str
+    """With its commit and its file."""
+    path: Path
+    licence: str
+    """That of the card; what is not known to be free says so."""
 
 
-def adapted(content: bytes, session: "InferenceSession", path: Path, given: HubInput | None) -> bytes | None:
-    """Return a graph that takes images in [0, 1], (B, 3, S, S), and returns maps and features.
+def fetched(name: str, download: bool = True) -> HubFiles:
+    """Return where the files of ``hf:OWNER/NAME[@REVISION][:FILE]`` are.
 
-    Pixel values are computed as ``given`` says. Tokens (B, T, C) become features, the first one if there are
-    more than patches, and maps (B, C, S / patch, S / patch), the last ones. Inputs of type uint8 get pixels
-    from 0 to 255, and inputs (B, S, S, 3) get channels last.
+    Args:
+        name: without a revision, the newest commit.
+        download: whether files may be downloaded; never if ``HF_HUB_OFFLINE`` is set.
 
-    Returns:
-        the graph, or None if it is such a graph already, or can't become one.
+    Raises:
+        CandidError: if there is no such repository or file, if it is gated, or without network.
     """
-    inputs = session.get_inputs()
-    shape = inputs[0].shape if len(inputs) == 1 else []
-    if len(shape) != 4 or isinstance(shape[0], int):
-        return None
-    last = shape[3] == 3 and shape[1] != 3
-    sides = shape[1:3] if last else shape[2:]
-    fixed = {side for side in sides if isinstance(side, int)}
-    size = given.size if given is not None else fixed.pop() if len(fixed) == 1 else None
-    if size is None or any(isinstance(side, int) and side != size for side in sides):
-        if given is not None:
-            raise CandidError(f"it takes {sides[0]} x {sides[1]} pixels, but {PREPROCESSOR} says {size}.")
-        return None
-    if given is None and not all(isinstance(side, int) for side in sides):
-        return None
-    kind = inputs[0].type.removeprefix("tensor(").removesuffix(")")
-    if kind not in ("float", "float16", "uint8"):
-        raise CandidError(f"its input is of type {kind}, not float, float16 or uint8.")
-    square = (2, size, size, 3) if last else (2, 3, size, size)
-    images = np.zeros(square, np.float32 if kind == "float" else kind)
-    kept = names = [each.name for each in session.get_outputs()]
-    if OUTPUTS & set(names):
-        kept = [name for name in names if name in OUTPUTS | {"logits"}]
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise CandidError(f"'{name}' is no name of the Hub: write hf:OWNER/NAME[@REVISION][:FILE.onnx].")
+    hub = require_extra("huggingface_hub", "hub", f"The eye '{name}'")
+    from huggingface_hub import constants
+
+    repository, revision = match["repo"], match["revision"] or "main"
+    files = USUAL if match["file"] is None else (match["file"],)
+    offline, pinned = bool(constants.HF_HUB_OFFLINE), re.fullmatch("[0-9a-f]{40}", revision)
+    path = _cached(hub, repository, revision, files) if pinned or offline or not download else None
+    if path is None and offline:
+        raise CandidError(f"'{name}' is not in the cache of the Hub, and HF_HUB_OFFLINE is set.")
+    if path is None and not download:
+        raise CandidError(f"'{name}' is not in the cache of the Hub: get it with 'candid eyes {name}'.")
+    path = path or _downloaded(hub, repository, revision, files)
+    parts = path.parts[len(path.parts) - path.parts[::-1].index("snapshots") :]  # commit, folders, file
+    folder = path.parents[len(parts) - 2]
+    return HubFiles(f"hf:{repository}@{parts[0]}:{'/'.join(parts[1:])}", path, _licence(hub, folder))
+
+
+def _cached(hub: Any, repository: str, revision: str, files: tuple[str, ...]) -> Path | None:
+    found = (hub.try_to_load_from_cache(repository, file, revision=revision) for file in files)
+    return next((Path(each) for each in found if isinstance(each, str)), None)
+
+
+def _downloaded(hub: Any, repository: str, revision: str, files: tuple[str, ...]) -> Path:
+    """Download a graph and what belongs to it, the graph last: if it is there, all is."""
+    from huggingface_hub import errors
+
     try:
-        shapes = {
-            name: output.shape
-            for name, output in zip(kept, session.run(kept, {inputs[0].name: images}), strict=True)
-        }
-    except Exception as error:  # onnxruntime has many exceptions of its own
-        raise CandidError(f"it does not run on images of {size} x {size} pixels: {error}") from error
-    tokens = any(len(shape) == 3 for shape in shapes.values())
-    if given is None and not tokens and not last and kind == "float" and kept == names:
-        return None
-    return _Adapter(content, size, given).graph(kind, last, shapes)
+        found = hub.HfApi().model_info(repository, revision=revision, timeout=30)
+        names = sorted(each.rfilename for each in found.siblings)
+        graph = next((file for file in files if file in names), None)
+        if graph is None:
+            others = ", ".join(each for each in names if each.endswith(".onnx")) or "none"
+            raise CandidError(f"'{repository}' has no {' or '.join(files)}; its ONNX files: {others}.")
+        wanted = [each for each in (PREPROCESSOR, "config.json", "README.md") if each in names]
+        wanted += [each for each in names if each.startswith(graph) and each != graph]
+        paths = [hub.hf_hub_download(repository, each, revision=found.sha) for each in (*wanted, graph)]
+        # the cache then knows which commit the name means, for HF_HUB_OFFLINE
+        hub.hf_hub_download(repository, (*wanted, graph)[0], revision=revision)
+    except CandidError:
+        raise
+    except errors.GatedRepoError as error:
+        raise CandidError(
+            f"'{repository}' is gated: accept its licence on its page, and log in with 'hf auth login'."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CandidError(f"'{repository}' has no revision '{revision}'.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CandidError(
+            f"There is no repository '{repository}' on the Hub, or it is private: check its name, or log in "
+            "with 'hf auth login'."
+        ) from error
+    except Exception as error:  # of several libraries
+        raise CandidError(
+            f"'{repository}' can't be downloaded from the Hub ({type(error).__name__}): check the network, "
+            "or use an eye that is installed, such as lite0."
+        ) from error
+    return Path(paths[-1])
 
 
-class _Adapter:
-    """Adds nodes before and after a graph."""
-
-    def __init__(self, content: bytes, size: int, given: HubInput | None) -> None:
-        import onnx
-        from onnx import version_converter
-
-        self.model = onnx.load_from_string(content)
-        version = next(part.version for part in self.model.opset_import if not part.domain)
-        if version < OPSET:
-            self.model = version_converter.convert_version(self.model, OPSET)
-        self.size, self.given = size, given
-        self.before: list[Any] = []
-        self.after: list[Any] = []
-
-    def graph(self, kind: str, last: bool, shapes: dict[str, tuple[int, ...]]) -> bytes:
-        """Return the graph with outputs of these shapes, whose input is of a type, and has channels last."""
-        from onnx import TensorProto, helper
-
-        graph = self.model.graph
-        initial = {part.name for part in graph.initializer}
-        (start,) = (part.name for part in graph.input if part.name not in initial)
-        self._pixels(start, kind, last)
-        outputs = [
-            output
-            for name, shape in shapes.items()
-            for output in (self._tokens(name, shape, shapes) if len(shape) == 3 else [(name, shape)])
-        ]
-        nodes = [*self.before, *graph.node, *self.after]
-        del graph.node[:], graph.input[:], graph.output[:]
-        square = ["N", 3, self.size, self.size]
-        graph.input.append(helper.make_tensor_value_info("candid_images", TensorProto.FLOAT, square))
-        for name, shape in outputs:
-            as_float = f"candid_{name}"
-            nodes.append(helper.make_node("Cast", [name], [as_float], to=TensorProto.FLOAT))
-            dims = ["N", *shape[1:]]
-            graph.output.append(helper.make_tensor_value_info(as_float, TensorProto.FLOAT, dims))
-        graph.node.extend(nodes)
-        content: bytes = self.model.SerializeToString()
-        return content
-
-    def _pixels(self, start: str, kind: str, last: bool) -> None:
-        """Add what makes ``start``, the input of the network, of images in [0, 1]."""
-        from onnx import TensorProto
-
-        if kind == "uint8":
-            if self.given is not None and (len({*self.given.scale}) > 1 or any(self.given.shift)):
-                raise CandidError(f"it takes pixels of type uint8, but {PREPROCESSOR} normalizes them.")
-            x = self._node("Mul", "candid_images", self._constant(255, np.float32))
-            x = self._node("Cast", self._node("Round", x), to=TensorProto.UINT8)
-        else:
-            scale, shift = ((1.0,), (0.0,)) if self.given is None else (self.given.scale, self.given.shift)
-            by, plus = (
-                self._constant(np.reshape(each, (1, -1, 1, 1)), np.float32) for each in (scale, shift)
-            )
-            x = self._node("Add", self._node("Mul", "candid_images", by), plus)
-            if kind == "float16":
-                x = self._node("Cast", x, to=TensorProto.FLOAT16)
-        if last:
-            x = self._node("Transpose", x, perm=[0, 2, 3, 1])
-        self._node("Identity", x, output=start)
-
-    def _tokens(
-        self, name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
-    ) -> list[tuple[str, tuple[int, ...]]]:
-        """Add what divides tokens into the first one and maps of the last ones; return their names."""
-        patch = None if self.given is None else self.given.patch
-        if self.given is None or patch is None:
-            raise CandidError(
-                f"its output '{name}' is tokens {shape}: it needs a {PREPROCESSOR}, and a config.json with "
-                "'patch_size', next to it."
-            )
-        side, registers = self.size // patch, self.given.registers
-        leading = shape[1] - side**2
-        right = 0 <= leading <= LEADING and (not registers or leading in (registers, registers + 1))
-        if not right:
-            raise CandidError(
-                f"its output '{name}' has {shape[1]} tokens, but {self.size} pixels are {side} x {side} "
-                f"patches of {patch} pixels, with at most {LEADING} tokens before them, or those that "
-                "config.json says."
-            )
-        axis, end = self._constant([1]), self._constant([np.iinfo(np.int64).max])
-        maps = self._node("Slice", name, self._constant([-(side**2)]), end, axis, later=True)
-        maps = self._node("Transpose", maps, perm=[0, 2, 1], later=True)
-        maps = self._node("Reshape", maps, self._constant([0, shape[2], side, side]), later=True)
-        outputs: list[tuple[str, tuple[int, ...]]] = []
-        if leading and not {"pooler_output", "image_embeds"} & set(shapes):  # these are made of the first one
-            first = self._node("Slice", name, self._constant([0]), self._constant([1]), axis, later=True)
-            first = self._node("Reshape", first, self._constant([0, shape[2]]), later=True)
-            outputs.append((first, (shape[0], shape[2])))
-        return [*outputs, (maps, (shape[0], shape[2], side, side))]
-
-    def _node(self, kind: str, *inputs: str, output: str = "", later: bool = False, **attributes: Any) -> str:
-        from onnx import helper
-
-        output = output or f"candid_{len(self.before)}_{len(self.after)}"
-        nodes = self.after if later else self.before
-        nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
-        return output
-
-    def _constant(self, values: Any, dtype: Any = np.int64) -> str:
-        from onnx import numpy_helper
-
-        name = f"candid_constant_{len(self.model.graph.initializer)}"
-        self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(values, dtype), name))
-        return name
+def _licence(hub: Any, folder: Path) -> str:
+    """Return what the card in a folder says; if it is not known to be free, with a warning."""
+    try:
+        card = hub.ModelCard.load(folder / "README.md").data
+        licence = card.license_name if card.license == "other" else card.license
+    except Exception:  # no card, or one that can't be read
+        licence = None
+    licence = str(licence or "unknown")
+    return licence if licence in FREE else f"{licence}: not known to be free, read its card"

@@ -88,6 +88,12 @@ class _Filter(enum.Enum):
     LANCZOS = "lanczos"
 
 
+def _empty(asked: str) -> type:
+    if asked.startswith("__"):
+        raise AttributeError(asked)
+    return type(asked, (), {})
+
+
 def real() -> types.ModuleType:
     """Return timm's own files, with networks of random weights."""
     sys.path.insert(0, os.environ["CANDID_TIMM"])
@@ -104,7 +110,7 @@ def real() -> types.ModuleType:
         module: Any = types.ModuleType(f"torchvision{name}")
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None, is_package=True)
         module.__path__, module.InterpolationMode = [], _Filter
-        module.__getattr__ = lambda asked: type(asked, (), {})
+        module.__getattr__ = _empty
         sys.modules[module.__name__] = module
         parent, _, child = module.__name__.rpartition(".")
         if parent:
