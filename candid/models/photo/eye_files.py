@@ -277,12 +277,12 @@ class _Adapter:
         ]
         nodes = [*self.before, *graph.node, *self.after]
         del graph.node[:], graph.input[:], graph.output[:]
-        square = ["N", 3, self.size, self.size]
+        square: list[str | int | None] = ["N", 3, self.size, self.size]
         graph.input.append(helper.make_tensor_value_info("candid_images", TensorProto.FLOAT, square))
         for name, shape in outputs:
             as_float = f"candid_{name}"
             nodes.append(helper.make_node("Cast", [name], [as_float], to=TensorProto.FLOAT))
-            dims = ["N", *shape[1:]]
+            dims: list[str | int | None] = ["N", *shape[1:]]
             graph.output.append(helper.make_tensor_value_info(as_float, TensorProto.FLOAT, dims))
         graph.node.extend(nodes)
         content: bytes = self.model.SerializeToString()

@@ -113,7 +113,8 @@ def _pixels(given: dict[str, Any], file: Path) -> dict[str, Any]:
     try:
         framing = _framing(given)
         factor = 255 * float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 255.0
-        mean, std = (0.0,) * 3, (1.0,) * 3
+        mean: tuple[float, ...] = (0.0,) * 3
+        std: tuple[float, ...] = (1.0,) * 3
         if given.get("do_normalize", "image_mean" in given):
             mean, std = (tuple(map(float, given[key])) for key in ("image_mean", "image_std"))
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:

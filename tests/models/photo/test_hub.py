@@ -91,9 +91,15 @@ def hub_folder(folder: Path, kind: Kind) -> Path:
         nodes.insert(0, helper.make_node("Cast", ["pixel_values"], ["cast"], to=TensorProto.FLOAT))
     else:
         nodes = nodes[1:]
-    constants = {"weight": weight, "before": before, "one": np.array([1]), "flat": np.array([0, WIDTH, -1])}
-    dims = ["batch_size", "height", "width", 3] if kind.uint8 else ["batch_size", 3, "height", "width"]
-    dims = ["batch_size", SIZE, SIZE, 3] if kind.uint8 else dims
+    constants: dict[str, Array] = {
+        "weight": weight,
+        "before": before,
+        "one": np.array([1]),
+        "flat": np.array([0, WIDTH, -1]),
+    }
+    dims: list[str | int | None] = ["batch_size", 3, "height", "width"]
+    if kind.uint8:
+        dims = ["batch_size", SIZE, SIZE, 3]
     input_type = TensorProto.UINT8 if kind.uint8 else TensorProto.FLOAT
     rank = {"last_hidden_state": 3, "maps": 4}
     graph = helper.make_graph(
