@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper, save_model
+from PIL import Image
 
 import candid
 from candid import CandidError
@@ -199,6 +200,10 @@ def test_which_part_of_a_photo_is_seen(changes: dict[str, Any], seen: Preprocess
     assert open_eye(str(hub_folder(tmp_path, kind))).preprocessing == seen
     boxes = {0: (0, 0, 400, 100), 4: (156.25, 6.25, 243.75, 93.75)}
     assert np.allclose(seen.box(400, 100), boxes[seen.border])
+    picture, size = photo("dots", 1, 100, 400), (SIZE, SIZE)
+    by = Image.Resampling.BILINEAR if "resample" in changes else Image.Resampling.BICUBIC
+    wanted = picture.resize(size, by, box=seen.box(400, 100), reducing_gap=3.0)
+    assert np.array_equal(preprocess_image(picture, seen), np.asarray(wanted).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(
