@@ -69,15 +69,18 @@ class HubInput:
         given, config = _json(file), _near(path, "config.json")
         model = {} if config is None else _json(config)
         vision = model.get("vision_config", model)
-        patch = vision.get("patch_size")
+        vision = vision if isinstance(vision, dict) else {}
+        patch, registers = vision.get("patch_size"), vision.get("num_register_tokens")
         if isinstance(patch, list) and len(set(patch)) == 1:
             patch = patch[0]
-        if patch is not None and (not isinstance(patch, int) or patch < 1):
-            raise CandidError(f"'{config}' has the patch size {patch}, not one number of pixels.")
-        labels = model.get("id2label") or {}
+        for key, value in {"patch_size": patch, "num_register_tokens": registers}.items():
+            if value is not None and (not isinstance(value, int) or value < (key == "patch_size")):
+                raise CandidError(f"'{config}' has {key} {value}, which is no number of that kind.")
+        labels = model.get("id2label")
+        labels = labels if isinstance(labels, dict) and all(key.isdecimal() for key in labels) else {}
         names = tuple(str(labels[key]) for key in sorted(labels, key=int))
         fields = _pixels(given, file)
-        return cls(**fields, patch=patch, registers=vision.get("num_register_tokens"), labels=names)
+        return cls(**fields, patch=patch, registers=registers, labels=names)
 
 
 def _near(path: Path, name: str) -> Path | None:

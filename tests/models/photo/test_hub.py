@@ -226,6 +226,12 @@ def test_wrong_settings_are_one_sentence(changes: dict[str, Any], message: str, 
     assert str(caught.value).count(". ") == 0
 
 
+@pytest.mark.parametrize("config", [{"patch_size": 0}, {"patch_size": [7, 8]}, {"num_register_tokens": "4"}])
+def test_a_wrong_config_is_one_sentence(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CandidError, match="which is no number of that kind"):
+        open_eye(str(hub_folder(tmp_path, KINDS["dinov2"]._replace(config=PATCHES | config))))
+
+
 def test_settings_that_change_nothing_are_no_error(tmp_path: Path) -> None:
     kind = KINDS["dinov2"]._replace(given=DINO | {"do_pad": False, "pad_size": None})
     assert open_eye(str(hub_folder(tmp_path, kind))).size == SIZE
