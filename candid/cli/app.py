@@ -67,6 +67,7 @@ COMMANDS = {
     "explain": "candid.cli.explain:explain",
     "plane": "candid.cli.plane:plane",
     "models": "candid.cli.models:models",
+    "eyes": "candid.cli.models:eyes",
     "info": "candid.cli.models:info",
     "import": "candid.cli.models:import_model",
     "watch": "candid.cli.watch:watch",
@@ -104,6 +105,7 @@ GROUPS = {
         "explain": "candid explain mine --data test-photos",
         "plane": "candid plane mine photos --classes apple,pear,plum",
         "info": "candid info mine",
+        "eyes": "candid eyes",
     },
     "Use elsewhere": {
         "serve": "candid serve mine --port 8000",

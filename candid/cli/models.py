@@ -86,6 +86,42 @@ def _row(card: dict[str, Any]) -> tuple[str, ...]:
 
 
 @command
+def eyes(
+    name: Annotated[
+        str | None, Option("Open this eye; download it if it is on the Hugging Face Hub.", default="all eyes")
+    ] = None,
+    /,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the eyes that photo models look through, or open one; train takes the name as --eye."""
+    from candid.models.photo.eyes import ELSEWHERE, EYES
+
+    columns = ("name", "size", "licence", "speed", "install")
+    if name is None:
+        rows = [(e.name, e.size, e.licence, e.speed, f"candid-vision{e.extra}") for e in EYES.values()]
+        rows += [*ELSEWHERE]
+        if as_json:
+            print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+            return
+        texts = [tuple(map(str, row)) for row in rows]
+        show_table(
+            "Eyes: pretrained networks that photo models look through", columns, texts, left=5, tight=True
+        )
+        print("Or a file (.onnx, .pt2), timm:NAME, hf:OWNER/NAME; candid eyes NAME opens one.")
+        return
+    from candid.models.photo.opening import open_eye
+
+    eye = open_eye(name)
+    fields = ("name", "size", "licence", "source", "sha256")
+    description = {field: getattr(eye, field) for field in fields} | {"numbers": eye.dimensions}
+    if as_json:
+        print(json.dumps(description))
+        return
+    for label, value in [*_eye_rows(description), ("statistics of a photo", f"{eye.dimensions:,}")]:
+        print(printable(f"  {label + ':':<32}{value}"))
+
+
+@command
 def info(
     target: Annotated[str, Option("A preset, a bundled model, a model folder or a run folder.")],
     /,

@@ -31,6 +31,7 @@ MODES = {1: "L", 3: "RGB"}
 LYING, MIRRORED, UPSIDE_DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
 """EXIF orientations that swap width and height, and those that flip left and right or top and bottom."""
 ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+Resampling = Literal["bicubic", "bilinear"]
 Source = Path | bytes | BytesIO
 """A file, or its content."""
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # opened says it in a sentence
@@ -54,6 +55,7 @@ def decode(
     size: tuple[int, int],
     box: Callable[[int, int], Box],
     check: Callable[[Image.Image], None] | None = None,
+    resampling: Resampling = "bicubic",
 ) -> Array:
     """Return the part ``box(width, height)`` of an image, upright, (channels, *size) uint8.
 
@@ -62,7 +64,7 @@ def decode(
     Grey, paletted, transparent (over white), CMYK and 16-bit images become 8-bit grey or RGB. A JPEG is
     decoded at a half, a quarter or an eighth of its size where the crop needs no more.
     """
-    return _read(source, lambda image: _cropped(image, channels, size, box), check)
+    return _read(source, lambda image: _cropped(image, channels, size, box, resampling), check)
 
 
 def _read(
@@ -84,7 +86,11 @@ def _read(
 
 
 def _cropped(
-    image: Image.Image, channels: int, size: tuple[int, int], box: Callable[[int, int], Box]
+    image: Image.Image,
+    channels: int,
+    size: tuple[int, int],
+    box: Callable[[int, int], Box],
+    resampling: Resampling = "bicubic",
 ) -> Array:
     # PIL turns a TIFF by itself
     orientation = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -99,7 +105,7 @@ def _cropped(
     y = upright.size[1] - height * scale if orientation in UPSIDE_DOWN else 0
     right, bottom = min(right, width), min(bottom, height)
     scaled = (left * scale + x, top * scale + y, right * scale + x, bottom * scale + y)
-    return pixels(resized(upright, scaled, size))
+    return pixels(resized(upright, scaled, size, resampling))
 
 
 def pixels(image: Image.Image) -> Array:
@@ -201,11 +207,14 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+def resized(
+    image: Image.Image, box: Box, size: tuple[int, int], resampling: Resampling = "bicubic"
+) -> Image.Image:
     """Return the part ``box`` of ``image``, resized to ``size`` (height, width)."""
     if box == (0, 0, *image.size) and image.size == (size[1], size[0]):
         return image
-    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+    filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+    return image.resize((size[1], size[0]), filters[resampling], box=box, reducing_gap=3.0)
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,8 @@ class Preprocessing:
         flip: whether half of the training images are mirrored.
         published: show images as the paper's authors did in testing: their centre, or ten crops of each.
         border: pixels of the height that are cut off a resized image; with 0, ``crop`` decides.
+        squash: resize the whole image to the model's shape, instead of the largest part that has it.
+        resampling: the filter that resizes images.
     """
 
     channels: int
@@ -234,6 +245,8 @@ class Preprocessing:
     flip: bool = False
     published: Literal["centre", "ten crops"] | None = None
     border: int = 0
+    squash: bool = False
+    resampling: Resampling = "bicubic"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "crop", CROPS.get(self.crop, self.crop))
@@ -255,7 +268,8 @@ class Preprocessing:
 
     def box(self, width: int, height: int) -> Box:
         """Return the part of an image that the model sees if it is not augmented."""
-        return centre_box(width, height, self.size, 1.0 if (height, width) == self.size else self.margin)
+        margin = 1.0 if (height, width) == self.size else self.margin
+        return centre_box(width, height, (height, width) if self.squash else self.size, margin)
 
 
 def decode_as(
@@ -271,7 +285,7 @@ def decode_as(
     if preprocessing.published is not None:
         return _read(source, partial(_as_published, preprocessing), check)
     box = preprocessing.box if numbers is None else partial(random_box, numbers=numbers)
-    return decode(source, preprocessing.channels, preprocessing.size, box, check)
+    return decode(source, preprocessing.channels, preprocessing.size, box, check, preprocessing.resampling)
 
 
 def _as_published(preprocessing: Preprocessing, image: Image.Image) -> Array:
@@ -355,7 +369,8 @@ def preprocess_image(image: Any, preprocessing: Preprocessing) -> Array:
             shape = tuple(image.shape)
             raise BadImageError(f"its shape {shape} is not that of an image with 1, 3 or 4 channels")
         image = to_pil(levels)
-    return _cropped(image, preprocessing.channels, preprocessing.size, preprocessing.box)
+    seen = preprocessing
+    return _cropped(image, seen.channels, seen.size, seen.box, seen.resampling)
 
 
 def _eight_bit(levels: Array) -> Array:

@@ -7,7 +7,8 @@ The logits of a photo model are linear in the statistics of its eye, and statist
     sum_p h_k(p) = l_k - l_k(mean0, std0)
 
 with P positions in a stage, and mean0, std0 the statistics of the average training photo. The maps of all
-stages are added on the finest grid. The logits of many other classifiers are linear in the mean of the last
+stages are added on the finest grid. Features without places, such as the class token of a transformer, add
+the same at every position. The logits of many other classifiers are linear in the mean of the last
 maps alone (class activation maps, Zhou et al., 2016): adopted models have one stage, and no b_jk.
 
 A map adds up to the score; it does not say what caused it, since every position has seen a part of the photo
@@ -100,13 +101,14 @@ def maps_of_all_classes(model: Any, images: Array) -> tuple[Array, Array, Array]
     stages = [stage.astype(np.float64) for stage in model.maps(images)]
     centre = model.centre[: weights.shape[1]].astype(np.float64)
     has_deviations = weights.shape[1] > sum(stage.shape[1] for stage in stages)
-    height, width = (max(stage.shape[side] for stage in stages) for side in (2, 3))
+    height, width = (max(stage.shape[side] for stage in stages if stage.ndim == 4) for side in (2, 3))
     total = np.zeros((len(images), len(weights), height, width))
     start, statistics = 0, []
-    for x in stages:
+    for stage in stages:
+        x = stage if stage.ndim == 4 else stage[..., None, None]
         summands, mean = [x], x.mean((2, 3))
         statistics.append(mean)
-        if has_deviations:
+        if has_deviations and stage.ndim == 4:
             std = np.sqrt(x.var((2, 3)) + STD_EPSILON)
             away = np.square(x - mean[..., None, None]) + STD_EPSILON
             summands.append(away / std[..., None, None])  # averages to std

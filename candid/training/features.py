@@ -247,8 +247,8 @@ class Extraction:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The whole centre square, at the eye's size."""
-        return Preprocessing(3, self.eye.size, self.eye.size)
+        """How the eye sees photos: the whole centre square, if it does not say otherwise."""
+        return self.eye.preprocessing
 
     def _of_files(self, split: FileSplit, name: str) -> list[_Read]:
         """Return this process's share of the photos, in their order."""

@@ -65,9 +65,10 @@ class TrainingOptions(RunOptions):
 class PhotoOptions(TrainingOptions):
     """Everything that decides what a training on photos computes."""
 
-    eye: Annotated[str, Option(f"Pretrained network: {', '.join(EYES)}, several joined by +, or a file.")] = (
-        DEFAULT_EYE
-    )
+    eye: Annotated[
+        str,
+        Option(f"Pretrained network: {', '.join(EYES)}, several joined by +, a file, or see 'candid eyes'."),
+    ] = DEFAULT_EYE
     priors: Annotated[
         Literal["frequency", "uniform"], Option("How probable classes are before a photo is seen.")
     ] = "frequency"

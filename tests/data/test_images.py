@@ -4,6 +4,7 @@ import struct
 import zlib
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,9 +190,9 @@ def test_a_reduced_jpeg_is_close_to_the_full_one(size: tuple[int, int], orientat
 def test_a_jpeg_is_never_reduced_below_the_size_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def watched(image: Image.Image, box: Box, size: tuple[int, int]) -> Image.Image:
+    def watched(image: Image.Image, box: Box, size: tuple[int, int], *resampling: Any) -> Image.Image:
         seen.append(((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0]))
-        return resized(image, box, size)
+        return resized(image, box, size, *resampling)
 
     monkeypatch.setattr("candid.data.images.resized", watched)
     content = picture(5, 100, 100, kind="JPEG")

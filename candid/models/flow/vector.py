@@ -162,7 +162,9 @@ class VectorClassifier(MixtureClassifier):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The whole centre square of a photo, scaled to the eye's size."""
+        """The whole centre square of a photo, scaled to the eye's size, if the eye does not say otherwise."""
+        if self.config.eye.endswith(".onnx"):
+            return self.eye.preprocessing
         return Preprocessing(*self.image_shape)
 
     @property

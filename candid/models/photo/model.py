@@ -204,7 +204,9 @@ class PhotoModel(ModelBase):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The whole centre square of a photo, scaled to the eye's size."""
+        """The whole centre square of a photo, scaled to the eye's size, if the eye does not say otherwise."""
+        if self.config.eye.endswith(".onnx"):
+            return self.eye.preprocessing
         return Preprocessing(*self.image_shape)
 
     @property
@@ -218,13 +220,13 @@ class PhotoModel(ModelBase):
         return self.eye.statistics(images)
 
     def maps(self, images: Array) -> list[Array]:
-        """Return the maps of all stages of the eye, (B, C, h, w) each."""
+        """Return the maps of the eye's stages, (B, C, h, w), and its features without places, (B, C)."""
         check_batch(images, self.image_shape)
         return self.eye.maps(images)
 
     def feature_maps(self, images: Array) -> Array:
         """Return the last maps of the eye, (B, C, h, w)."""
-        return self.maps(images)[-1]
+        return [each for each in self.maps(images) if each.ndim == 4][-1]
 
     def ready(self) -> Self:
         """Return the model itself: onnxruntime uses a GPU if it can."""

@@ -13,11 +13,11 @@ from candid._support.numbers import Array
 from candid._support.options import checked_names
 from candid.data import class_names as imagenet
 from candid.data.formats import kinds_above
-from candid.data.images import path_of
+from candid.data.images import Preprocessing, path_of
 from candid.models.checkpoint import is_bundled, named_model
 from candid.models.photo.efficientnet import PackagedEye, package_folder, read_weights, weights_file
-from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
-from candid.models.photo.eye_files import FileEye, OnnxEye, described
+from candid.models.photo.eye import FILES, HUB, TIMM, Eye, JoinedEyes, SoftmaxEye
+from candid.models.photo.eye_files import FileEye, OnnxEye, described, hub_eye
 from candid.models.photo.eyes import EYES, EyeInfo
 from candid.trust.tree import Tree
 
@@ -72,9 +72,12 @@ class FileSoftmax(SoftmaxEye):
     the logits are the features.
     """
 
-    def __init__(self, path: Path, class_names: Sequence[str] | None = None) -> None:
+    def __init__(self, given: Path | OnnxEye, class_names: Sequence[str] | None = None) -> None:
         self.eye: FileEye
-        if path.suffix == ".onnx":
+        path = given.path if isinstance(given, OnnxEye) else given
+        if isinstance(given, OnnxEye):
+            self.eye = given
+        elif path.suffix == ".onnx":
             self.eye = OnnxEye(path)
         else:
             require_extra("torch", "paper", f"The classifier '{path}'")
@@ -82,7 +85,8 @@ class FileSoftmax(SoftmaxEye):
 
             self.eye = ExportedEye(path)
         self.name, self.size, self.sha256 = self.eye.name, self.eye.size, self.eye.sha256
-        self.image_shape = (3, self.size, self.size)
+        self.licence, self.source = self.eye.licence, self.eye.source
+        self.image_shape, self.border = (3, self.size, self.size), self.eye.preprocessing.border
         self.metadata = {"training": {"config": {"crop": "none"}}}
         outputs = self.eye.outputs(np.zeros((2, *self.image_shape), np.float32))
         flat = [number for number, each in enumerate(outputs) if each.ndim == 2 and each.shape[1] > 1]
@@ -90,7 +94,7 @@ class FileSoftmax(SoftmaxEye):
             raise CandidError(
                 f"'{path}' can't be adopted: it has no output of the shape (B, classes) with logits."
             )
-        names = self.eye.output_names
+        names = [name.removeprefix("candid_") for name in self.eye.output_names]  # of changed graphs
         self.logits_number = names.index("logits") if "logits" in names else flat[0]
         if self.logits_number not in flat:
             raise CandidError(
@@ -100,8 +104,15 @@ class FileSoftmax(SoftmaxEye):
         named = self.eye.metadata.get("class_names")
         if class_names is None and named is not None:
             class_names = json.loads(named)
+        elif class_names is None and isinstance(self.eye, OnnxEye) and self.eye.input is not None:
+            class_names = self.eye.input.labels or None
         self.class_names = checked_names(class_names, outputs[self.logits_number].shape[1])
         self.groups = (self._divided(outputs)[1].shape[1],)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a file becomes an image that it takes."""
+        return self.eye.preprocessing
 
     def logits_and_features(self, images: Array) -> tuple[Array, Array]:
         """Return the logits, and all other outputs as features."""
@@ -113,14 +124,15 @@ class FileSoftmax(SoftmaxEye):
         return logits, described(rest) if rest else logits
 
 
-def open_softmax(given: Any, class_names: Sequence[str] | None = None) -> SoftmaxEye:
+def open_softmax(given: Any, class_names: Sequence[str] | None = None, download: bool = True) -> SoftmaxEye:
     """Return the classifier that ``given`` means.
 
     Args:
         given: an eye of :data:`~candid.models.photo.eyes.EYES`, which brings its classifier; an ONNX or
-            ``.pt2`` file; a ResNet of candid, its folder or name; or a
+            ``.pt2`` file; ``hf:OWNER/NAME``; a ResNet of candid, its folder or name; or a
             :class:`~candid.models.photo.torch_eyes.ModuleSoftmax`.
         class_names: the names of the classes of a file that does not have them.
+        download: whether a network of the Hugging Face Hub may be downloaded.
 
     Raises:
         CandidError: if there is no such classifier, or if it has no logits.
@@ -137,6 +149,8 @@ def open_softmax(given: Any, class_names: Sequence[str] | None = None) -> Softma
 
         return module_softmax(given)
     name = str(given)
+    if name.startswith(HUB):
+        return FileSoftmax(hub_eye(name, download), class_names)
     path = path_of(name)
     if path.suffix in FILES:
         return FileSoftmax(path, class_names)
@@ -165,13 +179,14 @@ def _resnet(name: str) -> SoftmaxEye:
     return ResNetSoftmax(model, absolute(name))
 
 
-def open_eye(name: str) -> Eye:
+def open_eye(name: str, download: bool = True) -> Eye:
     """Return the eye that ``name`` means.
 
     Args:
-        name: an eye of :data:`~candid.models.photo.eyes.EYES`; ``timm:NAME`` if timm is installed; an
-            ONNX or ``.pt2`` file; the folder or name of a ResNet of candid; or several of these, joined
-            by ``+``.
+        name: an eye of :data:`~candid.models.photo.eyes.EYES`; ``hf:OWNER/NAME[@REVISION][:FILE]``;
+            ``timm:NAME`` if timm is installed; an ONNX or ``.pt2`` file; the folder or name of a ResNet of
+            candid; or several of these, joined by ``+``.
+        download: whether a network of the Hugging Face Hub may be downloaded.
 
     Raises:
         CandidError: if there is no such eye, or if its weights are missing or changed.
@@ -181,10 +196,12 @@ def open_eye(name: str) -> Eye:
         1408
     """
     if "+" in name and not Path(name).exists():
-        return JoinedEyes([open_eye(part) for part in name.split("+")])
+        return JoinedEyes([open_eye(part, download) for part in name.split("+")])
     if name in EYES:
         package_folder(EYES[name])  # says at once if it is not installed
         return PackagedEye(EYES[name])
+    if name.startswith(HUB):
+        return hub_eye(name, download)
     path = Path(name).expanduser()
     if path.suffix == ".onnx":
         return OnnxEye(path)
@@ -221,7 +238,7 @@ def moved(name: str, folder: Path | None) -> str:
 
 def trained_eye(config: Any, folder: Path | None) -> Eye:
     """Return the eye that a model in ``folder`` was trained with, as its configuration names it."""
-    eye = open_eye(moved(config.eye, folder))
+    eye = open_eye(moved(config.eye, folder), download=False)
     if eye.sha256 != config.eye_sha256 or eye.groups != config.groups:
         raise CandidError(
             f"The eye '{config.eye}' has other weights than the one that this model was trained with: "

@@ -20,6 +20,10 @@ from candid.models.photo.eye_files import FileEye
 from candid.models.resnet import ResNet
 
 Module = TypeVar("Module", bound=nn.Module)
+STAGES = 4
+"""How many of the last stages of a network of timm are used."""
+LARGE = 400
+"""Pixels above which transformers of timm get smaller images."""
 
 
 class EfficientNetLite(nn.Module):
@@ -232,16 +236,77 @@ class ExportedEye(FileEye):
         return {name: value for name, value in self.__dict__.items() if name != "module"}
 
 
-def timm_eye(name: str) -> ModuleEye:
-    """Return a network of timm with its published weights."""
+class TimmEye(TorchEye):
+    """A network of timm: the maps of its last four stages or blocks, and its pooled features.
+
+    It sees the whole centre square at its own size, normalized as in its training.
+
+    Args:
+        network: what ``timm.create_model`` returned.
+        name: what people call it.
+        size: height and width of the images.
+        mean: subtracted from each channel.
+        std: divides each channel.
+    """
+
+    def __init__(
+        self, network: nn.Module, name: str, size: int, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self.name, self.size, self.module = name, size, own_copy(network)
+        self.mean, self.std = (torch.tensor(each)[:, None, None] for each in (mean, std))
+        weights = network.state_dict().values()
+        self.sha256 = digest("timm maps", size, list(mean), list(std), *weights).hexdigest()
+        with torch.no_grad():
+            pooled, *maps = self._outputs(torch.zeros(1, 3, size, size))
+        info: Any = self.module.feature_info
+        stages = [(each["num_chs"], each["reduction"]) for each in list(info)[-STAGES:]]
+        wanted = [(channels, *([size // int(by)] * 2)) for channels, by in stages]
+        shapes = [tuple(each.shape[1:]) for each in maps]
+        if pooled.ndim != 2 or shapes != wanted:
+            raise CandidError(
+                f"'{name}' can't be an eye: its maps are {shapes}, but timm says that they are {wanted} "
+                "(channels, height, width)."
+            )
+        self.groups = (pooled.shape[1], *(each.shape[1] for each in maps for _ in range(2)))
+
+    def _outputs(self, x: Tensor) -> list[Tensor]:
+        """Return the pooled features (B, C) and the maps (B, C, h, w)."""
+        network: Any = self.module.to(x.device, x.dtype)
+        x = (x - self.mean.to(x)) / self.std.to(x)
+        last, maps = network.forward_intermediates(x, indices=STAGES, output_fmt="NCHW")
+        return [network.forward_head(last, pre_logits=True), *maps]
+
+    def tensor_maps(self, x: Tensor) -> list[Tensor]:
+        """Return the pooled features and the maps of the stages."""
+        return self._outputs(x)
+
+    def tensor_statistics(self, x: Tensor) -> Tensor:
+        """Return the pooled features, and the statistics of the maps, (B, D)."""
+        return described(self._outputs(x))
+
+
+def timm_eye(name: str) -> TimmEye:
+    """Return a network of timm with its published weights.
+
+    A transformer whose images have more than 400 pixels gets images of 224: its positions are resized.
+    """
     try:
         import timm  # type: ignore[import-not-found]
     except ImportError as error:
         raise CandidError(f"The eye '{name}' needs timm: get it with 'pip install timm'.") from error
-    network = timm.create_model(name.removeprefix(TIMM), pretrained=True)
-    settings = timm.data.resolve_model_data_config(network)
-    layers = [each["module"] for each in network.feature_info][-4:]
-    return ModuleEye(network, layers, settings["input_size"][-1], name, settings["mean"], settings["std"])
+    wanted, options = name.removeprefix(TIMM), {}
+    try:
+        network = timm.create_model(wanted, pretrained=False)
+        size = timm.data.resolve_model_data_config(network)["input_size"][-1]
+        if size > LARGE and hasattr(network, "pos_embed"):
+            options, size = {"img_size": 224}, 224
+        network = timm.create_model(wanted, pretrained=True, **options)
+        settings = timm.data.resolve_model_data_config(network)
+    except Exception as error:  # an unknown name, no weights, no network
+        raise CandidError(f"timm can't open '{wanted}': {error}") from error
+    if not hasattr(network, "forward_intermediates") or not hasattr(network, "feature_info"):
+        raise CandidError(f"'{name}' can't be an eye: timm gives no maps of its stages.")
+    return TimmEye(network, name, size, settings["mean"], settings["std"])
 
 
 def resnet_eye(model: Any, name: str) -> ModuleEye:
