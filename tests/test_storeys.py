@@ -30,7 +30,7 @@ STOREYS = (
 )
 LEVEL = {package: level for level, packages in enumerate(STOREYS) for package in packages}
 FRONT = {"__init__.py", "__main__.py", "py.typed"}
-FILES, SERVE_FILES, TRUST_FILES, TWICE = 215, 11, 17, 12
+FILES, SERVE_FILES, TRUST_FILES, TWICE = 216, 11, 17, 12
 """The most files in candid/, in serve/ and in trust/, and the most file names that occur more than once.
 
 candid/ had 195: flow/vector.py (a kind of model) and training/vectors.py came with networks on features.
@@ -41,6 +41,7 @@ judging/table_files.py: tables of candid examine.
 cli/arguments.py (wrong arguments) and cli/tables.py came out of cli/app.py.
 reports/audit/fitness.py (sentences to decide by), governance.py (what reviewers look for) and content.py (an
 audit as JSON).
+judging/bulk.py: shards of many images in, a table for each out, for candid examine.
 trust/estimator.py (predictions as arrays) and judging/columns.py (tables): what other libraries expect.
 judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
 corrections are taught while the server runs, and models are switched; serve/ had 9.
