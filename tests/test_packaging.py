@@ -40,7 +40,20 @@ def test_the_base_has_what_photos_need_and_no_torch() -> None:
 def test_every_extra_is_in_all_and_knows_its_packages() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(extras) == {
-        *("paper", "shards", "web", "eyes", "export", "heic", "tensorboard", "models", "docs", "all", "dev"),
+        *(
+            "paper",
+            "shards",
+            "web",
+            "eyes",
+            "export",
+            "heic",
+            "tensorboard",
+            "bulk",
+            "models",
+            "docs",
+            "all",
+            "dev",
+        ),
     }
     (everything,) = extras["all"]
     assert set(everything.partition("[")[2].rstrip("]").split(",")) == set(extras) - {

