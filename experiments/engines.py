@@ -44,8 +44,9 @@ def in_ray(paths: list[str], grave: Path) -> dict[str, tuple[Any, ...]]:
     """Return what two workers of Ray say of photos, by name."""
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    photos = ray.data.read_binary_files(paths, include_paths=True, override_num_blocks=len(paths) // 25)
+    ray.init(num_cpus=4, object_store_memory=2**28, include_dashboard=False, log_to_driver=False)
+    files = [{"path": path, "bytes": Path(path).read_bytes()} for path in paths]
+    photos = ray.data.from_items(files, override_num_blocks=len(files) // 25)
     tables = photos.map_batches(
         Judge,
         fn_constructor_args=(candid.Examiner(MODEL), str(grave)),
