@@ -94,7 +94,8 @@ class BulkOptions:
     ] = "0/1"
     processes: Annotated[int, Option("Processes on this machine that share the shards.", least=1)] = 1
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @command
