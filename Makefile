@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.docs
 
-.PHONY: help demo test check docs lint bench red models results planes clean
+.PHONY: help demo test check docs lint bench engines red models results planes clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -42,6 +42,12 @@ docs: $(DOCS) ## The documentation as a site with search, in build/site (a broke
 
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
+
+engines: ## Ray Data in an environment of its own: two workers, one of them killed (needs the network; about 5 minutes)
+	$(PYTHON) -m venv build/engines
+	build/engines/bin/pip install --quiet --constraint constraints.txt --editable '.[bulk]'
+	build/engines/bin/pip install --quiet 'ray[data]>=2.50'
+	build/engines/bin/python -m experiments.engines
 
 red: $(READY) ## Attack the server, models, runs and caches on this machine (about 6 minutes)
 	$(BIN)/python -m experiments.red

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from candid.inference.predictions import Predictions
     from candid.judging.calibrate import calibrate
     from candid.judging.columns import table
-    from candid.judging.examine import Examiner, UnusableImage, examine, examine_stream
+    from candid.judging.examine import Examiner, examine, examine_stream
     from candid.judging.group import GroupResult, group
     from candid.models.checkpoint import load
     from candid.models.export import export
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from candid.trust.drift import Watch
     from candid.trust.monitor import Monitor
     from candid.trust.scores import Score, register_score
-    from candid.trust.verdict import Examination
+    from candid.trust.verdict import Examination, UnusableImage
 
 prepare_threads()  # before anything loads torch
 
@@ -118,7 +118,7 @@ _LAZY = {
     "explanations.heatmaps": ("heatmaps",),
     "explanations.overview": ("explain",),
     "inference.predictions": ("Predictions",),
-    "judging.examine": ("Examiner", "UnusableImage", "examine", "examine_stream"),
+    "judging.examine": ("Examiner", "examine", "examine_stream"),
     "judging.group": ("GroupResult", "group"),
     "judging.calibrate": ("calibrate",),
     "judging.columns": ("table",),
@@ -146,7 +146,7 @@ _LAZY = {
     "trust.drift": ("Watch",),
     "trust.monitor": ("Monitor",),
     "trust.scores": ("Score", "register_score"),
-    "trust.verdict": ("Examination",),
+    "trust.verdict": ("Examination", "UnusableImage"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 _RENAMED = {

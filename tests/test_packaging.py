@@ -49,6 +49,7 @@ def test_every_extra_is_in_all_and_knows_its_packages() -> None:
             "export",
             "heic",
             "tensorboard",
+            "bulk",
             "models",
             "docs",
             "all",

@@ -41,6 +41,7 @@ judging/table_files.py: tables of candid examine. models/photo/hub.py: networks 
 cli/arguments.py (wrong arguments) and cli/tables.py came out of cli/app.py.
 reports/audit/fitness.py (sentences to decide by), governance.py (what reviewers look for) and content.py (an
 audit as JSON).
+judging/bulk.py: shards of many images in, a table for each out, for candid examine.
 trust/estimator.py (predictions as arrays) and judging/columns.py (tables): what other libraries expect.
 judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
 corrections are taught while the server runs, and models are switched; serve/ had 9.

@@ -20,6 +20,8 @@ EXTRAS = {
     "onnxscript": "export",
     "huggingface_hub": "hub",
     "tensorboard": "tensorboard",
+    "pyarrow": "bulk",
+    "fsspec": "bulk",
 }
 """The extra of the installation that each package belongs to."""
 

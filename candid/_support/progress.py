@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from candid._support.text import printable
+from candid._support.text import plural, printable
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -87,6 +87,46 @@ class TerminalProgress(Progress):
                 rate = done * images / max(1e-6, time.monotonic() - start)
                 self.bar.update(task, completed=done, rate=f"{rate:,.0f} images/s")
             self.bar.remove_task(task)
+
+
+class ShardDisplay(TerminalProgress):
+    """Shows how many shards of images are done, the rate and the time that is left."""
+
+    def __init__(self, shards: int, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.shards, self.finished, self.images = shards, 0, 0
+        self.current: dict[str, tuple[int, float]] = {}
+        self.start = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        self.task = self.bar.add_task("examining", total=max(1, self.shards), rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def seen(self, name: str, images: int, share: float) -> None:
+        """Show how far a shard is: its images, and the share that is read."""
+        self.current[name] = images, share
+        done = self.finished + sum(share for _, share in self.current.values())
+        self.bar.update(self.task, completed=done, rate=f"{self._rate():,.0f} images/s")
+
+    def done(self, name: str, images: int) -> None:
+        """Count a shard, and write one line about it."""
+        self.current.pop(name, None)
+        self.finished, self.images = self.finished + 1, self.images + images
+        self.bar.update(self.task, completed=self.finished)
+        passed = time.monotonic() - self.start
+        left = timedelta(seconds=round(passed / self.finished * (self.shards - self.finished)))
+        self.log(
+            f"{name}: {plural(images, 'image')}; {self.finished} of {self.shards} shards, "
+            f"{self._rate():,.0f} images/s, {left} left"
+        )
+
+    def _rate(self) -> float:
+        images = self.images + sum(images for images, _ in self.current.values())
+        return images / max(1e-6, time.monotonic() - self.start)
 
 
 class TrainingDisplay(TerminalProgress):

@@ -4,27 +4,28 @@ import glob
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from candid._support.errors import CandidError
 from candid._support.options import Option, check_fields
-from candid._support.progress import TerminalProgress
+from candid._support.progress import ShardDisplay, TerminalProgress
 from candid._support.text import printable
 from candid.cli.app import MODEL_HELP, command, is_model
+from candid.data import ARCHIVES
 from candid.explanations.options import HeatmapRule, Regions
 from candid.models import zoo
 from candid.trust.promises import ExamineOptions
 
 if TYPE_CHECKING:
     from candid.explanations.explainer import Explanation
-    from candid.judging.examine import Examiner, UnusableImage
+    from candid.judging.examine import Examiner
     from candid.models.protocol import Model
-    from candid.trust.verdict import Examination
+    from candid.trust.verdict import Examination, UnusableImage
 
 
 MODEL_FILES = (".onnx", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".safetensors")
@@ -79,6 +80,24 @@ class PageOptions:
                 raise CandidError(f"--{name} is drawn on a page of figures: name a folder with --figures.")
 
 
+@dataclass(frozen=True)
+class BulkOptions:
+    """Many images: one table for each shard, in the folder that --out names."""
+
+    table: Annotated[
+        Literal["csv", "jsonl", "parquet"],
+        Option("Kind of the tables in the folder. Parquet needs the extra bulk."),
+    ] = "csv"
+    shard: Annotated[
+        str,
+        Option("Judge only part I of N of the shards; I is 0 to N - 1: one job of several.", metavar="I/N"),
+    ] = "0/1"
+    processes: Annotated[int, Option("Processes on this machine that share the shards.", least=1)] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @command
 def examine(
     model: Annotated[str, Option(MODEL_HELP, metavar="MODEL")] = zoo.DEFAULT,
@@ -90,11 +109,14 @@ def examine(
     *,
     options: ExamineOptions,
     pages: PageOptions,
+    bulk: BulkOptions,
     out: Annotated[
         Path | None,
         Option(
-            "Also write a table, .csv or .jsonl; what verdicts promise is in NAME.promises.json.",
-            metavar="FILE",
+            "Also write a table, .csv, .jsonl or .parquet; what verdicts promise is in NAME.promises.json. A "
+            "folder instead gets one table for each shard (tar, zip or Parquet file, URL, 5000 images of a "
+            "folder), and those that it has are skipped.",
+            metavar="PATH",
         ),
     ] = None,
     sort_into: Annotated[
@@ -113,11 +135,29 @@ def examine(
     """
     model, images = _model_and_images(model, images or [])
 
-    from candid.judging.examine import Examiner, UnusableImage, image_paths
+    if out is not None and (out.is_dir() or not out.suffix):
+        others = {"figures": pages.figures, "sort-into": sort_into, "json": as_json, "fdr": options.fdr}
+        return _in_bulk(model, images, options, bulk, out, others, verbose)
+    _check_not_bulk(images, bulk)
+    return _one_by_one(model, images, options, pages, out, sort_into, as_json, verbose)
+
+
+def _one_by_one(
+    model: str,
+    images: list[str],
+    options: ExamineOptions,
+    pages: PageOptions,
+    out: Path | None,
+    sort_into: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> int | None:
+    """Print a line for each image, and write what was asked for."""
+    from candid.judging.examine import Examiner, image_paths
     from candid.judging.table_files import TableFile, verdict_places
     from candid.models import checkpoint
     from candid.trust.ranking import ALL
-    from candid.trust.verdict import heading
+    from candid.trust.verdict import UnusableImage, heading
 
     folder, table = _Pages(pages.figures), None if out is None else TableFile(out)
     paths = _not_copied([path for path in image_paths(images) if not folder.is_one(path)], sort_into)
@@ -145,6 +185,59 @@ def examine(
     if sort_into is not None:
         _copied(places, sort_into)
     return 2 if counts["unusable"] else None
+
+
+def _check_not_bulk(images: Sequence[str], bulk: BulkOptions) -> None:
+    """Raise an error if options or images need a folder of tables, and there is none."""
+    shard = next((image for image in images if image.lower().endswith(ARCHIVES) or "://" in image), None)
+    if shard is not None:
+        raise CandidError(f"'{shard}' holds many images: name a folder for the tables, as '--out verdicts'.")
+    if bulk != BulkOptions():
+        raise CandidError(
+            "--table, --shard and --processes are for a folder of tables: name it, as '--out verdicts'."
+        )
+
+
+def _in_bulk(
+    model: str,
+    images: list[str],
+    options: ExamineOptions,
+    bulk: BulkOptions,
+    out: Path,
+    others: Mapping[str, object],
+    verbose: bool,
+) -> int | None:
+    """Write a table for each shard into the folder ``out``."""
+    from candid.judging.bulk import Job, Outcome, judged, part_of, prepare, shards_of
+    from candid.judging.examine import Examiner
+    from candid.judging.table_files import TableFile
+
+    if wrong := [name for name, value in others.items() if value not in (None, False)]:
+        raise CandidError(f"--{wrong[0]} does not go with a folder of tables: leave it out.")
+    ending = f".{bulk.table}"
+    TableFile(out / f"table{ending}")
+    shards = shards_of(images, part_of(bulk.shard))
+    job = Job(Examiner(model, model, options), out, ending)
+    left = [shard for shard in shards if not job.table(shard).exists()]
+    prepare(job, model, options)
+    _say_promises(job.examiner, model, verbose)
+    _log(f"{len(shards):,} tables, {len(shards) - len(left):,} of them are there")
+    counts: Counter[str] = Counter()
+    failed = 0
+    with ShardDisplay(len(left)) as display:
+        for event in judged(job, left, bulk.processes) if left else ():
+            if not isinstance(event, Outcome):
+                display.seen(*event)
+                continue
+            display.done(event.name, event.verdicts.total())
+            if event.error is not None:
+                failed += 1
+                display.log(event.error)
+            counts += event.verdicts
+    _say_counts(counts, out)
+    if failed:
+        _log(f"{failed} shards can't be read: mend them, then run the command again")
+    return 2 if failed or counts["unusable"] else None
 
 
 def _say_counts(counts: Counter[str], out: Path | None) -> None:
@@ -175,7 +268,7 @@ def _shown(
     as_json: bool,
 ) -> str:
     """Print what was said of an image, and return its verdict."""
-    from candid.judging.examine import UnusableImage
+    from candid.trust.verdict import UnusableImage
 
     if isinstance(examined, UnusableImage):
         _log(printable(f"'{examined.path}' can't be used: {examined.reason}", breaks=False))
@@ -258,7 +351,7 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     named = is_model(first) or path.suffix.lower() in MODEL_FILES
     if not named and others and (path / "config.toml").is_file():
         raise CandidError(f"The training in '{first}' has ended before it had a model: run it again.")
-    if not named and (path.exists() or glob.has_magic(first)):
+    if not named and (path.exists() or glob.has_magic(first) or "://" in first):
         return zoo.DEFAULT, [first, *others]
     if not others:
         folder = (

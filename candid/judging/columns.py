@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from candid._support.errors import CandidError
-from candid.judging.examine import UnusableImage
-from candid.trust.verdict import Examination
+from candid.trust.verdict import Examination, UnusableImage
 
 LIBRARIES = {"pandas": "pandas", "polars": "polars", "pyarrow": "Arrow"}
 FROM_RECORD = ("path", "label", "node", "confidence", "p_value", "verdict", "classes", "class_count")

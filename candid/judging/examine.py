@@ -3,12 +3,14 @@
 import glob
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from itertools import compress, count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -30,18 +32,24 @@ from candid.data.images import (
 from candid.judging.held_out import HeldOut, measures_for, needed
 from candid.judging.watched import WatchedScore
 from candid.models import checkpoint
-from candid.models.protocol import Model, Outputs, batch_size
+from candid.models.protocol import Outputs, batch_size
 from candid.trust.promises import ExamineOptions
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns
 from candid.trust.sets import Posterior
-from candid.trust.verdict import Examination, discovered
+from candid.trust.verdict import Examination, UnusableImage, discovered
+
+if TYPE_CHECKING:
+    from candid.judging.columns import Table
 
 AHEAD = 2
 """Batches that are decoded while one passes the network."""
 OVERFLOW = "the network's numbers overflow on this image; it can't be judged"
-GivenImage = Path | Array | Image.Image
-"""One image: a file, or pixels."""
+OPEN = 2
+"""Examiners from other processes that a process has open at a time."""
+GivenImage = Path | bytes | Array | Image.Image
+"""One image: a file, its content, or pixels."""
+_opening = Lock()
 
 
 class Evidence(NamedTuple):
@@ -53,22 +61,14 @@ class Evidence(NamedTuple):
     """Outputs of the forward pass, (1, ...)."""
 
 
-@dataclass(frozen=True)
-class UnusableImage:
-    """An image that can't be judged: what :func:`candid.examine_stream` yields for it."""
-
-    path: str
-    reason: str
-
-
 def examine(model: Any, images: Any, **options: Any) -> list[Examination]:
     """Return what a model says of images: classes, p-values and a verdict for each.
 
     Args:
         model: a model, the name of a bundled one, a model folder or a run folder.
         images: one image or a list of them: arrays (H, W, C), (H, W) or (B, H, W, C), 8-bit or floats in
-            [0, 1]; tensors of torch (C, H, W) or (B, C, H, W); PIL images; names of files, folders and
-            patterns such as ``"photos/*.jpg"``.
+            [0, 1]; tensors of torch (C, H, W) or (B, C, H, W); PIL images; contents of files as bytes; names
+            of files, folders and patterns such as ``"photos/*.jpg"``.
         **options: ``score``, ``novelty``, ``error``, ``risk``, ``delta``, ``novelty_promise``,
             ``confidence``, ``accept_kinds``, ``fdr``, ``skip_bad`` and ``batch``; see
             :class:`~candid.trust.promises.ExamineOptions`.
@@ -116,17 +116,18 @@ def examine_stream(model: Any, images: Any, **options: Any) -> Iterator[Examinat
     """
     chosen = build(ExamineOptions, options)
     name = model if isinstance(model, str | os.PathLike) else "this model"
-    examiner = Examiner(checkpoint.resolve(model), name, chosen)
-    return examiner.examine(images)
+    return Examiner(model, name, chosen).examine(images)
 
 
 def sources(images: Any) -> Iterator[tuple[str, GivenImage]]:
     """Yield the name and the file or pixels of each image in what :func:`examine` takes."""
     numbers = count()
-    one = isinstance(images, str | os.PathLike) or _is_pixels(images)
+    one = isinstance(images, str | bytes | os.PathLike) or _is_pixels(images)
     for image in [images] if one else images:
         if isinstance(image, Path) and not image.is_dir():  # patterns are text
             yield str(image), image
+        elif isinstance(image, bytes):
+            yield str(next(numbers)), image
         elif isinstance(image, str | os.PathLike):
             yield from ((str(path), path) for path in image_paths([os.fspath(image)]))
         elif _is_pixels(image) and getattr(image, "ndim", 3) == 4:
@@ -171,10 +172,14 @@ def image_paths(sources: Sequence[str]) -> list[Path]:
 
 
 class Examiner:
-    """A model that is ready to judge images.
+    """A model that is ready to judge images, in this process or in those of an engine.
+
+    Pickled, it is the name of its model and the options. Each process that receives it opens the model once,
+    however often it receives it.
 
     Args:
-        model: the model; it is moved to a GPU if there is one.
+        model: a model, the name of a bundled one, a model folder or a run folder. It is moved to a GPU if
+            there is one.
         name: what users call it.
         options: score and levels.
         evidence: whether examinations carry what explanations start from.
@@ -182,21 +187,27 @@ class Examiner:
         held_out: the held-out scores of the model, if they were read already.
 
     Example:
-        >>> examiner = Examiner(checkpoint.load("cifar10-beta1"))
+        >>> examiner = Examiner("cifar10-beta1")
         >>> [examined.verdict for examined in examiner.examine(np.full((32, 32, 3), 0.5))]
         ['novel']
+        >>> examiner.table([np.full((32, 32, 3), 0.5), b"no image"])["verdict"]
+        ['novel', None]
     """
 
     def __init__(
         self,
-        model: Model,
-        name: object = "this model",
+        model: Any,
+        name: object = None,
         options: ExamineOptions | None = None,
         evidence: bool = False,
         watched: WatchedScore | None = None,
         held_out: HeldOut | None = None,
     ) -> None:
         options = options or ExamineOptions()
+        by_name = isinstance(model, str | os.PathLike)
+        self._pickled = (os.fspath(model), options, evidence) if by_name else None
+        name = name or (model if by_name else "this model")
+        model = checkpoint.resolve(model)
         asked = (options.score, options.novelty, options.error, options.risk, options.fdr)
         if held_out is None:
             held_out = HeldOut.of(model) if all(level is None for level in asked) else needed(model, name)
@@ -211,11 +222,48 @@ class Examiner:
         self.frozen = self.model.frozen()
         self.batch, self.fdr = options.batch or batch_size(model), options.fdr
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells this model from all others."""
+        return self.model.fingerprint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._pickled is None or self.watched is not None:
+            raise CandidError(
+                "An examiner goes to other processes by the name of its model: make it with a bundled name "
+                "or a folder, as Examiner('runs/mine'), not with an open model."
+            )
+        return _open_once, self._pickled
+
+    def table(self, images: Iterable[Any], names: Iterable[object] | None = None) -> "Table":
+        """Return one row for each image, in their order: what engines call with a column of images.
+
+        Args:
+            images: contents of files (bytes), names of files, arrays (H, W, C) or (H, W), PIL images, or
+                records with the entry ``bytes`` or ``path``, as data sets of Hugging Face have them. What is
+                none of these, or can't be read, is a row with an ``error``.
+            names: what the images are called; by default their files, or their numbers.
+
+        Returns:
+            A mapping of columns as :func:`candid.table` gives it, with ``to_pandas()``, ``to_polars()`` and
+            ``to_arrow()``.
+        """
+        from candid.judging.columns import Table
+
+        given = (_one(image, str(i)) for i, image in enumerate(images))
+        if names is not None:
+            given = ((str(name), image) for name, (_, image) in zip(names, given, strict=True))
+        return Table(self.named(given))
+
     def examine(self, images: Any) -> Iterator[Examination | UnusableImage]:
         """Yield one judgement per image of what :func:`examine` takes, a few batches at a time.
 
         A rate of false discoveries is about all images of the call: then nothing is yielded before the last.
         """
+        return self.named(sources(images))
+
+    def named(self, images: Iterable[tuple[str, Any]]) -> Iterator[Examination | UnusableImage]:
+        """Yield one judgement for each pair of a name and an image, a few batches at a time."""
         if self.fdr is None:
             yield from self._one_by_one(images)
             return
@@ -223,8 +271,8 @@ class Examiner:
         together = iter(discovered([each for each in judged if isinstance(each, Examination)], self.fdr))
         yield from (next(together) if isinstance(each, Examination) else each for each in judged)
 
-    def _one_by_one(self, images: Any) -> Iterator[Examination | UnusableImage]:
-        for names, decoded in _decoded(sources(images), self.preprocessing, self.batch):
+    def _one_by_one(self, images: Iterable[tuple[str, Any]]) -> Iterator[Examination | UnusableImage]:
+        for names, decoded in _decoded(images, self.preprocessing, self.batch):
             usable = [pair for pair in zip(names, decoded, strict=True) if isinstance(pair[1], np.ndarray)]
             judged = iter(self.judged(usable) if usable else ())
             for name, image in zip(names, decoded, strict=True):
@@ -301,7 +349,7 @@ def examinations(
 
 
 def _decoded(
-    images: Iterable[tuple[str, GivenImage]], preprocessing: Preprocessing, batch: int
+    images: Iterable[tuple[str, Any]], preprocessing: Preprocessing, batch: int
 ) -> Iterator[tuple[list[str], list[Array | BadImageError]]]:
     """Yield batches of images as the model sees them; an error in place of one that can't be used."""
     remaining = iter(images)
@@ -319,10 +367,40 @@ def _decoded(
                 return
 
 
-def _decode(image: GivenImage, preprocessing: Preprocessing) -> Array | BadImageError:
+def _decode(image: Any, preprocessing: Preprocessing) -> Array | BadImageError:
     try:
-        if isinstance(image, Path):
+        if isinstance(image, BadImageError):
+            return image
+        if isinstance(image, Path | bytes):
             return decode_as(image, preprocessing, None)
         return preprocess_image(image, preprocessing)
     except BadImageError as error:
         return error
+    except (OSError, ValueError) as error:  # of PIL and numpy: a cut PIL image, a name with a zero byte
+        return BadImageError(str(error))
+
+
+def _one(image: Any, number: str) -> tuple[str, Any]:
+    """Return the name of one cell of a column, and what is in it; an error if that is no image."""
+    if isinstance(image, Mapping):
+        content, path = image.get("bytes"), image.get("path")
+        name = str(path) if path else number
+        return name, _one(content if content is not None else path, number)[1]
+    if isinstance(image, str | os.PathLike):
+        return os.fspath(image), Path(image)
+    if isinstance(image, bytes | bytearray | memoryview):
+        return number, bytes(image)
+    if _is_pixels(image):
+        return number, image
+    return number, BadImageError(f"a {type(image).__name__} is no image: give bytes, a file or an array")
+
+
+def _open_once(model: str, options: ExamineOptions, evidence: bool) -> Examiner:
+    """Return the examiner of this process for a model."""
+    with _opening:
+        return _opened(model, options, evidence)
+
+
+@lru_cache(OPEN)
+def _opened(model: str, options: ExamineOptions, evidence: bool) -> Examiner:
+    return Examiner(model, None, options, evidence)

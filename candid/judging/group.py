@@ -18,14 +18,14 @@ from candid._support.numbers import Array, log_softmax
 from candid._support.options import build
 from candid._support.progress import SILENT, Progress
 from candid._support.text import as_csv
-from candid.judging.examine import Examiner, UnusableImage, sources
+from candid.judging.examine import Examiner, sources
 from candid.judging.held_out import HeldOut, needed
 from candid.models import checkpoint
 from candid.models.protocol import Model, can
 from candid.trust.gaussians import unit
 from candid.trust.learned import Mahalanobis
 from candid.trust.promises import ExamineOptions
-from candid.trust.verdict import Examination
+from candid.trust.verdict import Examination, UnusableImage
 
 COMPONENTS = 20
 """Principal components in which images are grouped."""

@@ -317,8 +317,9 @@ def thresholds(model: Model) -> dict[str, Any] | None:
     held_out = HeldOut.of(model)
     if held_out is None or OWN_PARTS not in held_out.statistics:
         return None
-    rule = replace(held_out, tree=None).rule(Levels(score="combined"))  # the file knows no kinds
-    return {"class_names": list(model.class_names), "fingerprint": model.fingerprint(), **rule.to_dict()}
+    rule = held_out.rule(Levels(score="combined"))
+    seen = {"class_names": list(model.class_names), "margin": model.preprocessing.margin}
+    return {**seen, "fingerprint": model.fingerprint(), **rule.to_dict()}
 
 
 def code_lengths_by_scale(images: Array, outputs: Outputs | None = None) -> Array:

@@ -1,52 +1,54 @@
-"""Tables of judged images for spreadsheets: CSV or JSON lines, with what verdicts promise once per file."""
+"""Tables of judged images: CSV, JSON lines or Parquet, with what verdicts promise once per file."""
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from candid._support.errors import CandidError
+from candid._support.errors import CandidError, require_extra
 from candid._support.files import ANY_NAME, replacing, write_text
 from candid._support.text import no_formula
-from candid.judging.examine import UnusableImage
-from candid.trust.verdict import Examination, Promises
+from candid.judging.columns import Table
+from candid.trust.verdict import Examination, Promises, UnusableImage
 
-ENDINGS = (".csv", ".jsonl")
+ENDINGS = (".csv", ".jsonl", ".parquet")
 COLUMNS = ("path", "label", "confidence", "p_value", "verdict", "classes", "class_count", "plain", "error")
-"""Columns of CSV; the last says why an image can't be used. JSON lines have all of an examination."""
+"""Columns of CSV; the last says why an image can't be used. JSON lines have all of an examination, Parquet
+has the columns of :func:`candid.table`."""
 SHARED = "promises"
 """The entry of an examination that is equal in all rows: it is written once, next to the table."""
+ROWS = 1000
+"""Rows of a Parquet table that are in memory at a time."""
+Write = Callable[[Examination | UnusableImage], object]
 
 
 class TableFile:
     """A table that is written image by image, and takes its place when it is whole.
 
     Args:
-        path: the file, ``.csv`` or ``.jsonl``.
+        path: the file, ``.csv``, ``.jsonl`` or, with the extra ``bulk``, ``.parquet``.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix.lower() not in ENDINGS:
-            raise CandidError(f"--out takes a file that ends with {' or '.join(ENDINGS)}, not '{path}'.")
-        self.path, self.is_csv = path, path.suffix.lower() == ".csv"
-        self._file: TextIO | None = None
+        self.path, ending = path, path.suffix.lower()
+        if ending not in ENDINGS:
+            raise CandidError(
+                f"--out takes a folder or a file that ends with {', '.join(ENDINGS)}, not '{path}'."
+            )
+        self._writer = {".csv": _csv, ".jsonl": _lines, ".parquet": _parquet}[ending]
+        if ending == ".parquet":
+            require_extra("pyarrow.parquet", "bulk", "Writing Parquet")
+        self._write: Write | None = None
 
     @contextmanager
     def open(self, promises: Promises | None) -> Iterator["TableFile"]:
         """Write the table; ``promises`` go into ``NAME.promises.json`` next to it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                replacing(self.path) as temporary,
-                temporary.open("w", encoding="utf-8", errors=ANY_NAME, newline="") as file,
-            ):
-                self._file = file
-                if self.is_csv:
-                    csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+            with replacing(self.path) as temporary, self._writer(temporary) as self._write:
                 yield self
-                file.flush()
             if promises is not None:
                 text = json.dumps(promises.to_dict(), indent=1, allow_nan=False) + "\n"
                 write_text(text, self.path.with_suffix(".promises.json"))
@@ -57,13 +59,48 @@ class TableFile:
 
     def add(self, judged: Examination | UnusableImage) -> None:
         """Write one row."""
-        assert self._file is not None
-        values = record(judged)
-        if not self.is_csv:
-            self._file.write(json.dumps(values, allow_nan=False) + "\n")
-            return
-        cells = (_cell(values.get(column)) for column in COLUMNS)
-        csv.writer(self._file, lineterminator="\n").writerow(cells)
+        assert self._write is not None
+        self._write(judged)
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", errors=ANY_NAME, newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+
+        def write(judged: Examination | UnusableImage) -> None:
+            values = record(judged)
+            rows.writerow(_cell(values.get(column)) for column in COLUMNS)
+
+        yield write
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", errors=ANY_NAME, newline="") as file:
+        yield lambda judged: file.write(json.dumps(record(judged), allow_nan=False) + "\n")
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    import pyarrow.parquet
+
+    waiting: list[Examination | UnusableImage] = []
+    with pyarrow.parquet.ParquetWriter(path, Table([]).to_arrow().schema) as file:
+
+        def write(judged: Examination | UnusableImage) -> None:
+            waiting.append(judged)
+            if len(waiting) == ROWS:
+                flush()
+
+        def flush() -> None:
+            file.write_table(Table(waiting).to_arrow())
+            waiting.clear()
+
+        yield write
+        if waiting:
+            flush()
 
 
 def record(judged: Examination | UnusableImage) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from candid._support.files import ANY_NAME
 from candid._support.numbers import digest
 from candid.data.formats import images_in
 from candid.data.images import EXTENSIONS
-from candid.judging.examine import Examiner, UnusableImage
+from candid.judging.examine import Examiner
 from candid.judging.watched import WatchedScore
 from candid.models.protocol import Model
 from candid.trust.drift import CLASSES, SCORES, Watch
 from candid.trust.promises import WatchOptions
+from candid.trust.verdict import UnusableImage
 
 STATE = ".candid-watch.sqlite"
 SECONDS = 1.0

@@ -20,7 +20,7 @@ from candid.explanations.class_maps import ClassMaps
 from candid.explanations.decision_space import DecisionSpace
 from candid.explanations.explainer import NO_INVERSE, Explainer, Explanation, KnownPhoto, NearestPhotos
 from candid.explanations.similarity import entry, similarity
-from candid.judging.examine import Examiner, UnusableImage
+from candid.judging.examine import Examiner
 from candid.judging.held_out import HeldOut
 from candid.judging.watched import WatchedScore
 from candid.models import checkpoint, zoo
@@ -31,7 +31,7 @@ from candid.serve.lessons import learned_by
 from candid.serve.schemas import EncodedResponse, ImageRequest
 from candid.trust.ranking import ALL
 from candid.trust.rule import Rule
-from candid.trust.verdict import KINDS, Examination
+from candid.trust.verdict import KINDS, Examination, UnusableImage
 
 if TYPE_CHECKING:
     from candid.explanations.counterfactual import Counterfactual

@@ -452,12 +452,16 @@ class Rule:
 
         - ``held_out_novelty``: (n, J). The p-value of an image is the combined rank among them; terms are
           clipped at ``clip``.
+        - ``first_of_copies``: (n,), which of them are no copies of earlier ones; None if there are no copies.
+          The larger p-value counts: among all of them, or without copies.
         - ``novelty``: an image with this p-value or less is novel.
         - ``smallest_ratio``: a class is in the class set if its posterior is at least this share of the
           largest one. It is 1 if the held-out images have no labels. Classes in ``smallest_ratios`` have one
           of their own.
         - ``confidence``: more of the most probable classes join, until their posteriors add up to this.
+        - ``tree``: kinds of classes, or None: more than three classes become the smallest kind of them all.
         """
+        ranking = self.rankings[0]
         return {
             "novelty": self.promises[ALL].novelty.cut,
             "clip": CLIP,
@@ -465,7 +469,9 @@ class Rule:
             "smallest_ratios": {str(y): ratio for y, ratio in self.bounds.items()},
             "confidence": self.levels.confidence,
             "promises": self.promises[ALL].sentences(),
-            "held_out_novelty": self.distinct[0].values.tolist(),
+            "tree": None if self.tree is None else self.tree.to_dict(),
+            "held_out_novelty": ranking.values.tolist(),
+            "first_of_copies": None if ranking.first is None else ranking.first.astype(int).tolist(),
         }
 
     def state(self) -> dict[str, Array]:

@@ -285,6 +285,14 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
+class UnusableImage:
+    """An image that can't be judged: what :func:`candid.examine_stream` yields for it."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Examination:
     """What a model says of one image.
 

@@ -17,11 +17,11 @@ from candid.explanations.class_maps import ClassMaps
 from candid.explanations.decision_space import CONFIDENT, DecisionSpace, Summary
 from candid.explanations.explainer import Explainer
 from candid.explanations.similarity import similarity
-from candid.judging.examine import Examiner, UnusableImage
+from candid.judging.examine import Examiner
 from candid.models.protocol import Model
 from candid.reports.plots import comparison, style
 from candid.reports.plots.examine import draw_decision_space, heatmaps
-from candid.trust.verdict import Examination
+from candid.trust.verdict import Examination, UnusableImage
 from experiments.imagenet import paper
 
 TYPICAL = 0.2

@@ -2,8 +2,10 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from PIL import ExifTags, Image
 
 import candid
 from candid import CandidError
@@ -107,33 +110,40 @@ def test_an_eye_without_gradients_says_so(photo_run: PhotoRun) -> None:
         carlini_wagner(model, np.zeros((1, *model.image_shape), np.uint8), [0])
 
 
-def test_an_exported_model_gives_the_same_verdicts(photo_run: PhotoRun, tmp_path: Path) -> None:
+def test_an_exported_model_gives_the_same_verdicts_without_candid(
+    photo_run: PhotoRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = candid_command("export", photo_run.model, "--out", tmp_path / "model.onnx", "--json")
     (written,) = json.loads(done.stdout)
     assert set(written["differences"]) == {"logits", "novelty"}
-    beside = json.loads((tmp_path / "model.json").read_text())
-    model = candid.load(photo_run.model)
-    paths = [*photo_run.photos, *sorted(photo_run.strange.rglob("*.png"))]
-    images = to_float(np.stack([decode_as(path, model.preprocessing) for path in paths]))
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    logits, novelty = session.run(None, {"images": images})
-    posterior = np.exp(logits - logits.max(1, keepdims=True))
-    posterior /= posterior.sum(1, keepdims=True)
-    for i, examined in enumerate(candid.examine(model, paths)):
-        assert p_value(novelty[i], beside) == pytest.approx(examined.p_value)
-        assert examined.posterior == pytest.approx(dict(zip(CLASSES, posterior[i], strict=True)), abs=1e-4)
-        least = beside["smallest_ratio"] * max(posterior[i])
-        fits = {name for name, share in zip(CLASSES, posterior[i], strict=True) if share >= least}
-        if examined.verdict != "novel":
-            assert fits == set(examined.classes or ())
+    paths = [*photo_run.photos, *sorted(Path(photo_run.data).rglob("test/*/*.png"))[:30]]
+    paths += sorted(photo_run.strange.rglob("*.png"))
+    for i, path in enumerate(paths[:3]):  # a large JPEG that lies on its side, of an odd size
+        paths.append(tmp_path / f"{i}.jpg")
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = (6, 3, 5)[i]
+        Image.open(path).resize((1501, 999)).save(paths[-1], exif=exif)
+    script = runpy.run_path("examples/deploy/verdict.py")
+    assert len(Path("examples/deploy/verdict.py").read_text(encoding="utf-8").splitlines()) <= 120
+    verdicts, session = script["Verdicts"](tmp_path / "model.json"), _session(tmp_path / "model.onnx")
+    said = set()
+    for path, expected in zip(paths, candid.examine(photo_run.model, paths), strict=True):
+        image = script["seen"](path, 224, verdicts.known["margin"])
+        logits, novelty = session.run(None, {"images": image[None]})
+        verdict, classes, _, posterior, p = verdicts.verdict(logits[0], novelty[0])
+        assert (verdict, classes) == (expected.verdict, list(expected.classes or ())), path
+        assert p == pytest.approx(expected.p_value)
+        named = dict(zip(verdicts.names, posterior.tolist(), strict=True))
+        assert named == pytest.approx(dict(expected.posterior), abs=1e-4)
+        said.add(verdict)
+    assert said >= {"accept", "ambiguous"}
+    monkeypatch.setattr(sys, "argv", ["verdict.py", str(tmp_path / "model.onnx"), str(paths[-1])])
+    script["main"]()
+    assert capsys.readouterr().out.startswith(f"{paths[-1]}: ")
 
 
-def p_value(new: Any, beside: dict[str, Any]) -> float:
-    """The p-value as the docs write it, without candid."""
-    scores = np.vstack([np.array(beside["held_out_novelty"], np.float32), new.astype(np.float32)])
-    ranks = (scores[:, None] <= scores).sum(1) / len(scores)  # share that is at least as high, by each score
-    combined = np.tan(np.pi * (0.5 - np.minimum(ranks, beside["clip"]))).sum(1)
-    return float((combined >= combined[-1] - 1e-9).mean())
+def _session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path))
 
 
 def test_the_server_explains_photos(photo_run: PhotoRun) -> None:

@@ -23,13 +23,13 @@ from candid.explanations.explainer import Explainer
 from candid.inference.predictions import predict
 from candid.inference.runner import Runner
 from candid.judging.calibrate import measure
-from candid.judging.examine import Examiner, UnusableImage, image_paths
+from candid.judging.examine import Examiner, image_paths
 from candid.judging.held_out import needed
 from candid.models.flow.coupling import ActNorm
 from candid.trust.promises import ExamineOptions
 from candid.trust.ranking import ALL
 from candid.trust.scores import SCORES
-from candid.trust.verdict import Examination
+from candid.trust.verdict import Examination, UnusableImage
 from tests.explanations.mixtures import decided_classifier
 from tests.helpers import candid_command, small_classifier
 

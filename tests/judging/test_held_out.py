@@ -1,8 +1,8 @@
 """One entry adds a score, also one with a measurement of its own; detectors are fitted once and saved."""
 
 import json
+import runpy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +134,24 @@ def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
         WatchedScore.of(model, score="marginal")
 
 
-def test_thresholds_of_an_exported_model_are_those_of_a_rule_without_a_tree(tmp_path: Path) -> None:
-    """`everyday` has a tree, whose bound is for kinds of classes: 1 rules every other class out."""
+def test_thresholds_of_an_exported_model_are_those_of_its_rule(tmp_path: Path) -> None:
+    """`everyday` has a tree: more than three classes become a kind in examples/deploy/verdict.py, too."""
     (file,) = _write_thresholds("everyday", [tmp_path / "everyday.onnx"])
-    limits = json.loads(file.read_text())
-    assert limits == thresholds(candid.load("everyday"))
-    rule = replace(needed(candid.load("everyday")), tree=None).rule(Levels(score="combined"))
-    posterior = np.random.default_rng(0).dirichlet(np.full(1000, 0.01), 50)
-    ratio, order = limits["smallest_ratio"], np.argsort(-posterior, axis=1)
-    falling = np.take_along_axis(posterior, order, 1)
-    before = falling.cumsum(1) - falling < limits["confidence"] - 1e-12
-    named = np.zeros_like(before)
-    np.put_along_axis(named, order, before | (falling >= ratio * falling[:, :1]), 1)
-    assert ratio < 0.1 and np.array_equal(named, rule.named(posterior))
+    model = candid.load("everyday")
+    assert json.loads(file.read_text()) == thresholds(model)
+    verdicts = runpy.run_path("examples/deploy/verdict.py")["Verdicts"](file)
+    rule, random = needed(model).rule(Levels(score="combined")), np.random.default_rng(0)
+    logits = np.concatenate([random.normal(0, scale, (30, 1000)) for scale in (1, 2, 4, 8)])
+    logits[:, 100:130] += random.normal(3, 2, (120, 1))
+    novelty = random.choice(rule.rankings[0].values, 120) + random.normal(0, 1e-3, (120, 1))
+    columns = Columns({"logits": logits, "novelty": novelty})
+    kinds = set()
+    for i, expected in enumerate(rule.examine(columns, range(120), model.class_names)):
+        verdict, classes, kind, _, p = verdicts.verdict(logits[i], novelty[i])
+        assert (verdict, classes, kind) == (expected.verdict, list(expected.classes or ()), expected.node)
+        assert p == pytest.approx(expected.p_value, abs=1e-12)
+        kinds.add((verdict, kind is None, len(classes) > 3))
+    assert len(kinds) >= 4
 
 
 def test_a_name_is_registered_once() -> None:

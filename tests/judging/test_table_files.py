@@ -39,7 +39,7 @@ def test_tables_have_a_row_for_each_image_and_promises_once(
     lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert [line.get("verdict", "") for line in lines] == [row["verdict"] for row in rows]
     assert "promises" not in lines[1] and lines[1]["posterior"]
-    with pytest.raises(CandidError, match="ends with .csv or .jsonl"):
+    with pytest.raises(CandidError, match="ends with .csv, .jsonl, .parquet"):
         TableFile(tmp_path / "t.xlsx")
 
 
