@@ -258,6 +258,11 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     named = is_model(first) or path.suffix.lower() in MODEL_FILES
     if not named and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
+    if not others and not named and path.suffix:
+        from candid.data.images import EXTENSIONS
+
+        if path.suffix.lower() in EXTENSIONS:  # a photo that is not there
+            return zoo.DEFAULT, [first]
     if not others:
         folder = (
             f" The folder '{first}' of images is ./{first}." if first in zoo.MODELS and path.is_dir() else ""

@@ -19,7 +19,7 @@ from candid.inference.predictions import Predictions
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
 from candid.models.protocol import can
-from candid.training.changes import changes_of, with_change
+from candid.training.changes import standing_changes, with_change
 from candid.training.features import Features
 from candid.training.pieces import Pieces
 from candid.training.remembered import Remembered
@@ -161,11 +161,8 @@ class Earlier:
     def lost(self) -> list[str]:
         """Return the changes since the training before that a new training does not have."""
         since: list[dict[str, Any]] = []
-        for change in changes_of(self.model):
-            if change["what"] == "undo":
-                since = since[:-1]
-            else:
-                since = [] if change["what"] == "train" else [*since, change]
+        for change in standing_changes(self.model):
+            since = [] if change["what"] == "train" else [*since, change]
         return [each["text"] for each in since if each["what"] != "teach" or "more photos" in each["text"]]
 
 
