@@ -19,7 +19,7 @@ from candid.inference.predictions import Predictions
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
 from candid.models.protocol import can
-from candid.training.changes import standing_changes, with_change
+from candid.training.changes import Target, save_change, standing_changes, with_change
 from candid.training.features import Features
 from candid.training.pieces import Pieces
 from candid.training.remembered import Remembered
@@ -157,6 +157,10 @@ class Earlier:
             progress.log(f"taught again from its photos: {listed(again)}")
         model.metadata = with_change(self.model, model, "train", said)
         return model
+
+    def replace_with(self, model: PhotoModel) -> None:
+        """Save a new model in place of the old one, which is kept for ``undo``."""
+        save_change(model, Target(self.folder.best, in_place=True), self.model)
 
     def lost(self) -> list[str]:
         """Return the changes since the training before that a new training does not have."""

@@ -25,7 +25,6 @@ from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
-from candid.training.changes import Target, save_change
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import SHARE, PhotoOptions
 from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, earlier_results, has_val
@@ -262,7 +261,7 @@ class _Job:
             changed = "" if self.changed == NOTHING else f": {self.changed}"
             model = old.carried_over(model, f"trained again{changed}", self.progress)
             (self.folder.path / "results.json").unlink(missing_ok=True)
-            save_change(model, Target(self.folder.best, in_place=True), old.model)
+            old.replace_with(model)
         else:
             saving.save(model, self.folder.best)
         self.folder.create(self.options)
