@@ -353,6 +353,11 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
         raise CandidError(f"The training in '{first}' has ended before it had a model: run it again.")
     if not named and (path.exists() or glob.has_magic(first) or "://" in first):
         return zoo.DEFAULT, [first, *others]
+    if not others and not named and path.suffix:
+        from candid.data.images import EXTENSIONS
+
+        if path.suffix.lower() in EXTENSIONS:  # a photo that is not there
+            return zoo.DEFAULT, [first]
     if not others:
         folder = (
             f" The folder '{first}' of images is ./{first}." if first in zoo.MODELS and path.is_dir() else ""

@@ -37,7 +37,7 @@ def export(
     The file of a photo model has the eye and the head: images to logits and novelty scores. A JSON file next
     to it has the held-out scores and thresholds, which turn them into verdicts.
 
-    Each file is run and compared with PyTorch before it is written; the largest difference is printed.
+    Each file is run and compared with the model before it is written; the largest difference is printed.
     """
     if batch != "dynamic" and not batch.isdecimal():
         raise CandidError(f"--batch takes a number of images or 'dynamic', not '{batch}'.")
@@ -57,7 +57,7 @@ def export(
         records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in files]
         print(json.dumps(records))
         return
-    table = Table(title=f"{safe(model)}: difference from PyTorch", title_justify="left")
+    table = Table(title=f"{safe(model)}: difference from the model itself", title_justify="left")
     for column in ("file", "batch", "MB", *files[0].differences):
         table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
     for each in files:

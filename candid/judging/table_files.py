@@ -52,6 +52,8 @@ class TableFile:
             if promises is not None:
                 text = json.dumps(promises.to_dict(), indent=1, allow_nan=False) + "\n"
                 write_text(text, self.path.with_suffix(".promises.json"))
+        except BrokenPipeError:  # the reader of what is printed stopped, as in '| head'
+            raise
         except OSError as error:
             raise CandidError(
                 f"Can't write '{self.path}' ({error}): free some space, or name another file."

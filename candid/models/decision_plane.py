@@ -87,7 +87,8 @@ def decision_plane(model: Model) -> DecisionPlane:
     axes = np.linalg.qr(prototypes[1:].T).Q.T
     turn = np.linalg.svd((means - origin) @ axes.T).Vh  # (2, 2): to the principal axes of the means
     places = (means - origin) @ (turn @ axes).T
-    return oriented(model.class_names, origin, turn @ axes, places, model.geometry.log_priors)
+    log_priors = log_softmax(model.geometry.log_priors.astype(np.float64))
+    return oriented(model.class_names, origin, turn @ axes, places, log_priors)
 
 
 def plane_through(model: Model, classes: Sequence[int]) -> DecisionPlane:

@@ -19,7 +19,7 @@ from candid.inference.predictions import Predictions
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
 from candid.models.protocol import can
-from candid.training.changes import changes_of, with_change
+from candid.training.changes import Target, save_change, standing_changes, with_change
 from candid.training.features import Features
 from candid.training.pieces import Pieces
 from candid.training.remembered import Remembered
@@ -158,14 +158,15 @@ class Earlier:
         model.metadata = with_change(self.model, model, "train", said)
         return model
 
+    def replace_with(self, model: PhotoModel) -> None:
+        """Save a new model in place of the old one, which is kept for ``undo``."""
+        save_change(model, Target(self.folder.best, in_place=True), self.model)
+
     def lost(self) -> list[str]:
         """Return the changes since the training before that a new training does not have."""
         since: list[dict[str, Any]] = []
-        for change in changes_of(self.model):
-            if change["what"] == "undo":
-                since = since[:-1]
-            else:
-                since = [] if change["what"] == "train" else [*since, change]
+        for change in standing_changes(self.model):
+            since = [] if change["what"] == "train" else [*since, change]
         return [each["text"] for each in since if each["what"] != "teach" or "more photos" in each["text"]]
 
 

@@ -192,8 +192,8 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
     expected = saving.record_hash(folder)
     current, before = checkpoint.load(folder), checkpoint.load(kept[-1])
     before.metadata = dict(before.metadata)
-    undone = changes_of(current)[-1]["text"] if changes_of(current) else "the latest change"
-    entry = _entry("undo", f"undid: {undone}")
+    standing = standing_changes(current)
+    entry = _entry("undo", f"undid: {standing[-1]['text'] if standing else 'the latest change'}")
     before.metadata[CHANGES] = [*changes_of(current), entry]
     with _changing(folder):
         saving.save(before, folder, expected=expected)
@@ -205,6 +205,14 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
 def changes_of(model: Any) -> list[dict[str, Any]]:
     """Return the changes since the training, the first one first: what, text, when, version."""
     return list(model.metadata.get(CHANGES, ()))
+
+
+def standing_changes(model: Any) -> list[dict[str, Any]]:
+    """Return the changes that were not undone, the first one first."""
+    standing: list[dict[str, Any]] = []
+    for change in changes_of(model):
+        standing = standing[:-1] if change["what"] == "undo" else [*standing, change]
+    return standing
 
 
 def number_of(model: PhotoModel, name: str) -> int:

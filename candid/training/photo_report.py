@@ -141,7 +141,11 @@ class DataReport:
                 "Photos that nearly equal one of another part",
                 "Results on such test or held-out photos are too good: remove one of the two.",
             ),
-            ("duplicate", "Near-duplicates within a part", "They count twice."),
+            (
+                "duplicate",
+                "Near-duplicates within a part",
+                "Training counts both, the levels of verdicts one of them.",
+            ),
             ("odd", "Photos that look like none of the others", "Are they photos of these classes?"),
         )
         parts = [_section(title, text, self.of_kind(kind)) for kind, title, text in sections]

@@ -261,7 +261,9 @@ class _Job:
             changed = "" if self.changed == NOTHING else f": {self.changed}"
             model = old.carried_over(model, f"trained again{changed}", self.progress)
             (self.folder.path / "results.json").unlink(missing_ok=True)
-        saving.save(model, self.folder.best)
+            old.replace_with(model)
+        else:
+            saving.save(model, self.folder.best)
         self.folder.create(self.options)
         return results
 

@@ -207,6 +207,7 @@ class RunFolder:
 
     def write_skipped(self, skipped: Sequence[str], what: str, progress: Progress) -> None:
         """List images that were left out, each with its reason, if there are any."""
+        (self.path / "skipped.txt").unlink(missing_ok=True)  # of an earlier training
         if skipped:
             self.write_text("skipped.txt", "\n".join(skipped) + "\n")
             left_out, listed_in = plural(len(skipped), what), self.path / "skipped.txt"

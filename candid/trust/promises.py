@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.options import Option, check_fields
-from candid._support.text import percent
+from candid._support.text import percent, plural
 from candid.trust.scores import SCORES
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ def no_promise(
     surest = np.argsort(-confidence, kind="stable")[:m]
     said = (
         f"A risk of {in_percent(risk)} can't be promised with {held_out} held-out images "
-        f"({int(wrong[surest].sum())} errors among the {m} most confident of the {images} that test it)"
+        f"({plural(int(wrong[surest].sum()), 'error')} among the {m} most confident of the {images} that "
+        "test it)"
     )
     fourth = delta / len(LISTED)
     for tried in LISTED:

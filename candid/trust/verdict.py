@@ -152,7 +152,7 @@ class Promises:
             lines.append(f"At most {in_percent(self.risk.asked)} of the accepted answers are wrong")
             if not unproven:
                 lines[-1] += f", with {in_percent(1 - self.risk.delta)} confidence"
-        unproven = unproven or not self.fdr_proven
+        unproven = unproven or (self.fdr is not None and not self.fdr_proven)
         return f"{'. '.join(lines)}{'; no bound is proven' * unproven}."
 
     def raised(self) -> list[str]:

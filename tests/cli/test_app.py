@@ -89,9 +89,11 @@ def test_a_reader_that_stops_early_sees_no_error(tmp_path: Path) -> None:
     model = candid.save(small_classifier(), tmp_path / "model")
     for i in range(40):
         Image.new("RGB", (16, 16), (i, i, i)).save(tmp_path / f"{'long' * 40}{i}.png")
-    command = f"'{CANDID}' examine '{model}' '{tmp_path}' | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("class") and "roken pipe" not in done.stderr and "Error" not in done.stderr
+    for table in ("", f"--out '{tmp_path / 't.csv'}'"):
+        command = f"'{CANDID}' examine '{model}' '{tmp_path}' {table} | head -1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("class")
+        assert "roken pipe" not in done.stderr and "Error" not in done.stderr
 
 
 def test_examine_without_a_model_uses_the_bundled_one(tmp_path: Path) -> None:
@@ -105,6 +107,8 @@ def test_examine_without_a_model_uses_the_bundled_one(tmp_path: Path) -> None:
     for arguments in ((), ("everyday",)):
         done = candid_command("examine", *arguments)
         assert "Name the images" in str(done.exception)
+    done = candid_command("examine", "missing.JPG")
+    assert "no image, folder or match for 'missing.JPG'" in str(done.exception)
     usage = run("examine", "--help").stdout
     assert "[MODEL] IMAGES" in usage and "[required]" not in usage
     done = candid_command("examine", network, samples / "jeans.jpg")

@@ -65,6 +65,11 @@ def flat_plane(means: list[list[float]], priors: list[float] | None = None, **mo
     )
 
 
+def test_priors_that_are_rounded_can_be_drawn_from() -> None:
+    plane = decision_plane(planar_model(digits_model(PRIORS).float(), [1, 7, 9]))
+    assert math.isfinite(plane.threshold()) and np.exp(plane.log_priors).sum() == pytest.approx(1, abs=1e-12)
+
+
 @settings(deadline=None, max_examples=10)
 @given(classes=some_classes, priors=st.sampled_from([None, PRIORS]), seed=st.integers(0, 99))
 def test_two_coordinates_decide_as_the_model_does(

@@ -83,6 +83,10 @@ def test_what_was_taught_stays_and_what_is_lost_is_said(shop: tuple[Path, Path],
     assert candid.load(run.with_name("mine.1")).metadata["head"]["counts"] == [12, 18, 12]
     found = candid.examine(model, new / "checks")
     assert sum(each.label == "checks" for each in found) >= 4
+    before = candid.undo(run)
+    assert before.fingerprint() == candid.load(run.with_name("mine.1")).fingerprint()
+    assert changes_of(before)[-1]["text"] == "undid: trained again: 1 new photo"
+    assert "6 more photos of 'rings'" in changes_of(candid.undo(run))[-1]["text"]
 
 
 def test_bad_photos_are_skipped_and_a_run_without_a_model_is_no_run(tmp_path: Path) -> None:
@@ -96,6 +100,9 @@ def test_bad_photos_are_skipped_and_a_run_without_a_model_is_no_run(tmp_path: Pa
     assert any(line.startswith("left out 1 photo that can't be used") for line in said)
     assert "bad.png" in (out / "skipped.txt").read_text()
     assert candid.load(out).class_names == CLASSES
+    (data / "dots" / "bad.png").unlink()
+    train(data, out, skip_bad=True)
+    assert not (out / "skipped.txt").exists()
 
 
 def test_training_names_the_weakest_class_everywhere(

@@ -130,6 +130,8 @@ def test_levels_with_few_images_are_named() -> None:
     learned = replace(saturated, out_of_fold=True)
     assert "since the model has learned from held-out images" in learned.sentences()[0]
     assert learned.plain().endswith("; no bound is proven.")
+    found = replace(many, fdr_proven=False)  # of a rate of false discoveries that nobody asked for
+    assert "proven" not in found.plain() and replace(found, fdr=0.1).plain().endswith("no bound is proven.")
 
 
 @given(st.floats(1e-6, 0.99))
