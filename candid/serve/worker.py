@@ -71,16 +71,16 @@ class Worker:
         try:
             with self._within(START_SECONDS):
                 self._connection.send_bytes(pickle.dumps((self._model, self._name, self._threads)))
-                found = pickle.loads(self._connection.recv_bytes())
+                answer = pickle.loads(self._connection.recv_bytes())
         except (LostError, TimeoutError) as ended:
             raise CandidError(
                 "A process for the network ended before it was ready: free some memory, or lower --workers."
             ) from ended
-        if isinstance(found, Exception):
-            raise found
-        if self._description is not None and found.fingerprint != self._description.fingerprint:
+        if isinstance(answer, Exception):
+            raise answer
+        if self._description is not None and answer.fingerprint != self._description.fingerprint:
             raise CandidError("The files of the model have changed since the server started: start it again.")
-        self._description = found
+        self._description = answer
         self._loaded = True
 
     def prepare(self) -> None:
@@ -174,10 +174,10 @@ class Worker:
         message = pickle.dumps((method, argument))
         with self._within(self._patience if seconds is None else seconds):
             self._connection.send_bytes(message)
-            found = pickle.loads(self._connection.recv_bytes())
-        if isinstance(found, Exception):
-            raise found
-        return found
+            answer = pickle.loads(self._connection.recv_bytes())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class Errand:
