@@ -231,6 +231,11 @@ class Models:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    async def retired(self) -> None:
+        """Wait until all that were replaced have answered, and are closed."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
     def start(self) -> None:
         """Start the threads of all models."""
         for each in self:
@@ -247,4 +252,4 @@ class Models:
 
     async def close(self) -> None:
         """Close all, also those that were replaced."""
-        await asyncio.gather(*(each.close() for each in self), *self._leaving)
+        await asyncio.gather(*(each.close() for each in self), self.retired())
