@@ -238,7 +238,8 @@ class _Study:
                 if overlap < len(images)
                 else "not checked by them; evaluate other images"
             )
-            text = f"{overlap:,} of {len(images):,} images are this model's held-out images: p-values are {how}."
+            seen = f"{overlap:,} of {len(images):,} images are this model's held-out images"
+            text = f"{seen}: p-values are {how}."
             notes = (*notes, Note("overlap", text))
         counts = {"held_out_images": len(held_out), "held_out_overlap": overlap}
         statistics = statistics_of(predictions, self.groups)
@@ -260,10 +261,12 @@ class _Study:
         seen = int(seen_in_training(images.columns["keys"], self.model.held_out.get("training_keys")).sum())
         if not seen:
             return ()
-        text = (
-            f"{seen:,} of {len(images):,} images are among this model's training images: the metrics flatter it."
+        these = f"{seen:,} of {len(images):,} images"
+        return (
+            Note(
+                "training-images", f"{these} are among this model's training images: the metrics flatter it."
+            ),
         )
-        return (Note("training-images", text),)
 
 
 def _with_ensemble(own: Predictions, others: Sequence[Predictions]) -> Predictions:

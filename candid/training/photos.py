@@ -1,6 +1,7 @@
 """Train a photo model: statistics through an eye, a head in closed form, held-out scores, a report."""
 
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -25,6 +26,7 @@ from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
+from candid.training.changes import EARLIER
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import SHARE, PhotoOptions
 from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, earlier_results, has_val
@@ -114,6 +116,8 @@ def _train(
     results |= job.finish(parts)
     for name, text in lists(now, changed).items():
         folder.write_text(name, text)
+    if not changed:
+        (folder.path / CHANGED).unlink(missing_ok=True)  # of the training before
     folder.write_results(results)
     return results
 
@@ -262,6 +266,7 @@ class _Job:
             model = old.carried_over(model, f"trained again{changed}", self.progress)
             (self.folder.path / "results.json").unlink(missing_ok=True)
         saving.save(model, self.folder.best)
+        shutil.rmtree(self.folder.best / EARLIER, ignore_errors=True)  # changes of the old model
         self.folder.create(self.options)
         return results
 

@@ -135,8 +135,8 @@ def changed_base(
     if together is not None and len(np.unique(together)) == len(together):
         together = None
     if base.tree is not None:
-        parents = dict(zip(groups, base.tree.class_parents, strict=True))
-        made.tree = replace(base.tree, class_parents=tuple(parents[y] for y in range(len(class_names))))
+        members = [np.flatnonzero(np.asarray(groups) == y) for y in range(len(class_names))]
+        made.tree = replace(base.tree, class_parents=tuple(map(base.tree.cover, members)))
     made.thumbnails = _thumbnails(base, made, np.asarray(groups))
     if training_keys is not None:
         made.held_out = {"training_keys": training_keys}
