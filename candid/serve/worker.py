@@ -192,15 +192,16 @@ class Errand:
 
     def stop(self) -> None:
         """End the function that runs."""
-        if self._process is not None:
-            self._process.kill()
+        if (process := self._process) is not None:  # the thread that waits for it may set this to None
+            process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         context = multiprocessing.get_context("spawn")
         connection, other = context.Pipe()
-        self._process = process = context.Process(target=_run_errand, args=(other,), daemon=True)
+        process = context.Process(target=_run_errand, args=(other,), daemon=True)
         with _without_signals():
             process.start()
+        self._process = process
         other.close()
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
