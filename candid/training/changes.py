@@ -312,12 +312,13 @@ def save_change(made: PhotoModel, target: Target | None, before: PhotoModel) -> 
         kept = _earlier(target.folder)
         number = int(kept[-1].name) + 1 if kept else 1
         saving.save(before, target.folder / EARLIER / str(number))
-        for old in kept[: len(kept) + 1 - MOST_EARLIER]:
+        for old in kept[: max(0, len(kept) + 1 - MOST_EARLIER)]:
             shutil.rmtree(old)
     saving.save(made, target.folder)
 
 
 def _earlier(folder: Path) -> list[Path]:
-    """Return the models before changes, the latest one last."""
-    found = [each for each in (folder / EARLIER).glob("*") if each.name.isdigit()]
-    return sorted(found, key=lambda each: int(each.name))
+    """Return the folders of the models before changes, the latest one last."""
+    records = (folder / EARLIER).glob(f"*/{checkpoint.RECORD}")  # a process that was killed left none
+    folders = (record.parent for record in records if record.parent.name.isdigit())
+    return sorted(folders, key=lambda earlier: int(earlier.name))

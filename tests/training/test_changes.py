@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,19 @@ def test_changes_are_recorded_and_undone_to_the_same_weights(
     with pytest.raises(CandidError, match="No change was made"):
         candid.undo(mine)
     assert not (Path(mine) / "model" / "best" / "earlier").exists()
+
+
+def test_the_ten_latest_changes_can_be_undone_also_after_a_kill(mine: str) -> None:
+    names = ["dots", *map(str, range(12))]
+    for old, new in pairwise(names):
+        candid.rename(mine, {old: new}, out=mine)
+    earlier = Path(mine) / "model" / "best" / "earlier"
+    assert sorted(int(each.name) for each in earlier.iterdir()) == [*range(3, 13)]
+    (earlier / "13").mkdir()  # of a process that was killed
+    for name in names[-2:-12:-1]:
+        assert candid.undo(mine).class_names[0] == name
+    with pytest.raises(CandidError, match="No change was made"):
+        candid.undo(mine)
 
 
 def test_a_model_with_other_posteriors_can_be_changed(tmp_path: Path, more: Path) -> None:
