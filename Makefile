@@ -28,10 +28,11 @@ lint: $(READY) ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## Style, types, doctests and all tests (6 minutes)
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+test: lint ## Style, types, doctests and all tests but the slowest (6 minutes)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
 
-check: docs ## What needs the network: the site, notebooks, wheels, installs in new environments, the Dockerfile (about 15 minutes)
+check: docs ## What needs the network: the slowest tests, the site, notebooks, wheels, installs in new environments, the Dockerfile (about 15 minutes)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m slow
 	$(BIN)/python -m experiments.notebooks
 	$(BIN)/python -m experiments.check
 

@@ -30,6 +30,7 @@ for script in scripts:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scripts", [TOGETHER, ("training",), ("memory",), ("cifar",), ("photos",)], ids=",".join
 )

@@ -304,7 +304,7 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
     ]
 
 
-EXEMPT = {"models", "teach", "forget", "compare", "demo"}
+EXEMPT = {"models", "teach", "rename", "merge", "forget", "undo", "compare", "demo"}
 """Commands that need no extra: they take photo models, results or nothing; the demo leaves a part out."""
 
 

@@ -128,7 +128,7 @@ def _show_classes(stored: dict[str, Any]) -> None:
     more = f"; the weakest {MOST_SHOWN} of {len(table.tested):,}" if len(table.tested) > MOST_SHOWN else ""
     show_table(f"By class, the weakest first{more}", *table.table(), tight=True)
     for sentence in table.sentences():
-        print(printable(sentence))
+        print(printable(sentence, breaks=False))
 
 
 def _show_detection(sets: dict[str, Any], rates: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class DecisionPlane:
     def threshold(self) -> float:
         """The log density above which :data:`MASS` of the mixture lies, from draws."""
         random = np.random.default_rng(seed_of(len(self.means)))
-        labels = random.choice(len(self.means), 20_000, p=np.exp(self.log_priors))
+        labels = random.choice(len(self.means), 20_000, p=softmax(self.log_priors))
         drawn = self.means[labels] + random.standard_normal((len(labels), 2))
         return float(np.quantile(self.log_density(drawn), 1 - MASS))
 

@@ -178,6 +178,13 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
 
     Raises:
         CandidError: if no change was made in this folder.
+
+    Example:
+        >>> import candid
+        >>> candid.undo("everyday")
+        Traceback (most recent call last):
+            ...
+        candid._support.errors.CheckpointError: 'everyday' comes with candid and stays as it is: ...
     """
     folder = checkpoint.own_folder(model)
     kept = _earlier(folder)

@@ -210,7 +210,7 @@ def test_an_audit_of_arrays_is_a_page(folder: Path) -> None:
     page = (folder / "audit" / "audit.html").read_text()
     assert "groups by &#39;site&#39;" in page and "Risk 5&nbsp;%" in page and "plain threshold" in page
     assert "candid evaluate --risk 0.05 --held-out val.npz --test test.npz" in page
-    assert "Stored arrays have no network, which attacks need" in page
+    assert "Attacks: stored arrays have no network." in page
     assert (folder / "audit" / "evaluation" / "classifier" / "metrics.json").is_file()
 
 
@@ -334,7 +334,7 @@ def test_a_cut_file_is_refused(folder: Path) -> None:
         (("evaluate", "--held-out", "val.npz"), "add --test"),
         (("audit", "--test", "test.npz"), "add --held-out"),
         (("evaluate", "cifar10-beta1", *STORED), "but not both"),
-        (("audit", "cifar10-beta1", *STORED), "but not both"),
+        (("audit", "cifar10-beta1", *STORED), "Give MODEL and --data DATA, or stored arrays"),
         (("evaluate",), "Give MODEL and DATA, or stored arrays"),
         (("audit",), "Give MODEL and --data DATA, or stored arrays"),
         (("evaluate", *STORED, "--images", "5"), "--images is for images that pass a network"),

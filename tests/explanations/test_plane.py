@@ -212,6 +212,17 @@ def test_the_density_is_that_of_the_mixture_in_the_plane() -> None:
     np.testing.assert_allclose(np.exp(plane.log_density(points)), truth)
 
 
+@pytest.mark.parametrize("classes", range(2, 13))
+def test_the_drawn_region_holds_90_percent_with_priors_in_single_precision(classes: int) -> None:
+    """Priors of pixel models are float32: as float64, they sum to one but for 1e-8."""
+    around = 2 * math.pi / classes * np.arange(classes)
+    shares = np.exp(np.log(np.full(classes, 1 / classes, np.float32)).astype(np.float64))
+    plane = flat_plane((3 * np.stack((np.cos(around), np.sin(around)), 1)).tolist(), shares.tolist())
+    random = np.random.default_rng(classes)
+    drawn = plane.means[random.integers(classes, size=5000)] + random.standard_normal((5000, 2))
+    assert plane.inside(drawn).mean() == pytest.approx(0.9, abs=0.02)
+
+
 def test_a_planar_model_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
     model = digits_model().float()
     planar = planar_model(model, [3, 8, 0, 5])

@@ -28,7 +28,9 @@ def encoded(kind: str, seed: int) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "dark"), pytest.param(1280, "light", marks=pytest.mark.slow)]
+)
 def test_the_loop_works_from_the_page_alone(
     browser: Browser, shapes: PhotoRun, trained: Service, tmp_path: Path, width: int, scheme: str
 ) -> None:

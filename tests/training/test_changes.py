@@ -75,7 +75,7 @@ def test_held_out_scores_follow_and_known_photos_are_not_added_twice(photo_run: 
     assert remembered is not None and (remembered.labels == 0).sum() == 18
     judged = candid.examine(model, list(photo_run.photos))
     assert all(each.p_value is not None for each in judged)
-    assert needed(model).rule().examine
+    assert needed(model).rule().promises
     with pytest.raises(CandidError, match="seen all of these photos of 'dots'"):
         candid.teach(model, {"dots": more / "dots"})
     assert model.known_photos is not None and before.known_photos is not None

@@ -12,6 +12,7 @@ from candid.training.setup import build_model
 CONFIG = TrainOptions(data="digits", model={"blocks": (1,), "widths": (4,), "pointwise_width": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_compiled_steps_and_frozen_passes_are_the_same() -> None:
     x, y = torch.rand(4, 1, 8, 8), torch.arange(4)

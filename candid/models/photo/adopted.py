@@ -129,7 +129,8 @@ class AdoptedModel(ModelBase):
     def can(self) -> frozenset[Ability]:
         """What it is able to do; see :func:`candid.models.photo.opening.open_softmax` for the classifiers."""
         path, abilities = Path(self.config.eye), {"density", "eye", "whitening"}
-        if path.suffix not in FILES and self.config.eye != "module":
+        is_packaged = path.suffix not in FILES and self.config.eye != "module"
+        if is_packaged if self._eye is None else self._eye.last_layer() is not None:
             abilities.add("class maps")
         if path.suffix != ".onnx":
             abilities.add("gradients")

@@ -79,7 +79,7 @@ def test_merged_and_removed_classes() -> None:
     rows = y != 1
     kept = Seen(*(None if part is None else part[rows] for part in seen))  # type: ignore[arg-type]
     groups = np.array([0, -1, 1, 2])
-    less = revised(model, groups, ("a", "c", "d"), kept, groups[y[rows]])
+    less = revised(model, groups.tolist(), ("a", "c", "d"), kept, groups[y[rows]])
     assert totals_of(less.model).counts.tolist() == [60] * 3
     test, truth = points(5, 50)
     known = truth != 1
