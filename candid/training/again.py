@@ -19,7 +19,7 @@ from candid.inference.predictions import Predictions
 from candid.models import checkpoint
 from candid.models.photo.model import PhotoModel
 from candid.models.protocol import can
-from candid.training.changes import changes_of, with_change
+from candid.training.changes import EARLIER, changes_of, with_change
 from candid.training.features import Features
 from candid.training.pieces import Pieces
 from candid.training.remembered import Remembered
@@ -143,6 +143,11 @@ class Earlier:
         except OSError as error:
             raise CandidError(f"The old model can't be kept as '{copy}': {error}.") from error
         return copy
+
+    def clear(self) -> None:
+        """Remove the results of the old run, and the models before changes of the old model."""
+        (self.folder.path / "results.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder.best / EARLIER, ignore_errors=True)
 
     def carried_over(self, model: PhotoModel, said: str, progress: Progress) -> PhotoModel:
         """Return a new model with the classes that the old one was taught, and with the record of changes."""

@@ -1,7 +1,6 @@
 """Train a photo model: statistics through an eye, a head in closed form, held-out scores, a report."""
 
 import math
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -26,7 +25,6 @@ from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
-from candid.training.changes import EARLIER
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import SHARE, PhotoOptions
 from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, earlier_results, has_val
@@ -264,9 +262,8 @@ class _Job:
                 log(f"warning: the new model does not have this change of the old one: {text}")
             changed = "" if self.changed == NOTHING else f": {self.changed}"
             model = old.carried_over(model, f"trained again{changed}", self.progress)
-            (self.folder.path / "results.json").unlink(missing_ok=True)
+            old.clear()
         saving.save(model, self.folder.best)
-        shutil.rmtree(self.folder.best / EARLIER, ignore_errors=True)  # changes of the old model
         self.folder.create(self.options)
         return results
 
