@@ -133,6 +133,10 @@ class Earlier:
         recorded = self.model.metadata.get("training", {}).get("digests", {})
         return self.folder.results if recorded == digests else None
 
+    def shares(self, now: Sequence[Used]) -> bool:
+        """Return whether any of the photos was in the training before."""
+        return not {photo.digest for photo in self.photos or ()}.isdisjoint(photo.digest for photo in now)
+
     def keep(self) -> Path:
         """Copy the run folder next to itself, as NAME.1, NAME.2, ..., and return the copy."""
         place, number = self.folder.path, 1

@@ -68,6 +68,18 @@ def test_photos_that_are_new_to_both_compare_them(shop: tuple[Path, Path]) -> No
     assert any("on 24 photos that neither model was trained on" in line for line in said)
 
 
+def test_a_model_of_other_photos_is_kept(
+    photo_run: PhotoRun, shop: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = write_photos(tmp_path / "others", ("checks", "noise"), 8, start=400)
+    _, said = train(other, shop[1])
+    assert candid.load(shop[1]).class_names == ("checks", "noise")
+    kept = shop[1].with_name("mine.1")
+    assert candid.load(kept).fingerprint() == candid.load(photo_run.model).fingerprint()
+    assert any(line.startswith("none of these photos") for line in said)
+    assert f"the old model is kept in {kept}" in said
+
+
 def test_what_was_taught_stays_and_what_is_lost_is_said(shop: tuple[Path, Path], tmp_path: Path) -> None:
     data, run = shop
     new = write_photos(tmp_path / "more", ("checks", "rings"), 6, start=60)
