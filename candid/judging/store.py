@@ -210,7 +210,7 @@ class Storage:
         """
         with self._lock:
             corrections = dict(self._corrections)
-            found = 0
+            images = 0
             for number in dict.fromkeys(numbers):
                 row = self._database.execute(
                     "SELECT file, result, model FROM verdicts WHERE id = ?", (number,)
@@ -218,7 +218,7 @@ class Storage:
                 if row is None:
                     continue
                 file, result, model = row
-                found += 1
+                images += 1
                 if name is None:
                     corrections.pop(file, None)
                     continue
@@ -226,7 +226,7 @@ class Storage:
                 said = json.loads(result).get("label", "")
                 corrections[file] = Correction(file, name, said, model, digest)
             self._write(corrections)
-            return found
+            return images
 
     def corrections(self, model: str | None = None) -> list[Correction]:
         """Return what people said of images, of all models or of one, by the number of the image."""

@@ -148,12 +148,12 @@ def grouped(model: str, folder: Path, files: Sequence[str]) -> Grouped:
     paths = [path for file in files if (path := folder / IMAGES / file).exists()]
     if not paths:
         return Grouped([], [])
-    found = group(model, paths, skip_bad=True)
+    result = group(model, paths, skip_bad=True)
     groups = [
         (each.name, [int(Path(member.path).stem) for member in each.members], each.nearest)
-        for each in found.groups
+        for each in result.groups
     ]
-    return Grouped(groups, [int(Path(single.path).stem) for single in found.singles])
+    return Grouped(groups, [int(Path(single.path).stem) for single in result.singles])
 
 
 class BusyError(Exception):

@@ -185,6 +185,8 @@ class Served:
         while self._users:
             await asyncio.sleep(0.02)
         await self.close()
+        self.networks = ()  # what it was started with stays known, its weights don't stay in memory
+        del self.queue
 
     async def close(self) -> None:
         """End its threads and processes, after what waits; only the first call does something."""

@@ -206,7 +206,7 @@ class Errand:
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
             in_time = connection.poll(ERRAND_SECONDS)
-            found = pickle.loads(connection.recv_bytes()) if in_time else None
+            answer = pickle.loads(connection.recv_bytes()) if in_time else None
         except (EOFError, OSError) as error:
             raise CandidError("The process for it has ended: free some memory, then try again.") from error
         finally:
@@ -216,9 +216,9 @@ class Errand:
             self._process = None
         if not in_time:
             raise CandidError(f"It took longer than {ERRAND_SECONDS:g} s, so it was ended.")
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @contextmanager
