@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array, as_array, digest, header_of, tensors_of
+from candid._support.text import without_controls
 
 TEMPORARY = ".writing-"
 ANY_NAME = "surrogateescape"
@@ -189,7 +190,9 @@ def remove_unfinished(folder: Path, older: float = 0) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file, whole or not at all; in tables and pages control characters are written out."""
+    if path.suffix in (".csv", ".html"):
+        text = without_controls(text)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
 

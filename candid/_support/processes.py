@@ -1,6 +1,7 @@
 """Processes, devices and signals: what surrounds a training run or a pass over a data set."""
 
 import atexit
+import importlib
 import os
 import signal
 import sys
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overlo
 from candid._support.errors import CandidError, require_extra
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from lightning_fabric import Fabric
 
+SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What a terminal and a supervisor send to all processes of a command."""
+Started: TypeAlias = tuple[Any, Any]
+"""The connection to a process, and the process."""
 T = TypeVar("T")
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """Names of glibc's mallopt."""
@@ -190,8 +197,95 @@ def first_error(processes: Processes, error: CandidError | None) -> CandidError 
     return next((e for e in errors if e is not None), None)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return SIGTERM, and SIGHUP, which a terminal sends when it is closed, unless it is ignored (nohup)."""
+    hang_up = getattr(signal, "SIGHUP", None)
+    if hang_up is None or signal.getsignal(hang_up) is signal.SIG_IGN:
+        return [signal.SIGTERM]
+    return [signal.SIGTERM, hang_up]
+
+
+@contextmanager
+def started_ahead(module: str, function: str, wanted: bool) -> Iterator[list[Started]]:
+    """Start a process before it is needed; who takes it out of the list ends it."""
+    ahead = [start_process(module, function)] if wanted else []
+    try:
+        yield ahead
+    finally:
+        for connection, process in ahead:
+            connection.close()
+            process.kill()
+            process.join()
+
+
+def start_process(module: str, function: str) -> Started:
+    """Start a process that calls ``module.function(connection)``, and return the other end of the connection.
+
+    Its messages go where those of this process go. It gets no signals: this process decides when it ends.
+    """
+    import multiprocessing
+    from multiprocessing.connection import Connection
+
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    errors = os.dup(_descriptor(sys.stderr) or 2)
+    with Connection(errors, readable=False) as messages:  # of all objects, these hand a descriptor on
+        process = context.Process(target=_called, args=(there, messages, module, function), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()
+    return here, process
+
+
+def _called(connection: "Connection", messages: "Connection", module: str, function: str) -> None:
+    write_errors_to(os.dup(messages.fileno()))
+    getattr(importlib.import_module(module), function)(connection)
+
+
+@contextmanager
+def silent_libraries() -> Iterator[None]:
+    """Let what libraries write to descriptor 2 go nowhere; Python's own messages go where they went before.
+
+    libtiff writes a line for each error in a file, past ``logging`` and ``warnings``.
+    """
+    stream = sys.stderr
+    copy = os.dup(2)
+    with os.fdopen(os.dup(copy), "w", buffering=1, errors="backslashreplace") as kept:
+        try:
+            if _descriptor(stream) == 2:
+                sys.stderr = kept
+            _silence()
+            yield
+        finally:
+            os.dup2(copy, 2)
+            os.close(copy)
+            sys.stderr = stream
+
+
+def write_errors_to(descriptor: int) -> None:
+    """Let Python's own messages go there, and what libraries write to descriptor 2 nowhere, until the end."""
+    sys.stderr = os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace")
+    _silence()
+
+
+def _silence() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return None
+
+
 class StopFlag:
-    """Set by the first SIGTERM or Ctrl-C; a second Ctrl-C interrupts at once."""
+    """Set by the first SIGTERM, SIGHUP or Ctrl-C; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -204,12 +298,12 @@ class StopFlag:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[StopFlag]:
-    """Let SIGTERM and Ctrl-C set a flag instead of ending the process."""
+    """Let SIGTERM, SIGHUP and Ctrl-C set a flag instead of ending the process."""
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, flag) for number in (*ending_signals(), signal.SIGINT)}
     try:
         yield flag
     finally:

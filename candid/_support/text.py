@@ -149,6 +149,15 @@ def printable(text: str, breaks: bool = True) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
+def without_controls(text: str) -> str:
+    r"""Return ``text`` with control characters written out, except line breaks and tabs.
+
+    >>> without_controls("cat\x1b[2J\x07.jpg\n")
+    'cat\\x1b[2J\\x07.jpg\n'
+    """
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda c: c[0].encode("unicode_escape").decode(), text)
+
+
 def named_pairs(
     values: Iterable[str], flag: str, form: str = "NAME=PATH", alone: Iterable[str] = ()
 ) -> dict[str, str]:
@@ -206,12 +215,15 @@ def as_csv(rows: Iterable[Sequence[object]]) -> str:
 
 
 def no_formula(cell: object) -> object:
-    """Put a ' before text that a spreadsheet would run; numbers stay as they are.
+    """Put a ' before text that a spreadsheet would run, write out control characters; numbers stay.
 
     >>> no_formula("=1+2"), no_formula("-0.5"), no_formula("cat")
     ("'=1+2", '-0.5', 'cat')
     """
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(cell, str):
+        return cell
+    cell = without_controls(cell)
+    if not cell.startswith(("=", "+", "-", "@", "\t")):
         return cell
     try:
         float(cell)

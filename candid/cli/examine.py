@@ -256,6 +256,8 @@ def _model_and_images(first: str, others: list[str]) -> tuple[str, list[str]]:
     """
     path = Path(first)
     named = is_model(first) or path.suffix.lower() in MODEL_FILES
+    if not named and others and (path / "config.toml").is_file():
+        raise CandidError(f"The training in '{first}' has ended before it had a model: run it again.")
     if not named and (path.exists() or glob.has_magic(first)):
         return zoo.DEFAULT, [first, *others]
     if not others:

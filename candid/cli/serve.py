@@ -6,6 +6,7 @@ from typing import Annotated
 
 from candid._support.errors import CandidError
 from candid._support.options import Option
+from candid._support.processes import started_ahead
 from candid.cli.app import MODEL_HELP, command
 from candid.models.zoo import DEFAULT
 from candid.serve import Limits, ServeOptions
@@ -23,16 +24,20 @@ def serve(models: Models = None, /, *, options: ServeOptions, limits: Limits) ->
     no image unless --store says so. It watches the images that it judges for drift. SIGTERM or Ctrl-C ends it
     after it has answered every accepted request.
     """
-    try:
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-        from fastapi import FastAPI  # noqa: F401
-    except ImportError as error:
-        raise CandidError(
-            "The server needs packages that are missing: pip install 'candid-vision[web]'."
-        ) from error
-
-    from candid.serve.server import serve as run
-
     token = options.token if options.token is not None else os.environ.get("CANDID_TOKEN")
-    run(models or [DEFAULT], replace(options, token=token), limits, lambda line: print(line, flush=True))
+    with started_ahead(
+        "candid.serve.worker", "work", options.workers != 0
+    ) as ahead:  # while this one imports
+        try:
+            import python_multipart  # noqa: F401
+            import uvicorn  # noqa: F401
+            from fastapi import FastAPI  # noqa: F401
+        except ImportError as error:
+            raise CandidError(
+                "The server needs packages that are missing: pip install 'candid-vision[web]'."
+            ) from error
+
+        from candid.serve.server import serve as run
+
+        chosen = replace(options, token=token)
+        run(models or [DEFAULT], chosen, limits, lambda line: print(line, flush=True), ahead)

@@ -1,6 +1,7 @@
 """Image files or bytes to 8-bit arrays as a model sees them, and 8-bit arrays to PNG."""
 
 import math
+import stat
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,11 @@ from candid._support.randomness import draws
 from candid.data import Crop
 from candid.data.crops import Box, published_ten_crops, random_box
 
-EXTENSIONS = frozenset(
-    [".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"]
-)
+TYPES = ".avif .bmp .gif .heic .heif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp"
+EXTENSIONS = frozenset(TYPES.split())
 PIL_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The only decoders of PIL that a file reaches."""
-NAMES = "PNG, JPEG, HEIC, WebP, GIF, BMP, TIFF or PPM"
+NAMES = "PNG, JPEG, HEIC, AVIF, WebP, GIF, BMP, TIFF or PPM"
 LARGEST = 89_478_485
 """The largest number of pixels of an image. PIL warns above it and refuses twice as many."""
 MODES = {1: "L", 3: "RGB"}
@@ -125,7 +125,18 @@ def check_file(path: Path) -> None:
     decode(path, 3, (1, 1), lambda width, height: (0, 0, width, height))
 
 
+def is_special(path: Path) -> bool:
+    """Return whether it is a pipe, a device or a socket: to open it could take forever."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return any(kind(mode) for kind in (stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISSOCK))
+
+
 def _file(source: Source) -> BinaryIO:
+    if isinstance(source, Path) and is_special(source):
+        raise BadImageError("it is a pipe, a device or a socket, not a file")
     try:
         if isinstance(source, BytesIO):
             return source
@@ -135,15 +146,27 @@ def _file(source: Source) -> BinaryIO:
 
 
 def _formats(file: BinaryIO) -> tuple[str, ...]:
-    """Return the decoders that a file may reach; that of HEIC is loaded only for such a file."""
-    is_heic = file.read(12)[4:] in (b"ftypheic", b"ftypheix", b"ftypmif1")
+    """Return the decoders that a file may reach; those of HEIC and AVIF are loaded only for such files."""
+    kind = file.read(12)[4:]
     file.seek(0)
-    if not is_heic:
+    if kind in (b"ftypavif", b"ftypavis"):
+        if not _reads_avif():
+            raise BadImageError("it is an AVIF, which needs Pillow 11.3 or newer; as PNG it can be used")
+        return ("AVIF",)
+    if kind not in (b"ftypheic", b"ftypheix", b"ftypmif1"):
         return PIL_FORMATS
     from pi_heif import register_heif_opener
 
     register_heif_opener()
     return ("HEIF",)
+
+
+def _reads_avif() -> bool:
+    try:
+        from PIL import AvifImagePlugin
+    except ImportError:  # before Pillow 11.3
+        return False
+    return bool(AvifImagePlugin.SUPPORTED)
 
 
 def opened(file: BinaryIO) -> Image.Image:

@@ -21,8 +21,12 @@ TILES = 10_000
 """Tiles or strips of an image."""
 SLOW_PIXELS, SLOW_BYTES = 250_000, 1_000_000
 """Largest image and file for PIL's decoders in Python: they take about 2 microseconds for each pixel."""
+FAX = ("group3", "group4", "tiff_ccitt")
+"""Codings of black and white pages, of which a few kB can be decoded for as long as a photo of megapixels."""
 SECONDS, SECONDS_PER_PIXEL = 1.0, 2e-7
 """CPU time to read a header, and to decode the rest: ten times of what any usual file takes."""
+HOLE, LAST = bytes(64), 4
+"""Zero bytes that are no data of a photo, and zero bytes with which the data may end."""
 FILLER = bytes(range(1, 255)) * 16
 
 
@@ -35,7 +39,7 @@ def decode_upload(content: bytes, preprocessing: Preprocessing, max_pixels: int)
     """
     kept: list[Image.Image] = []
     decoded: Array = _decoded(content, max_pixels, kept, partial(decode_as, preprocessing=preprocessing))
-    if kept[0].format == "JPEG" and not _is_whole(content, kept[0]):
+    if kept[0].format == "JPEG" and not (_has_no_hole(content) and _is_whole(content, kept[0])):
         raise BadImageError("it is incomplete, a part of its pixels is missing")
     return decoded
 
@@ -126,6 +130,8 @@ def _check(image: Image.Image, max_pixels: int, size: int) -> None:
         )
     if not isinstance(image, TiffImageFile):
         return
+    if image.info.get("compression") in FAX:
+        raise BadImageError("it is a TIFF in the coding of fax machines (CCITT); as PNG it can be used")
     try:  # a TIFF's tile is decoded whole, however small the image is
         tile = int(image.tag_v2.get(TILEWIDTH, 0)) * int(image.tag_v2.get(TILELENGTH, 0))
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -164,6 +170,41 @@ def _jpeg_end(content: bytes) -> int:
     raise BadImageError("it is incomplete, its end is missing")
 
 
+def _has_no_hole(content: bytes) -> bool:
+    """Return whether the only scan of a usual JPEG has no long run of zero bytes that no encoder writes.
+
+    Where zero bits mean a flat area, such a run is possible. In the usual codes they mean blocks whose
+    coefficients are all -1.
+    """
+    start = _scan_start(content)
+    if start is None:
+        return True
+    scan = content[start : _jpeg_end(content)]
+    body = scan.rstrip(b"\0\xff")
+    if HOLE in body:
+        return False
+    return len(scan) - len(body) < len(HOLE) or _has_all_pixels(content[: start + len(body) + LAST])
+
+
+def _scan_start(content: bytes) -> int | None:
+    """Return where the scan of a sequential JPEG begins; None if zero bytes may mean a flat area."""
+    at, first = 2, {}
+    while content[at : at + 1] == b"\xff" and at + 4 <= len(content):
+        kind, size = content[at + 1], int.from_bytes(content[at + 2 : at + 4], "big")
+        segment = content[at + 4 : at + 2 + size]
+        if 0xC2 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # progressive, lossless, arithmetic
+            return None
+        while kind == 0xC4 and len(segment) > 17:  # tables of codes: the first symbol is that of zero bits
+            first[segment[0]] = segment[17]
+            segment = segment[17 + sum(segment[1:17]) :]
+        if kind == 0xDA:
+            tables = segment[2 : 2 + 2 * segment[0] : 2] if segment else b""
+            used = [part for both in tables for part in (both >> 4, 16 | both & 15)]
+            return at + 2 + size if any(first.get(each, 0) for each in used) else None
+        at += 2 + size
+    return None
+
+
 def _is_progressive(image: Image.Image) -> bool:
     return bool(image.info.get("progressive"))
 
@@ -178,7 +219,10 @@ def _is_whole(content: bytes, image: Image.Image) -> bool:
     levels = last if isinstance(last, tuple) else (last,)
     if not _is_progressive(image) and not all(abs(float(level or 0) - 128) <= 1 for level in levels):
         return True
-    data = content[: _jpeg_end(content)].rstrip(b"\xff")  # the first half of a marker
+    return _has_all_pixels(content[: _jpeg_end(content)].rstrip(b"\xff"))  # the first half of a marker
+
+
+def _has_all_pixels(data: bytes) -> bool:
     plain, filled = (_half(data + filler + END) for filler in (b"", FILLER))
     return ImageChops.difference(plain, filled).getbbox() is None
 

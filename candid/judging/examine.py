@@ -18,7 +18,15 @@ from candid._support.numbers import Array, use_threads
 from candid._support.options import build
 from candid._support.text import natural
 from candid.data.formats import images_in
-from candid.data.images import BadImageError, Preprocessing, decode_as, path_of, preprocess_image, to_float
+from candid.data.images import (
+    BadImageError,
+    Preprocessing,
+    decode_as,
+    is_special,
+    path_of,
+    preprocess_image,
+    to_float,
+)
 from candid.judging.held_out import HeldOut, measures_for, needed
 from candid.judging.watched import WatchedScore
 from candid.models import checkpoint
@@ -156,6 +164,8 @@ def image_paths(sources: Sequence[str]) -> list[Path]:
             raise CandidError(f"There is no image, folder or match for '{source}': check the name.")
         if not files:
             raise CandidError(f"'{source}' has no images: name a folder with some.")
+        if special := next((file for file in files if is_special(file)), None):
+            raise CandidError(f"'{special}' is a pipe, a device or a socket: name image files.")
         paths |= dict.fromkeys(files)
     return list(paths)
 

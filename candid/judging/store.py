@@ -6,6 +6,7 @@ import logging
 import re
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ BEGINNINGS = {
     b"MM\0*": "tif",
     b"RIFF": "webp",
 }
-OTHERS = ("heic", "ppm")
+OTHERS = ("heic", "ppm", "avif")
 NAME = re.compile(rf"(\d{{9,}})\.(?:{'|'.join({*BEGINNINGS.values(), *OTHERS})})")
 """The names of stored images."""
 
@@ -115,6 +116,14 @@ def class_name(text: str) -> str:
     return name
 
 
+class _Orphan(NamedTuple):
+    """A stored image without a record."""
+
+    number: int
+    file: str
+    bytes: int
+
+
 class Storage:
     """What a server stores; any thread may use it.
 
@@ -128,6 +137,9 @@ class Storage:
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most = folder, most
         self._lock, self._trouble = threading.Lock(), False
+        self._bytes, self._highest = 0, 0
+        """Of all images, and the highest number of one when this began or that was given since."""
+        self._orphans: deque[_Orphan] = deque()
         try:
             (folder / IMAGES).mkdir(parents=True, exist_ok=True)
             if not (folder / RECORDS).exists() and any((folder / IMAGES).iterdir()):
@@ -152,12 +164,15 @@ class Storage:
         """Store one image and what a model said of it; return its file, or None if it can't be stored."""
         with self._lock:
             try:
-                file = f"{1 + self._last():09d}.{_ending(content)}"
+                number = 1 + max(self._last(), self._highest)
+                file = f"{number:09d}.{_ending(content)}"
                 with replacing(self.folder / IMAGES / file) as temporary:
                     temporary.write_bytes(content)
-                row = file, len(content), kind, result, model
+                self._highest = number
+                row = number, file, len(content), kind, result, model
                 self._database.execute(
-                    "INSERT INTO verdicts (file, bytes, kind, result, model) VALUES (?, ?, ?, ?, ?)", row
+                    "INSERT INTO verdicts (id, file, bytes, kind, result, model) VALUES (?, ?, ?, ?, ?, ?)",
+                    row,
                 )
                 self._bytes += len(content)
                 self._remove_oldest()
@@ -245,12 +260,17 @@ class Storage:
             self._database.close()
 
     def _remove_oldest(self) -> None:
-        """Remove images until the others fit, records first: a start removes files without a record."""
+        """Remove images until the others fit, records first: what is left of a killed process is a file."""
         while self._bytes > self.most:
             rows = self._database.execute(
                 "SELECT id, file, bytes FROM verdicts ORDER BY id LIMIT ?", (1 + len(self._corrections),)
             ).fetchall()
             oldest = next((row for row in rows if row[1] not in self._corrections), None)
+            if self._orphans and (oldest is None or self._orphans[0].number <= oldest[0]):
+                orphan = self._orphans.popleft()
+                self._bytes -= orphan.bytes
+                (self.folder / IMAGES / orphan.file).unlink(missing_ok=True)
+                continue
             if oldest is None:
                 return
             number, file, size = oldest
@@ -259,24 +279,35 @@ class Storage:
             (self.folder / IMAGES / file).unlink(missing_ok=True)
 
     def _repair(self) -> None:
-        """Remove what a killed process left: files without a record, and records without a file."""
+        """Remove what a killed process left half-written, and records without a file.
+
+        A file without a record is left of a killed process, or its record was lost in a power cut, or because
+        a copy of the folder has no write-ahead log. It counts as any other one, and is removed by its age.
+        """
         remove_unfinished(self.folder / IMAGES)
         known = {file: number for number, file in self._database.execute("SELECT id, file FROM verdicts")}
         there = {path.name for path in (self.folder / IMAGES).iterdir()}
-        last = self._last()
-        for file in there - known.keys():
-            ours = NAME.fullmatch(file)
-            if ours is not None and int(ours[1]) <= last:
-                (self.folder / IMAGES / file).unlink(missing_ok=True)
+        self._highest = max((int(ours[1]) for ours in map(NAME.fullmatch, there) if ours), default=0)
         lost = [(known[file],) for file in known.keys() - there]
         self._database.executemany("DELETE FROM verdicts WHERE id = ?", lost)
-        if gone := self._corrections.keys() - (known.keys() & there):
+        if gone := self._corrections.keys() - there:
             self._write({file: each for file, each in self._corrections.items() if file not in gone})
+        orphans = [
+            _Orphan(int(ours[1]), file, (self.folder / IMAGES / file).stat().st_size)
+            for file in there - known.keys()
+            if (ours := NAME.fullmatch(file))
+        ]
+        if orphans:
+            log.warning(
+                "%d images in '%s' have no record: they are removed by their age.", len(orphans), self.folder
+            )
         self._bytes = self._number("SELECT coalesce(sum(bytes), 0) FROM verdicts")
+        self._bytes += sum(each.bytes for each in orphans)
+        self._orphans = deque(sorted(each for each in orphans if each.file not in self._corrections))
         self._remove_oldest()
 
     def _last(self) -> int:
-        """Return the highest number that an image ever had; 0 if there was none."""
+        """Return the highest number that a record ever had; 0 if there was none."""
         return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence")
 
     def _number(self, query: str) -> int:
@@ -285,5 +316,5 @@ class Storage:
 
 def _ending(content: bytes) -> str:
     if content[4:8] == b"ftyp":
-        return OTHERS[0]
+        return OTHERS[2 if content[8:11] == b"avi" else 0]
     return next((ending for start, ending in BEGINNINGS.items() if content.startswith(start)), OTHERS[1])

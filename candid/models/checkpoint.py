@@ -125,6 +125,12 @@ def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
     if held_out and record.get("held_out") is not None:
         model.held_out = read_part(folder, "held_out", record["held_out"])
         if FINGERPRINT in model.held_out and not scores_belong(model):
+            made_by = str(record.get("library_version"))[:20]
+            if made_by != __version__:
+                raise CheckpointError(
+                    f"The model in '{folder}' was made by version {made_by}, and this one ({__version__}) "
+                    "computes another digest of it: measure held-out scores again with 'candid calibrate'."
+                )
             raise CheckpointError(
                 f"The held-out scores in '{folder}' were measured with a different model (its weights, "
                 "configuration, classes or preprocessing): calibrate it again with 'candid calibrate'."

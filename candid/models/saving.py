@@ -77,7 +77,24 @@ def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
     remove_unfinished(folder)
 
 
-def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path:
+def record_hash(folder: Path) -> str:
+    """Return a hash of the record in a folder, which names everything else there; "" if there is none."""
+    try:
+        return file_hash(folder / RECORD)
+    except OSError:
+        return ""
+
+
+def check_unchanged(folder: Path, expected: str | None) -> None:
+    """Raise an error if the model in a folder is another one than ``expected``, its earlier record hash."""
+    if expected is not None and record_hash(folder) != expected:
+        raise CheckpointError(
+            f"Another process has saved a model in '{folder}' in the meantime, and this one is not saved: "
+            "look at that model, then run the command again, or choose another folder."
+        )
+
+
+def save(model: Model, path: str | os.PathLike[str], half: bool = False, expected: str | None = None) -> Path:
     """Write ``model`` into the folder ``path``; a model there is replaced only once this one is whole.
 
     One process saves to a folder at a time; another one waits.
@@ -88,6 +105,8 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         path: the folder.
         half: whether to store the network's matrices and kernels in half precision. That halves the file and
             rounds them, so held-out scores are left out, too. Class means stay exact.
+        expected: :func:`record_hash` of the folder when the work began; if another process has saved a model
+            there since, it stays, and an error says so.
 
     Returns:
         The folder.
@@ -131,6 +150,7 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False) -> Path
         scores = {}
     parts = {"weights": weights, "held_out": scores, "thumbnails": model.thumbnails}
     with saving(folder):
+        check_unchanged(folder, expected)
         write_parts(folder, record, parts)
     return folder
 

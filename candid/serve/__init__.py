@@ -1,5 +1,6 @@
 """The options of a server: where it listens, and what it refuses before it looks any closer."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,9 +30,23 @@ class Limits:
         int, Option("Largest image; decoding takes up to 21 bytes per pixel.", least=1, most=PIXELS)
     ] = 52_000_000
     timeout: Annotated[float, Option("Seconds until a request must be answered.", above=0, below=1e6)] = 30
+    allow_host: Annotated[
+        tuple[str, ...],
+        Option(
+            "Host names that clients may use without a token, besides the addresses and the name of this "
+            "machine.",
+            metavar="NAME,...",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in self.allow_host:
+            if not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", name):
+                raise CandidError(
+                    f"'{name}' is no host name: give --allow-host a name such as photos.example, without "
+                    "http:// and port."
+                )
 
     @property
     def max_bytes(self) -> int:

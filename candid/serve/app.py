@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from fastapi import FastAPI, File, Form, Query, Request, Response, Security, UploadFile
@@ -51,7 +53,7 @@ ADDRESSES = {
 PUBLIC = frozenset(ADDRESSES.values()) | {"/healthz", "/openapi.json"}
 """What needs no token: the page without what it shows, whether the server runs, and what it can be asked."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-WORK_PROBLEMS = (400, 403, 404, 408, 413, 422, 429, 500, 503)
+WORK_PROBLEMS = (400, 403, 404, 408, 413, 415, 422, 429, 500, 503)
 MEANINGS = {
     400: "The body is not what its header says.",
     401: "The token is missing or wrong.",
@@ -60,6 +62,7 @@ MEANINGS = {
     408: "The request came too slowly.",
     409: "The server teaches, groups or loads a model already.",
     413: "The request is too large.",
+    415: "The body has a Content-Encoding.",
     422: "A field is missing or wrong.",
     429: "Too many requests wait already; the header Retry-After says when to ask again.",
     500: "Something went wrong on the server.",
@@ -114,6 +117,7 @@ class _Api:
             lifespan=self._lifespan,
         )
         MultiPartParser.spool_max_size = 0  # bodies are in memory already: nothing is written to a file
+        MultiPartParser.on_header_end = _header_end  # type: ignore[assignment, method-assign]
         for kind in (RequestValidationError, HTTPException, Exception):
             self.app.add_exception_handler(kind, _problem)
         security = [] if token is None else [Security(HTTPBearer(auto_error=False))]
@@ -235,6 +239,9 @@ class _Api:
             """Whether the server takes requests."""
             if self.models.seconds_lost():
                 raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
+            late = 2 * self.limits.timeout
+            if self.turns.is_stuck(late) or any(each.queue.is_stuck(late) for each in self.models):
+                raise HTTPException(503, f"Nothing was decoded or judged for {late:g} s: start it again.")
             return schemas.HealthResponse(needs_token=secret)
 
         scraped = _problems(secret, 403, 500)
@@ -319,6 +326,22 @@ class _Api:
             return upload_as_jpeg(file.file.read(), self.limits.max_pixels, SHOWN)
         except BadImageError as error:
             raise HTTPException(422, unusable(_name(file), error).error) from error
+
+
+def _header_end(
+    parser: MultiPartParser,
+    end: Callable[[MultiPartParser], None] = MultiPartParser.on_header_end,
+) -> None:
+    """Turn a lone ``filename*`` into a ``filename``: the parser drops it, and then there is no file."""
+    value = bytes(parser._current_partial_header_value)
+    if b"filename*" in value and not re.search(rb";\s*filename=", value):
+        named = re.sub(rb";\s*filename\*=(?:[\w-]*'[\w-]*')?([^;\s]*)", _plain_name, value)
+        parser._current_partial_header_value = named
+    end(parser)
+
+
+def _plain_name(found: re.Match[bytes]) -> bytes:
+    return b'; filename="%b"' % unquote_to_bytes(found[1]).replace(b"\\", b"").replace(b'"', b"")
 
 
 class _Jpeg(Response):

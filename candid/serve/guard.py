@@ -7,6 +7,7 @@ import ipaddress
 import json
 import logging
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
@@ -170,6 +171,9 @@ class Guard:
         self.most_connections = 1000
         self._held = 0
         """Bytes of all bodies."""
+        own = socket.gethostname().lower()
+        self._hosts = {*LOOPBACK, own, f"{own}.local", *map(str.lower, limits.allow_host)}
+        """The names that lead here; the address of a connection is one, too."""
 
     @property
     def idle(self) -> bool:
@@ -228,6 +232,8 @@ class Guard:
         self, scope: Message, headers: dict[str, str], request: "_Request", answer: "_Answer"
     ) -> None:
         deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise _RefusedError(415, "encoding", "Send the request without Content-Encoding.")
         self._check_room(self.metrics.accepted)
         again = _again(await self._body(headers, request, deadline), request)
         if self.stopping:
@@ -246,11 +252,15 @@ class Guard:
 
     def _check_site(self, scope: Message, headers: dict[str, str]) -> None:
         """Refuse host names that were led here, and what pages of other sites ask."""
-        host, own = _host(headers.get("host", "")), scope["server"][0]
+        host, own = _host(headers.get("host", "")), scope["server"][0].partition("%")[0]
         name = re.sub(r":\d+$", "", host).rstrip(".")
-        if self.token is None and is_loopback(own) and name not in (*LOOPBACK, own):
-            sentence = "Without a token, this server answers to 127.0.0.1 and localhost alone."
+        if self.token is None and name not in self._hosts and name.strip("[]") != own:
+            sentence = (
+                "Without a token, this server answers to its own addresses and name alone (--allow-host)."
+            )
             raise _RefusedError(403, "host", sentence)
+        if any(sum(key == each for key, _ in scope["headers"]) > 1 for each in (b"origin", b"referer")):
+            raise _RefusedError(403, "site", "A request has one Origin and one Referer.")
         sites = [value for key, value in scope["headers"] if key == b"sec-fetch-site"]
         is_link = scope["path"] in self.addresses.pages and scope["method"] in ("GET", "HEAD")
         if sites:
@@ -258,7 +268,7 @@ class Guard:
             is_link &= len(sites) == 1 and headers.get("sec-fetch-mode") == "navigate"
         else:
             named = [headers[each] for each in ("origin", "referer") if each in headers]
-            foreign = any(_host(urlsplit(each).netloc) != host for each in named)
+            foreign = any(_site(each) != host for each in named)
             is_link &= "origin" not in headers
         if foreign and not is_link:
             raise _RefusedError(403, "site", "The page of another site can't ask this server: open its own.")
@@ -401,6 +411,14 @@ def is_loopback(address: str) -> bool:
 def _host(host: str) -> str:
     """Return a host with its port in the one way that they are compared; names have no case."""
     return re.sub(r":(80|443)?$", "", host.lower())
+
+
+def _site(address: str) -> str | None:
+    """Return the host that an address names; None if it is no address."""
+    try:
+        return _host(urlsplit(address).netloc)
+    except ValueError:  # such as 'http://['
+        return None
 
 
 def _headers(scope: Message) -> dict[str, str]:

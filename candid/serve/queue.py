@@ -32,6 +32,21 @@ class Threads:
     def __init__(self) -> None:
         self._changed, self._closed = threading.Condition(), False
         self._threads: list[threading.Thread] = []
+        self._began: dict[int, float] = {}
+        """When each thread that works began what it is at."""
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Return whether every thread has been at one thing for longer than this."""
+        began = [*self._began.values()]
+        return len(began) == len(self._threads) > 0 and max(began) < time.monotonic() - seconds
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._began[threading.get_ident()] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[threading.get_ident()]
 
     def _start(self, name: str, work: Sequence[Callable[[], None]]) -> None:
         self._threads = [threading.Thread(target=each, name=name, daemon=True) for each in work]
@@ -104,9 +119,13 @@ class Turns(Threads):
                 self._now = max(self._now, start)
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(job())
+                    with self._at_work():
+                        answer = job()
+                    future.set_result(answer)
                 except Exception as error:
                     future.set_exception(error)
+                else:
+                    del answer
             del job, future
 
 
@@ -205,7 +224,8 @@ class Queue(Threads, Generic[Network, Item, Answer]):
                 each for each in batch if each.future.running() or each.future.set_running_or_notify_cancel()
             ]
             try:
-                answers = self._answers(network, started)
+                with self._at_work():
+                    answers = self._answers(network, started)
             except LostError as error:
                 self._again(started, error.blame)
             else:

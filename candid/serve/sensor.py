@@ -289,7 +289,7 @@ def add_lesson_routes(
     """Add the addresses that correct and teach."""
     named = model_query(models, bool(security))
     asked: dict[str, Any] = {"responses": problems(403, 404, 422, 500, 503), "dependencies": security}
-    codes = (400, 403, 404, 408, 409, 413, 422, 429, 500, 503)
+    codes = (400, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503)
     done: dict[str, Any] = {"responses": problems(*codes), "dependencies": security}
 
     @app.get("/v1/lessons", **asked)

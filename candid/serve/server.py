@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from candid._support.errors import CandidError
+from candid._support.processes import Started, ending_signals, silent_libraries
 from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
@@ -165,7 +166,7 @@ class Server(uvicorn.Server):
             log.error("No connection can be accepted now: %s", context.get("exception"))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On SIGTERM and Ctrl-C."""
+        """On SIGTERM, SIGHUP and Ctrl-C."""
         if self.guard.stopping:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
@@ -188,9 +189,13 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    models: Sequence[str], options: ServeOptions, limits: Limits, ready: Callable[[str], object]
+    models: Sequence[str],
+    options: ServeOptions,
+    limits: Limits,
+    ready: Callable[[str], object],
+    ahead: list[Started] | None = None,
 ) -> None:
-    """Answer requests about models until SIGTERM or Ctrl-C.
+    """Answer requests about models until SIGTERM, SIGHUP or Ctrl-C.
 
     Args:
         models: model folders, run folders or names of bundled models; the first one answers those who name
@@ -198,14 +203,15 @@ def serve(
         options: where to listen, and how the networks run.
         limits: what is refused.
         ready: is called with one line once requests are answered.
+        ahead: processes for networks that were started already; they are taken out of the list.
     """
     return_memory()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd files; what matters is in their answers
     names = [short_name(Path(model)) for model in models]
     if len(names) != len(set(names)):
         raise CandidError(f"Two models have one name ({listed(names)}): rename a folder.")
-    opener = partial(_opened, options.workers, 2 * limits.timeout)
-    with listening(options.host, options.port) as sock, ExitStack() as stack:
+    opener = partial(_opened, [] if ahead is None else ahead, options.workers, 2 * limits.timeout)
+    with silent_libraries(), listening(options.host, options.port) as sock, ExitStack() as stack:
         sensor = Sensor.of(options)
         served = []
         for model, name in zip(models, names, strict=True):
@@ -219,6 +225,8 @@ def serve(
         guard = guarded_app(served, limits, options.token, sensor, opener)
         guard.most_connections = most_connections()
         server = Server(guard, lambda: ready(line))
+        for number in ending_signals():
+            stack.callback(signal.signal, number, signal.signal(number, server.handle_exit))
         server.run([sock])
     if server.gave_up:
         raise CandidError(
@@ -227,12 +235,15 @@ def serve(
         )
 
 
-def _opened(workers: int | None, patience: float, model: str, name: str) -> tuple[Networks, ExitStack]:
+def _opened(
+    ahead: list[Started], workers: int | None, patience: float, model: str, name: str
+) -> tuple[Networks, ExitStack]:
     """Load a model into processes of its own, or into this one."""
     if workers == 0:
         return opened_here(model, name)
     stack = ExitStack()
-    return stack.enter_context(working(model, name, workers, patience)), stack
+    started = ahead.pop() if ahead else None
+    return stack.enter_context(working(model, name, workers, patience, started)), stack
 
 
 def most_connections() -> int:

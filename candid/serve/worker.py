@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import pickle
-import signal
 import threading
 import time
 import traceback
@@ -17,11 +16,11 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.numbers import usable_cpus
+from candid._support.processes import Started, start_process
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST_SECONDS = 5.0
 """For a process to end by itself."""
 START_SECONDS = 120.0
@@ -44,16 +43,19 @@ class Worker:
         name: what users call the model.
         threads: how many threads the network may use.
         patience: seconds that an answer may take before the process is ended.
+        started: a process that was started already, to save time.
     """
 
-    def __init__(self, model: str, name: str, threads: int, patience: float) -> None:
+    def __init__(
+        self, model: str, name: str, threads: int, patience: float, started: Started | None = None
+    ) -> None:
         self._model, self._name, self._threads, self._patience = model, name, threads, patience
         self._description: Description | None = None
         self._loaded = False
         self._stopped = threading.Event()
         self.lost_since = time.monotonic()
         """When the process ended or began to start."""
-        self._start()
+        self._start(started)
 
     @property
     def ready(self) -> bool:
@@ -126,14 +128,9 @@ class Worker:
         self.process.kill()
         self.process.join()
 
-    def _start(self) -> None:
+    def _start(self, started: Started | None = None) -> None:
         """Start a process; :meth:`wait` tells it what to load: a process that ends at once blocks nothing."""
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other,), daemon=True)
-        with _without_signals():
-            self.process.start()
-        other.close()
+        self._connection, self.process = started or start_process(__name__, work.__name__)
 
     def _lose(self) -> None:
         """End the process: a late answer would be taken for that to the next question."""
@@ -196,13 +193,8 @@ class Errand:
             process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        context = multiprocessing.get_context("spawn")
-        connection, other = context.Pipe()
-        process = context.Process(target=_run_errand, args=(other,), daemon=True)
-        with _without_signals():
-            process.start()
+        connection, process = start_process(__name__, run_errand.__name__)
         self._process = process
-        other.close()
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
             in_time = connection.poll(ERRAND_SECONDS)
@@ -222,10 +214,12 @@ class Errand:
 
 
 @contextmanager
-def working(model: str, name: str, n: int | None = None, patience: float = 60.0) -> Iterator[list[Worker]]:
-    """Start ``n`` workers that share the cores, by default as many as suit the model."""
+def working(
+    model: str, name: str, n: int | None = None, patience: float = 60.0, started: Started | None = None
+) -> Iterator[list[Worker]]:
+    """Start ``n`` workers that share the cores, by default as many as suit the model; one may be started."""
     cpus = usable_cpus()
-    workers = [Worker(model, name, max(1, cpus // (n or 1)), patience)]
+    workers = [Worker(model, name, max(1, cpus // (n or 1)), patience, started)]
     try:
         workers[0].wait()
         n = n or workers[0].description.workers
@@ -244,17 +238,7 @@ def working(model: str, name: str, n: int | None = None, patience: float = 60.0)
             worker.join()
 
 
-@contextmanager
-def _without_signals() -> Iterator[None]:
-    """A process that is started now gets none: who started it decides when it ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _work(connection: Connection) -> None:
+def work(connection: Connection) -> None:
     """Answer until the other side is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # closed
@@ -276,7 +260,7 @@ def _work(connection: Connection) -> None:
             connection.send_bytes(_packed(answer))
 
 
-def _run_errand(connection: Connection) -> None:
+def run_errand(connection: Connection) -> None:
     """Answer one call."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):

@@ -81,6 +81,7 @@ def adopt(
         'espresso'
     """
     chosen, data = build(AdoptOptions, options), os.fspath(images)
+    earlier = None if out is None else saving.record_hash(Path(out))
     processes = launch(chosen.devices, network=False)
     progress = progress if processes.is_global_zero else SILENT
     adopted = AdoptedModel.of(open_softmax(model, _names(chosen.class_names)))
@@ -103,7 +104,7 @@ def adopt(
     else:
         progress.log(f"no p-values: {count} images were held out, at least {FEWEST_IMAGES} are needed")
     if out is not None:
-        saving.save(adopted, out)
+        saving.save(adopted, out, expected=earlier)
     return adopted
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.progress import Progress
-from candid._support.text import as_csv, listed, percent
+from candid._support.text import as_csv, listed, percent, without_controls
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
 from candid.models import checkpoint
@@ -59,7 +59,7 @@ def used(parts: dict[str, Split], class_names: Sequence[str], data: str) -> list
     """Return the photos of a training; none of tar shards, whose photos are no files."""
     root = data if Path(data).is_dir() else os.curdir
     return [
-        Used(name, class_names[y], os.path.relpath(path, root), digest.hex())
+        Used(name, class_names[y], without_controls(os.path.relpath(path, root)), digest.hex())
         for name, part in parts.items()
         if isinstance(part, FileSplit)
         for path, y, digest in zip(part.paths, part.labels.tolist(), part.digests(), strict=True)

@@ -2,8 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -193,15 +193,15 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
             f"No change was made to the model in '{folder}' since its training that could be undone: changes "
             "with --out leave the model before them in its own folder."
         )
+    expected = saving.record_hash(folder)
     current, before = checkpoint.load(folder), checkpoint.load(kept[-1])
     before.metadata = dict(before.metadata)
     undone = changes_of(current)[-1]["text"] if changes_of(current) else "the latest change"
     entry = _entry("undo", f"undid: {undone}")
     before.metadata[CHANGES] = [*changes_of(current), entry]
-    saving.save(before, folder)
-    shutil.rmtree(kept[-1])
-    with suppress(OSError):  # it has others
-        (folder / EARLIER).rmdir()
+    with _changing(folder):
+        saving.save(before, folder, expected=expected)
+        shutil.rmtree(kept[-1])
     progress.log(entry["text"])
     return checkpoint.load(folder)
 
@@ -293,6 +293,8 @@ class Target(NamedTuple):
     folder: Path
     in_place: bool
     """Whether the model that it was made from is there, and is kept for :func:`undo`."""
+    expected: str
+    """The hash of its record when the change began."""
 
 
 def target_of(model: Any, out: str | os.PathLike[str] | None) -> Target | None:
@@ -305,23 +307,39 @@ def target_of(model: Any, out: str | os.PathLike[str] | None) -> Target | None:
         return None
     folder = Path(out)
     if isinstance(model, str | os.PathLike) and os.fspath(model) == os.fspath(out):
-        return Target(checkpoint.own_folder(model), True)
+        folder = checkpoint.own_folder(model)
+        return Target(folder, True, saving.record_hash(folder))
     if (folder / checkpoint.RECORD).exists() or (folder / checkpoint.RUN).exists():
         raise CandidError(f"'{folder}' already has a model: choose another --out.")
-    return Target(folder, False)
+    return Target(folder, False, "")
 
 
 def save_change(made: PhotoModel, target: Target | None, before: PhotoModel) -> None:
     """Save a changed model; one that it replaces is kept for :func:`undo`."""
     if target is None:
         return
-    if target.in_place:
+    if not target.in_place:
+        saving.save(made, target.folder, expected=target.expected)
+        return
+    with _changing(target.folder):
+        saving.check_unchanged(target.folder, target.expected)
         kept = _earlier(target.folder)
         number = int(kept[-1].name) + 1 if kept else 1
         saving.save(before, target.folder / EARLIER / str(number))
+        saving.save(made, target.folder, expected=target.expected)
         for old in kept[: max(0, len(kept) + 1 - MOST_EARLIER)]:
             shutil.rmtree(old)
-    saving.save(made, target.folder)
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the model in a folder, and store and remove the models before it."""
+    try:
+        with saving.saving(folder / EARLIER):
+            yield
+    finally:
+        with suppress(OSError):  # it has some
+            (folder / EARLIER).rmdir()
 
 
 def _earlier(folder: Path) -> list[Path]:

@@ -97,6 +97,7 @@ def refit(
     target = None if out is None else Path(out)
     if target is None and isinstance(model, str | os.PathLike):
         target = checkpoint.own_folder(model)
+    earlier = None if target is None else saving.record_hash(target)
     loaded = require(checkpoint.resolve(model), "geometry", "Refitting")
     if "mixture" not in loaded.can:
         raise CandidError(
@@ -113,7 +114,7 @@ def refit(
     if scores is not None:
         scores.attach(loaded)
         if target is not None:
-            saving.save(loaded, target)
+            saving.save(loaded, target, expected=earlier)
     return result
 
 

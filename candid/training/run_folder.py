@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candid._support.errors import CandidError, CheckpointError
-from candid._support.files import ANY_NAME, locked, replacing
+from candid._support.files import locked, replacing, write_text
 from candid._support.numbers import digest
 from candid._support.old_formats import NO_DIGEST, recorded_options
 from candid._support.options import from_dict, named_option
@@ -202,8 +202,8 @@ class RunFolder:
         return from_dict(TrainOptions, recorded_options(read_toml(self.path / "config.toml")))
 
     def write_text(self, name: str, text: str) -> None:
-        with self._saving(), replacing(self.path / name) as temporary:
-            temporary.write_text(text, encoding="utf-8", errors=ANY_NAME)
+        with self._saving():
+            write_text(text, self.path / name)
 
     def write_skipped(self, skipped: Sequence[str], what: str, progress: Progress) -> None:
         """List images that were left out, each with its reason, if there are any."""

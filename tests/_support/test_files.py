@@ -24,9 +24,10 @@ from candid._support.files import (
     system_error,
     write_sealed,
     write_tensors,
+    write_texts,
 )
 from candid._support.numbers import digest, tensors_of
-from candid._support.text import as_csv
+from candid._support.text import as_csv, html_page
 from tests.helpers import small_classifier
 from tests.training.runs import environment, small_config, train
 
@@ -178,3 +179,14 @@ def test_processes_on_one_machine_open_no_port_to_others(tmp_path: Path) -> None
     )
     found = set(done.stdout.split())
     assert done.returncode == 0 and found == {"0100007F"}, (found, done.stderr)
+
+
+def test_control_characters_never_reach_tables_and_pages(tmp_path: Path) -> None:
+    name = "a\x1b[31m\x07\r\x9b.jpg"
+    page = html_page(name, {name: ((name,), [])})
+    write_texts({"a.csv": as_csv([[name, "=1"]]), "a.html": page, "a.txt": name}, tmp_path)
+    for file in ("a.csv", "a.html"):
+        text = (tmp_path / file).read_bytes().decode()
+        assert all(c.isprintable() or c == "\n" for c in text), file
+        assert r"a\x1b[31m\x07\r\x9b.jpg" in text
+    assert (tmp_path / "a.txt").read_bytes().decode() == name  # names are read again from such files

@@ -23,6 +23,21 @@ SHOW = (
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS", threads.OURS)
 
 
+def test_only_pythons_own_messages_are_written() -> None:
+    code = """
+import logging, os, sys
+from candid._support.processes import silent_libraries
+with silent_libraries():
+    os.write(2, b"a library\\n")
+    logging.getLogger("candid.serve").warning("a message")
+    print("more", file=sys.stderr)
+os.write(2, b"the end\\n")
+print("as before", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "a message\nmore\nthe end\nas before\n"
+
+
 def found_with(script: str = SHOW, **settings: str) -> str:
     around = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = subprocess.run(

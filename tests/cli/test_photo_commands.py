@@ -185,3 +185,10 @@ def test_train_ends_with_the_next_commands_and_every_path_exists_as_printed(
     program, command, model, spec = shlex.split(line, comments=True)
     assert (program, model, spec) == ("candid", "my run", str(data))
     assert candid_command(command, model, spec, "--workers", "0").exit_code == 0
+
+
+def test_a_training_that_left_only_its_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("")
+    done = candid_command("examine", tmp_path / "mine", tmp_path)
+    assert "ended before it had a model" in str(done.exception)

@@ -1,3 +1,5 @@
+import os
+import socket
 import struct
 import zlib
 from io import BytesIO
@@ -7,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
+from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid.data.crops import Box
+from candid.data.formats import images_in
 from candid.data.images import (
     LARGEST,
+    NAMES,
     BadImageError,
     Preprocessing,
     check_file,
@@ -23,6 +28,7 @@ from candid.data.images import (
     resized,
     to_pil,
 )
+from candid.judging.examine import image_paths
 from tests.data.helpers import encoded, picture, pixels
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -107,6 +113,31 @@ def test_a_heic_photo_is_turned_upright_once() -> None:
     expected = np.array([[5, 232, 202], [2, 2, 198], [254, 233, 44], [248, 2, 39]])
     corners = np.stack([image[:, y, x] for y in (0, -1) for x in (0, -1)])
     assert abs(corners - expected).max() <= 12
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_an_avif_photo_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "photos" / "photo.avif"
+    path.parent.mkdir()
+    Image.new("RGB", (64, 48), (200, 30, 40)).save(path)
+    found = decode_as(path, Preprocessing(3, 16, 16))
+    assert np.abs(found.astype(int).mean((1, 2)) - (200, 30, 40)).max() < 4
+    assert images_in(path.parent) == [path] and "AVIF" in NAMES
+    monkeypatch.setattr("PIL.AvifImagePlugin.SUPPORTED", False)
+    with pytest.raises(BadImageError, match="Pillow 11.3"):
+        decode_as(path, Preprocessing(3, 16, 16))
+
+
+def test_pipes_and_sockets_are_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.jpg"))
+        for path in (tmp_path / "pipe.jpg", tmp_path / "socket.jpg", Path("/dev/zero")):
+            with pytest.raises(BadImageError, match="a pipe, a device or a socket"):
+                decode_as(path, Preprocessing(3, 16, 16))
+            for named in (str(path), str(path).replace(".jpg", ".j*")):
+                with pytest.raises(CandidError, match="name image files"):
+                    image_paths([named])
 
 
 def test_floating_point_images_are_refused() -> None:

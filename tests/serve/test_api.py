@@ -220,7 +220,7 @@ def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
         *("/healthz", "/metrics"),
     }
     codes = set(schema["paths"]["/v1/examine"]["post"]["responses"])
-    assert codes == {"200", "400", "403", "404", "408", "413", "422", "429", "500", "503"}
+    assert codes == {"200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "503"}
     form = schema["components"]["schemas"]["Body_counterfactual_v1_counterfactual_post"]
     assert form["properties"]["towards"]["enum"] == list(NAMES)
     assert "HTTPValidationError" not in json.dumps(schema)

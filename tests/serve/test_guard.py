@@ -1,5 +1,6 @@
 """A server that is left alone with everybody."""
 
+import asyncio
 import errno
 import json
 import logging
@@ -14,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from candid.serve import ServeOptions
-from candid.serve.app import NO_TELEMETRY, PUBLIC
-from candid.serve.guard import HEADERS
+from candid._support.errors import CandidError
+from candid.serve import Limits, ServeOptions
+from candid.serve.app import DECODERS, NO_TELEMETRY, PUBLIC
+from candid.serve.guard import HEADERS, Guard
 from candid.serve.schemas import ImageRequest
 from candid.serve.sensor import Sensor
 from candid.serve.service import Service
-from tests.serve.helpers import Running, huge_png, picture, running, until
+from tests.serve.helpers import Running, huge_png, multipart, picture, running, until
 from tests.serve.helpers import guarded as guarded_api
 
 
@@ -388,6 +390,96 @@ def test_any_loopback_address_is_guarded_against_such_names(service: Service, ow
     with running(service, host=own) as server:
         assert server.client.get("/v1/models").status_code == 200
         assert server.client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_a_server_in_which_nothing_is_answered_says_so(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_up(service, monkeypatch) as may, running(service, timeout=0.5) as server:
+        assert server.client.get("/healthz").status_code == 200
+        assert server.examine(picture()).status_code == 503
+        until(lambda: server.client.get("/healthz").status_code == 503)
+        may.set()
+        until(lambda: server.client.get("/healthz").status_code == 200)
+    may = threading.Event()
+    with running(service, timeout=0.5) as server, monkeypatch.context() as patch:
+        patch.setattr("candid.serve.app.decode_upload", lambda *_: may.wait(60))
+        assert [server.examine(picture()).status_code for _ in range(DECODERS)] == [503] * DECODERS
+        until(lambda: server.client.get("/healthz").status_code == 503)
+        may.set()
+        until(lambda: server.client.get("/healthz").status_code == 200)
+
+
+async def status_of(guard: Guard, own: str, *headers: tuple[str, str]) -> int:
+    """What a request to the address ``own`` of this machine gets."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/style.css",
+        "query_string": b"",
+        "server": (own, 8000),
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers]
+    await guard({**scope, "headers": encoded}, receive, send)
+    return int(sent[0]["status"])
+
+
+def test_names_that_lead_here_cant_ask_on_any_address(service: Service) -> None:
+    """As a browser asks after its resolver was told another address."""
+    own = {"192.0.2.2": "192.0.2.2:8000", "fe80::1%eth0": "[fe80::1]:8000"}
+    guard = guarded_api(service, allow_host=("Photos.example",))
+    for address, host in own.items():
+        names = {host: 200, "photos.example": 200, "localhost:8000": 200, socket.gethostname(): 200}
+        names |= {"evil.example": 403, "192.0.2.3": 403, "": 403, "192.0.2.2.evil.example": 403}
+        for name, status in names.items():
+            headers = ("host", name), ("origin", f"http://{name}"), ("sec-fetch-site", "same-origin")
+            assert asyncio.run(status_of(guard, address, *headers)) == status, (address, name)
+
+
+def test_an_allowed_host_is_a_name() -> None:
+    for wrong in ("http://photos.example", "photos.example:80", "a b", ""):
+        with pytest.raises(CandidError, match="no host name"):
+            Limits(allow_host=(wrong,))
+
+
+@pytest.mark.parametrize("name", ["origin", "referer"])
+def test_malformed_and_repeated_origins_are_refused(
+    server: Running, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for given in ("http://[", "http://[::1", "http://[x]/"):
+        assert server.client.get("/v1/models", headers={name: given}).status_code == 403, given
+    own = server.url + "/"
+    assert server.client.get("/v1/models", headers=[(name, own), (name, own)]).status_code == 403
+    assert server.client.get("/v1/models", headers={name: own}).status_code == 200
+    assert not caplog.records
+
+
+def test_compressed_requests_are_refused(server: Running) -> None:
+    body, headers = multipart(picture())
+    for encoding, status in (("gzip", 415), ("br, gzip", 415), ("identity", 200)):
+        given = {**headers, "content-encoding": encoding}
+        assert server.client.post("/v1/examine", content=body, headers=given).status_code == status
+
+
+def test_extended_file_names_are_read(server: Running) -> None:
+    body, headers = multipart(picture())
+    for given, name in (
+        (b"filename*=UTF-8''a%20caf%C3%A9.png", "a café.png"),
+        (b"filename*=a%22.png", "a.png"),
+        (b"filename=\"b.png\"; filename*=UTF-8''c.png", "b.png"),
+    ):
+        sent = body.replace(b'filename="0.png"', given)
+        answer = server.client.post("/v1/examine", content=sent, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["results"][0]["path"] == name
 
 
 def test_a_server_that_stops_answers_what_it_accepted_and_refuses_the_rest(

@@ -228,3 +228,40 @@ def test_a_request_has_a_budget_of_pixels(service: Service) -> None:
         ]
     assert [each["status"] for each in results] == ["judged"] * 10 + ["unusable"] * 2
     assert "send fewer images at a time" in results[-1]["error"]
+
+
+@pytest.mark.parametrize("coding", ["group3", "group4", "tiff_ccitt"])
+def test_fax_pages_are_refused_in_one_sentence(coding: str) -> None:
+    file = BytesIO()
+    Image.new("1", (64, 64)).save(file, "TIFF", compression=coding)
+    with pytest.raises(BadImageError, match="fax machines"):
+        decode_upload(file.getvalue(), Preprocessing(3, 16, 16), 10_000)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"subsampling": 0}])
+def test_a_jpeg_with_a_zeroed_part_is_incomplete(options: dict[str, Any]) -> None:
+    """Not where zero bits mean a flat area: then a hole can't be told from one cheaply."""
+    random = np.random.default_rng(0)
+    coarse = Image.fromarray(random.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((480, 320))
+    file = BytesIO()
+    coarse.save(file, "JPEG", quality=90, **options)
+    content = file.getvalue()
+    decode_upload(content, PREPROCESSING, 10**6)
+    start = content.rindex(SCAN) + 14
+    for share in (0.1, 0.5, 0.9):
+        at = start + int(share * (len(content) - 2 - start))
+        for length in (200, len(content)):
+            end = min(at + length, len(content) - 2)
+            damaged = content[:at] + bytes(end - at) + content[end:]
+            with pytest.raises(BadImageError, match="incomplete|damaged"):
+                decode_upload(damaged, PREPROCESSING, 10**6)
+
+
+@pytest.mark.parametrize("level", [0, 127, 128, 255])
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"quality": 5}, {"quality": 100}])
+def test_flat_jpegs_are_whole(level: int, options: dict[str, Any]) -> None:
+    file = BytesIO()
+    Image.new("RGB", (1600, 1200), (level, level, 255 - level)).save(file, "JPEG", **options)
+    decode_upload(file.getvalue(), PREPROCESSING, 10**7)
+    padded = file.getvalue()[:-2] + bytes(300) + file.getvalue()[-2:]
+    decode_upload(padded, PREPROCESSING, 10**7)

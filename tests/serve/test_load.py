@@ -10,12 +10,15 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from candid.data.uploads import decode_upload
 from candid.serve.schemas import ImageRequest
@@ -47,17 +50,34 @@ def served(saved: str, held_up: Path, *options: str) -> Iterator[tuple[subproces
             process.kill()
 
 
-def stop_in_the_middle(process: subprocess.Popen[str], address: str, held_up: Path) -> str:
-    """Send SIGTERM while six requests wait, check that all are answered, and return what it printed."""
+def damaged_tiff() -> bytes:
+    """A file about which libtiff writes to descriptor 2."""
+    file = BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(
+        file, "TIFF", compression="tiff_lzw"
+    )
+    content = file.getvalue()
+    return content[:200] + bytes(1800) + content[2000:]
+
+
+def stop_in_the_middle(
+    process: subprocess.Popen[str], address: str, held_up: Path, number: signal.Signals = signal.SIGTERM
+) -> str:
+    """Send a signal while six requests wait, check that all are answered, and return what it printed.
+
+    Nothing is written to standard error, also not by the library that decodes a damaged file.
+    """
     with (
         httpx.Client(base_url=address, timeout=120, trust_env=False) as client,
         ThreadPoolExecutor(6) as pool,
     ):
         assert client.get("/healthz").status_code == 200
+        damaged = client.post("/v1/examine", files={"file": damaged_tiff()}).json()["results"]
+        assert [each["status"] for each in damaged] == ["unusable"]
         held_up.touch()
         answers = [pool.submit(client.post, "/v1/examine", files={"file": picture(i)}) for i in range(6)]
         until(lambda: "candid_queue_length 6.0" in client.get("/metrics").text)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         until(lambda: client.get("/healthz").status_code == 503)
         assert client.post("/v1/examine", files={"file": picture()}).status_code == 503
         held_up.unlink()
@@ -124,4 +144,4 @@ def test_two_thousand_requests_from_32_clients_then_sigterm(
 def test_sigterm_is_obeyed_with_the_network_in_the_same_process(saved: str, tmp_path: Path) -> None:
     held_up = tmp_path / "held up"
     with served(saved, held_up, "--batch", "2", "--workers", "0") as (process, address):
-        assert int(stop_in_the_middle(process, address, held_up)) > 0
+        assert int(stop_in_the_middle(process, address, held_up, signal.SIGHUP)) > 0

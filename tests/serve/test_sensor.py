@@ -1,6 +1,7 @@
 """A server as a sensor: a watch that survives a restart, and storage that is bounded."""
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -170,9 +171,36 @@ def test_what_a_killed_process_left_is_repaired(tmp_path: Path) -> None:
         (tmp_path / IMAGES / name).write_text("of the user")
     again = Storage(tmp_path, 10**6)
     assert [each.file for each in again.last(9)] == [names[2], names[1]]
-    assert {path.name for path in (tmp_path / IMAGES).iterdir()} == {names[1], names[2], *own}
+    left = {names[1], names[2], "000000002.png", *own}
+    assert {path.name for path in (tmp_path / IMAGES).iterdir()} == left
     with pytest.raises(CandidError, match="another process uses it"):
         Storage(tmp_path, 10**6)
+    again.close()
+
+
+def test_numbers_never_repeat_after_records_were_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of a folder in use, without the write-ahead log; a power cut can lose the same records."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    storage = Storage(first, 1000)
+    names = [storage.add(b"BM" + bytes([i]) * 98, "novel", '{"label": "cat"}', "mine") for i in range(6)]
+    storage.correct([5], "dog")
+    shutil.copytree(first, copy, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+    storage.close()
+    contents = {name: (copy / IMAGES / str(name)).read_bytes() for name in names}
+    for added in range(2):  # a start in between deletes nothing, either
+        again = Storage(copy, 1000)
+        assert again.add(b"BM" + bytes(98), "accept", "{}") == f"{7 + added:09d}.bmp"
+        assert {name: (copy / IMAGES / str(name)).read_bytes() for name in names} == contents
+        assert [each.file for each in again.corrections()] == [names[4]]
+        again.close()
+    assert "6 images" in caplog.text
+    again = Storage(copy, 1000)
+    for _ in range(6):
+        again.add(b"BM" + bytes(98), "accept", "{}")
+    left = sorted(path.name for path in (copy / IMAGES).iterdir())
+    assert left == [names[4], *(f"{i:09d}.bmp" for i in range(6, 15) if i != 5)]
     again.close()
 
 

@@ -1,9 +1,11 @@
 """Changes of the classes of a photo model: more photos, other names, merged and forgotten classes, undo."""
 
+import importlib
 import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,17 @@ from candid import CandidError
 from candid.cli.app import run as command
 from candid.data.images import decode_as, to_float
 from candid.judging.held_out import HeldOut, needed
+from candid.models import saving
 from candid.models.photo.gaussian import Totals
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.revised import totals_of
+from candid.training import changes
 from candid.training.changes import changes_of
 from candid.training.remembered import Remembered
 from candid.trust.tree import Tree
 from tests.photo_models import CLASSES, PhotoRun, train_photo_model, write_photos
+
+teach_module = importlib.import_module("candid.training.teach")  # the name is that of the function, too
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +199,7 @@ def test_the_ten_latest_changes_can_be_undone_also_after_a_kill(mine: str) -> No
     for old, new in pairwise(names):
         candid.rename(mine, {old: new}, out=mine)
     earlier = Path(mine) / "model" / "best" / "earlier"
-    assert sorted(int(each.name) for each in earlier.iterdir()) == [*range(3, 13)]
+    assert sorted(int(each.name) for each in earlier.iterdir() if each.name.isdigit()) == [*range(3, 13)]
     (earlier / "13").mkdir()  # of a process that was killed
     for name in names[-2:-12:-1]:
         assert candid.undo(mine).class_names[0] == name
@@ -209,3 +215,39 @@ def test_a_model_with_other_posteriors_can_be_changed(tmp_path: Path, more: Path
     x = statistics(model).astype(np.float64)
     np.testing.assert_allclose(x @ weights.T + bias, model.logits_of(x), rtol=1e-6, atol=1e-6)
     assert np.ptp(model.priors) < 1e-6
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "in place"])
+def test_the_second_of_two_writers_says_so(
+    mine: str, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What another process saves while a class is taught stays, and can be undone."""
+    out = mine if place == "in place" else str(tmp_path / "out")
+    names = candid.load(mine).class_names
+    save_change = changes.save_change
+
+    def after_the_other(*arguments: Any) -> None:
+        monkeypatch.setattr(changes, "save_change", save_change)
+        candid.rename(mine, {"dots": "spots"}, out=out)
+        save_change(*arguments)
+
+    monkeypatch.setattr(teach_module, "save_change", after_the_other)
+    with pytest.raises(CandidError, match="Another process has saved a model"):
+        candid.teach(mine, {"checks": more / "new"}, out=out)
+    assert candid.load(out).class_names == ("spots", *names[1:])
+    earlier = Path(out) / "model" / "best" / "earlier"
+    assert [each.name for each in earlier.glob("*")] == (["1"] if place == "in place" else [])
+    if place == "in place":
+        assert candid.undo(mine).class_names == names and not earlier.exists()
+
+
+def test_a_model_is_saved_only_over_the_one_that_is_expected(photo_run: PhotoRun, tmp_path: Path) -> None:
+    model, save = candid.load(photo_run.model), saving.save
+    folder = save(model, tmp_path / "out")
+    earlier = saving.record_hash(folder)
+    save(candid.rename(model, {"dots": "spots"}), folder, expected=earlier)
+    with pytest.raises(CandidError, match="Another process has saved a model"):
+        save(model, folder, expected=earlier)
+    with pytest.raises(CandidError, match="Another process has saved a model"):
+        save(model, folder, expected="")
+    assert candid.load(folder).class_names[0] == "spots"
