@@ -54,6 +54,8 @@ def _show_own(name: str, history: bool, as_json: bool) -> None:
 
     model = checkpoint.load(name)
     changes, stored = changes_of(model), model.metadata.get("by_class")
+    if stored is not None and [row["name"] for row in stored["classes"]] != list(model.class_names):
+        stored = None  # it was taught classes since
     card = {"name": name, "kind": model.kind, "classes": list(model.class_names), "changes": changes}
     if as_json:
         print(json.dumps(card | ({} if stored is None else {"by_class": stored})))

@@ -7,7 +7,7 @@ from typing import Annotated
 from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid._support.text import named_pairs, plural
+from candid._support.text import named_pairs, plural, short_name
 from candid.cli.app import ModelName, command
 
 Out = Annotated[
@@ -50,7 +50,8 @@ def teach(
         from candid.judging.store import corrections_in
         from candid.serve.lessons import learn
 
-        lesson = learn(model, from_store, corrections_in(from_store), out or model, TerminalProgress())
+        corrections = corrections_in(from_store, short_name(Path(model)))
+        lesson = learn(model, from_store, corrections, out or model, TerminalProgress())
         print(f"{plural(sum(lesson.photos.values()), 'correction')} taught, in {out or model}")
         return
     sources: dict[str, list[str]] = {}

@@ -198,47 +198,48 @@ class _Study:
 
     def result(self, predictions: dict[str, Predictions], crops: _Crops) -> EvaluationResult:
         """Return all metrics of the ``predictions``."""
-        own, beta = predictions[self.part], self.model.record.beta
+        tested, beta = predictions[self.part], self.model.record.beta
         metrics = {
             "model": self.name,
             "kind": self.model.kind,
             "beta": None if beta is None else str(beta),
             "data": self.data,
             "part": self.part,
-            "images": len(own),
+            "images": len(tested),
             "calibration_bins": BINS,
-            **as_json(performance(own, self.model)),
+            **as_json(performance(tested, self.model)),
         }
         where = metrics
         if crops.published is not None:
             where = metrics["as_published"] = as_json(performance(crops.published, self.model))
         if crops.ten is not None:
-            where["ten_crop"] = as_json(classification(crops.ten, own.labels))
+            where["ten_crop"] = as_json(classification(crops.ten, tested.labels))
         result = EvaluationResult(
-            self.model, self.model.class_names, metrics, own, notes=self._training_note(own)
+            self.model, self.model.class_names, metrics, tested, notes=self._training_note(tested)
         )
         metrics["by_class"] = class_metrics(result)
         if self.held_out is not None and self.rule is not None:
             return self._judged(result, predictions, self.held_out, self.rule)
         text = f"There are no p-values and verdicts: to add them, run 'candid calibrate {self.source} DATA'."
-        metrics["selective"] = selective_metrics(log_odds(own.logits), right_ones(own))
+        metrics["selective"] = selective_metrics(log_odds(tested.logits), right_ones(tested))
         return replace(result, notes=(*result.notes, Note("no-held-out", text)))
 
     def _judged(
         self, result: EvaluationResult, predictions: dict[str, Predictions], held_out: HeldOut, rule: Rule
     ) -> EvaluationResult:
         """Return the result with all that held-out scores add."""
-        own, notes = result.predictions, result.notes
+        images, notes = result.predictions, result.notes
         if self.table is not None:
-            self.table.of(own.paths)  # each of them needs a group
-        kept, overlap = unseen_rows(own.columns["keys"], held_out)
+            self.table.of(images.paths)  # each of them needs a group
+        kept, overlap = unseen_rows(images.columns["keys"], held_out)
         if overlap:
             how = (
                 "checked on the others"
-                if overlap < len(own)
+                if overlap < len(images)
                 else "not checked by them; evaluate other images"
             )
-            text = f"{overlap:,} of {len(own):,} images are this model's held-out images: p-values are {how}."
+            seen = f"{overlap:,} of {len(images):,} images are this model's held-out images"
+            text = f"{seen}: p-values are {how}."
             notes = (*notes, Note("overlap", text))
         counts = {"held_out_images": len(held_out), "held_out_overlap": overlap}
         statistics = statistics_of(predictions, self.groups)
@@ -255,15 +256,17 @@ class _Study:
             self.groups,
         )
 
-    def _training_note(self, own: Predictions) -> tuple[Note, ...]:
+    def _training_note(self, images: Predictions) -> tuple[Note, ...]:
         """Say how many of the images the model was trained on, if it has the keys of its training images."""
-        seen = int(seen_in_training(own.columns["keys"], self.model.held_out.get("training_keys")).sum())
+        seen = int(seen_in_training(images.columns["keys"], self.model.held_out.get("training_keys")).sum())
         if not seen:
             return ()
-        text = (
-            f"{seen:,} of {len(own):,} images are among this model's training images: the metrics flatter it."
+        these = f"{seen:,} of {len(images):,} images"
+        return (
+            Note(
+                "training-images", f"{these} are among this model's training images: the metrics flatter it."
+            ),
         )
-        return (Note("training-images", text),)
 
 
 def _with_ensemble(own: Predictions, others: Sequence[Predictions]) -> Predictions:

@@ -183,6 +183,17 @@ class ByClass:
         """Return everything for ``metrics.json``; confusions are in ``taken_for`` of each class."""
         return {"classes": [row.to_dict() for row in self.rows], "sentences": self.sentences()}
 
+    def renamed(self, names: Mapping[str, str]) -> "ByClass":
+        """Return the same results with new names of classes, by the old one."""
+        rows = (
+            row._replace(
+                name=names.get(row.name, row.name),
+                taken_for=tuple((names.get(other, other), count) for other, count in row.taken_for),
+            )
+            for row in self.rows
+        )
+        return ByClass(tuple(rows))
+
     @property
     def judged(self) -> bool:
         """Whether there are verdicts."""

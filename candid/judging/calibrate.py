@@ -144,21 +144,21 @@ def measure(
     if train is not None:
         known = runner.features(fewer(train), preprocessing, "features of training images", MOST_IMAGES)
     measures = {**measures_for(SCORES.values()), **FEATURES}
-    found = runner.predictions(fewer(held_out), preprocessing, "held-out images", measures)
-    if found is None:
+    images = runner.predictions(fewer(held_out), preprocessing, "held-out images", measures)
+    if images is None:
         return None
-    if (found.labels < 0).any():
+    if (images.labels < 0).any():
         raise CandidError("Held-out images need labels: give a data set with class folders.")
-    found = without_training_images(found, runner.model, runner.progress)
+    images = without_training_images(images, runner.model, runner.progress)
     if known is not None:
-        found = without(found, known.columns["keys"], "those that scores are fitted to", runner.progress)
+        images = without(images, known.columns["keys"], "those that scores are fitted to", runner.progress)
     if table is not None:
         trained = train.paths if isinstance(train, FileSplit) else ()
-        found = in_named_series(found, table, map(str, trained), runner.progress)
-    if len(found) < FEWEST_IMAGES:
-        raise CandidError(f"{len(found)} held-out images are too few: give at least {FEWEST_IMAGES}.")
+        images = in_named_series(images, table, map(str, trained), runner.progress)
+    if len(images) < FEWEST_IMAGES:
+        raise CandidError(f"{len(images)} held-out images are too few: give at least {FEWEST_IMAGES}.")
     distances = runner.model.geometry.distances() if "mixture" in runner.model.can else None
-    return held_out_scores(found, known, runner.model.tree, distances)
+    return held_out_scores(images, known, runner.model.tree, distances)
 
 
 def in_named_series(
@@ -180,24 +180,24 @@ def in_named_series(
     return replace(found, columns={**found.columns, "series": series})
 
 
-def without_training_images(found: Predictions, model: Model, progress: Progress) -> Predictions:
+def without_training_images(images: Predictions, model: Model, progress: Progress) -> Predictions:
     """Return the held-out images without those that ``model`` was trained on, as far as it knows them."""
-    return without(found, model.held_out.get("training_keys"), "the training images", progress)
+    return without(images, model.held_out.get("training_keys"), "the training images", progress)
 
 
-def without(found: Predictions, keys: Array | None, which: str, progress: Progress) -> Predictions:
+def without(images: Predictions, keys: Array | None, which: str, progress: Progress) -> Predictions:
     """Return the images without those that are among others, ``which`` have these ``keys``."""
-    seen = seen_in_training(found.columns["keys"], keys)
+    seen = seen_in_training(images.columns["keys"], keys)
     if not seen.any():
-        return found
+        return images
     progress.log(
-        f"{int(seen.sum()):,} of {len(found):,} held-out images are among {which}: they are left out"
+        f"{int(seen.sum()):,} of {len(images):,} held-out images are among {which}: they are left out"
     )
-    return found[np.flatnonzero(~seen)]
+    return images[np.flatnonzero(~seen)]
 
 
 def held_out_scores(
-    found: Predictions,
+    images: Predictions,
     known: Predictions | None = None,
     tree: Tree | None = None,
     distances: Array | None = None,
@@ -213,24 +213,24 @@ def held_out_scores(
         distances: of the class means of a trained mixture, (M, M); they are then measured on the images.
     """
     pairs = apart = None
-    if found.logits.shape[1] <= MOST_CLASSES:
-        pairs = measured_uncertainty(found.posterior, found.labels).astype(np.float32)
+    if images.logits.shape[1] <= MOST_CLASSES:
+        pairs = measured_uncertainty(images.posterior, images.labels).astype(np.float32)
         if distances is not None:
-            apart = measured_distances(found.logits, found.labels, distances).astype(np.float32)
+            apart = measured_distances(images.logits, images.labels, distances).astype(np.float32)
             apart = apart if np.isfinite(apart).all() else None  # some class has no images
-    keys, temperature = None, fit_temperature(found.logits, found.labels)
-    if known is None and found.log_density is None and "features" in found.columns:
-        series = series_of(found.statistics, found.columns.get("series"))
+    keys, temperature = None, fit_temperature(images.logits, images.labels)
+    if known is None and images.log_density is None and "features" in images.columns:
+        series = series_of(images.statistics, images.columns.get("series"))
         if firsts(series).sum() >= 2 * FEWEST_IMAGES:
-            known, found = (found[half] for half in fixed_halves(series))
+            known, images = (images[half] for half in fixed_halves(series))
             keys = known.columns["keys"]
     learned = {}
     if known is not None:
         columns = score_columns(known)
         learned = fit_learners(learning_scores(columns), columns)
-    statistics = scored(found, learned).statistics.statistics()
+    statistics = scored(images, learned).statistics.statistics()
     if tree is not None:
-        statistics["kind_ratio"], statistics["kind_mass"] = tree.reach(found.posterior, found.labels)
+        statistics["kind_ratio"], statistics["kind_mass"] = tree.reach(images.posterior, images.labels)
     return HeldOut(
         Columns(statistics),
         temperature,
@@ -279,9 +279,9 @@ def attach_held_out(runner: Runner, train: Split, held_out: Split, preprocessing
             "more images or a larger --holdout"
         )
         return
-    found = measure(runner, train, held_out, preprocessing)
-    if found is not None:
-        found.attach(runner.model)
+    measured = measure(runner, train, held_out, preprocessing)
+    if measured is not None:
+        measured.attach(runner.model)
 
 
 def fewer(split: Split) -> Split:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from candid._support.errors import CandidError
 from candid._support.files import remove_unfinished, replacing, write_text
+from candid._support.text import listed
 from candid.trust.verdict import KINDS
 
 log = logging.getLogger("candid.serve")
@@ -71,8 +72,12 @@ class Correction(NamedTuple):
         return int(Path(self.file).stem)
 
 
-def corrections_in(folder: Path) -> list[Correction]:
+def corrections_in(folder: Path, model: str | None = None) -> list[Correction]:
     """Return the corrections of a store by their images, also while a server uses it.
+
+    Args:
+        folder: the store.
+        model: the name of a model: of corrections of several models, only its own are returned.
 
     Raises:
         CandidError: if there are none, or the file is damaged.
@@ -80,7 +85,7 @@ def corrections_in(folder: Path) -> list[Correction]:
     file = folder / CORRECTIONS
     try:
         records = json.loads(file.read_text(encoding="utf-8"))
-        return [Correction(**record) for record in records]
+        corrections = [Correction(**record) for record in records]
     except FileNotFoundError:
         raise CandidError(
             f"'{folder}' has no corrections: name the folder of 'candid serve --store', and correct photos "
@@ -88,6 +93,15 @@ def corrections_in(folder: Path) -> list[Correction]:
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise CandidError(f"'{file}' can't be read ({error}): restore it or remove it.") from error
+    names = sorted({each.model for each in corrections})
+    if model is None or len(names) < 2:
+        return corrections
+    if model not in names:
+        raise CandidError(
+            f"'{folder}' has corrections of models named {listed(names)}: give the model's folder one of "
+            f"these names, not '{model}'."
+        )
+    return [each for each in corrections if each.model == model]
 
 
 def class_name(text: str) -> str:
@@ -211,7 +225,7 @@ class Storage:
         """
         with self._lock:
             corrections = dict(self._corrections)
-            found = 0
+            images = 0
             for number in dict.fromkeys(numbers):
                 row = self._database.execute(
                     "SELECT file, result, model FROM verdicts WHERE id = ?", (number,)
@@ -219,7 +233,7 @@ class Storage:
                 if row is None:
                     continue
                 file, result, model = row
-                found += 1
+                images += 1
                 if name is None:
                     corrections.pop(file, None)
                     continue
@@ -227,17 +241,13 @@ class Storage:
                 said = json.loads(result).get("label", "")
                 corrections[file] = Correction(file, name, said, model, digest)
             self._write(corrections)
-            return found
+            return images
 
     def corrections(self, model: str | None = None) -> list[Correction]:
         """Return what people said of images, of all models or of one, by the number of the image."""
         with self._lock:
             chosen = [each for each in self._corrections.values() if model in (None, each.model)]
         return sorted(chosen, key=lambda each: each.id)
-
-    def path(self, correction: Correction) -> Path:
-        """Return where an image is."""
-        return self.folder / IMAGES / correction.file
 
     def _write(self, corrections: Mapping[str, Correction]) -> None:
         records = [each._asdict() for each in corrections.values()]

@@ -85,7 +85,7 @@ def learn(
     Args:
         model: a photo model or its folder.
         folder: the store.
-        corrections: those that the model has learned already are left out.
+        corrections: those of photos that the model has learned already are left out.
         out: the folder for the new model; that of ``model`` replaces it.
         progress: where to show messages.
 
@@ -99,7 +99,8 @@ def learn(
 
     loaded: Any = require(checkpoint.resolve(model), "teach", "be taught from corrections")
     learned = learned_by(loaded)
-    new = fresh(corrections, learned)
+    unlearned = fresh(corrections, learned)
+    new = [each for each in unlearned if each.digest not in learned]  # a photo is never in two classes
     few = too_few(new, loaded.class_names)
     classes: dict[str, list[Path]] = {}
     for each in new:
@@ -107,6 +108,12 @@ def learn(
             classes.setdefault(each.name, []).append(folder / IMAGES / each.file)
     if not classes:
         lacking = "".join(f"; '{name}' needs {count} more" for name, count in few.items())
+        changed = len(unlearned) - len(new)
+        if changed:
+            lacking += (
+                f"; {changed} of them {'was' if changed == 1 else 'were'} changed after it had been taught: "
+                "teach the model from before ('candid undo') instead"
+            )
         raise CandidError(f"No correction can be taught: a new class needs {FEWEST} photos{lacking}.")
     target, result = target_of(model, out), teach(loaded, classes, progress=progress)
     taught = {each.digest: each.name for each in new if each.name in classes}
@@ -141,12 +148,12 @@ def grouped(model: str, folder: Path, files: Sequence[str]) -> Grouped:
     paths = [path for file in files if (path := folder / IMAGES / file).exists()]
     if not paths:
         return Grouped([], [])
-    found = group(model, paths, skip_bad=True)
+    result = group(model, paths, skip_bad=True)
     groups = [
         (each.name, [int(Path(member.path).stem) for member in each.members], each.nearest)
-        for each in found.groups
+        for each in result.groups
     ]
-    return Grouped(groups, [int(Path(single.path).stem) for single in found.singles])
+    return Grouped(groups, [int(Path(single.path).stem) for single in result.singles])
 
 
 class BusyError(Exception):

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -191,15 +191,14 @@ class Teaching:
         known = {each.version for each in self.lessons.of(served.name, start.model.fingerprint)}
         if version not in known | {0} or self._folder(served, version) is None:
             raise HTTPException(404)
-        self._begin("loading", self._switch(served.name, version))
+        self._begin("loading", self._switch({served.name: version}))
 
     def resume(self) -> None:
         """Go on with the versions that answered before the server was stopped."""
-        for served in self.models:
-            version = self.lessons.in_use(served.name, served.model.fingerprint)
-            if version and self.lessons.folder(version).exists():
-                with suppress(BusyError):  # several models: the others stay as they were started
-                    self.lessons.begin("loading", self._switch(served.name, version))
+        used = {each.name: self.lessons.in_use(each.name, each.model.fingerprint) for each in self.models}
+        versions = {name: each for name, each in used.items() if each and self.lessons.folder(each).exists()}
+        if versions:
+            self.lessons.begin("loading", self._switch(versions))
 
     def _begin(self, what: Job, job: Any) -> None:
         try:
@@ -210,17 +209,21 @@ class Teaching:
     def _folder(self, served: Served, version: int) -> str | None:
         return str(self.lessons.folder(version)) if version else self.models.starts[served.name].source
 
-    async def _switch(self, name: str, version: int) -> None:
-        served = self.models.get(name)
-        assert served is not None
-        if version != served.version:
-            start, source = self.models.starts[name], self._folder(served, version)
-            networks, stack = await asyncio.to_thread(self.opener, source or "", name)
-            drift = self.sensor.drift(networks[0].description)
-            new = Served(networks, self.limits, drift, stack, source, version)
-            new.model = replace(new.model, examples=start.model.examples)
-            self.models.switch(new)
-        self.lessons.use(name, version)
+    async def _switch(self, versions: Mapping[str, int]) -> None:
+        """Answer with these versions of models, by name, once those that were replaced before are closed."""
+        for name, version in versions.items():
+            served = self.models.get(name)
+            assert served is not None
+            if version != served.version:
+                await self.models.retired()  # the state of a watch is open only once
+                start, source = self.models.starts[name], self._folder(served, version)
+                networks, stack = await asyncio.to_thread(self.opener, source or "", name)
+                with stack:
+                    drift = self.sensor.drift(networks[0].description)
+                    new = Served(networks, self.limits, drift, stack.pop_all(), source, version)
+                new.model = replace(new.model, examples=start.model.examples)
+                self.models.switch(new)
+            self.lessons.use(name, version)
 
 
 def add_routes(

@@ -185,6 +185,8 @@ class Served:
         while self._users:
             await asyncio.sleep(0.02)
         await self.close()
+        self.networks = ()  # what it was started with stays known, its weights don't stay in memory
+        del self.queue
 
     async def close(self) -> None:
         """End its threads and processes, after what waits; only the first call does something."""
@@ -231,6 +233,11 @@ class Models:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    async def retired(self) -> None:
+        """Wait until all that were replaced have answered, and are closed."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
     def start(self) -> None:
         """Start the threads of all models."""
         for each in self:
@@ -247,4 +254,4 @@ class Models:
 
     async def close(self) -> None:
         """Close all, also those that were replaced."""
-        await asyncio.gather(*(each.close() for each in self), *self._leaving)
+        await asyncio.gather(*(each.close() for each in self), self.retired())

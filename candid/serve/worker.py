@@ -73,16 +73,16 @@ class Worker:
         try:
             with self._within(START_SECONDS):
                 self._connection.send_bytes(pickle.dumps((self._model, self._name, self._threads)))
-                found = pickle.loads(self._connection.recv_bytes())
+                answer = pickle.loads(self._connection.recv_bytes())
         except (LostError, TimeoutError) as ended:
             raise CandidError(
                 "A process for the network ended before it was ready: free some memory, or lower --workers."
             ) from ended
-        if isinstance(found, Exception):
-            raise found
-        if self._description is not None and found.fingerprint != self._description.fingerprint:
+        if isinstance(answer, Exception):
+            raise answer
+        if self._description is not None and answer.fingerprint != self._description.fingerprint:
             raise CandidError("The files of the model have changed since the server started: start it again.")
-        self._description = found
+        self._description = answer
         self._loaded = True
 
     def prepare(self) -> None:
@@ -171,10 +171,10 @@ class Worker:
         message = pickle.dumps((method, argument))
         with self._within(self._patience if seconds is None else seconds):
             self._connection.send_bytes(message)
-            found = pickle.loads(self._connection.recv_bytes())
-        if isinstance(found, Exception):
-            raise found
-        return found
+            answer = pickle.loads(self._connection.recv_bytes())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class Errand:
@@ -189,8 +189,8 @@ class Errand:
 
     def stop(self) -> None:
         """End the function that runs."""
-        if self._process is not None:
-            self._process.kill()
+        if (process := self._process) is not None:  # the thread that waits for it may set this to None
+            process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         connection, process = start_process(__name__, run_errand.__name__)
@@ -198,7 +198,7 @@ class Errand:
         try:
             connection.send_bytes(pickle.dumps((function, arguments)))
             in_time = connection.poll(ERRAND_SECONDS)
-            found = pickle.loads(connection.recv_bytes()) if in_time else None
+            answer = pickle.loads(connection.recv_bytes()) if in_time else None
         except (EOFError, OSError) as error:
             raise CandidError("The process for it has ended: free some memory, then try again.") from error
         finally:
@@ -208,9 +208,9 @@ class Errand:
             self._process = None
         if not in_time:
             raise CandidError(f"It took longer than {ERRAND_SECONDS:g} s, so it was ended.")
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @contextmanager

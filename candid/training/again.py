@@ -76,29 +76,29 @@ def differences(before: Sequence[Used], now: Sequence[Used]) -> list[Difference]
     known: dict[str, list[Used]] = {}
     for each in before:
         known.setdefault(each.digest, []).append(each)
-    found = []
+    changed = []
     for each in now:
         same = known.get(each.digest, [])
         if not same:
-            found.append(Difference("new", each.path, each.label, ""))
+            changed.append(Difference("new", each.path, each.label, ""))
         elif each.label not in {other.label for other in same}:
-            found.append(Difference("other class", each.path, each.label, same[0].label))
+            changed.append(Difference("other class", each.path, each.label, same[0].label))
         elif each.path not in {other.path for other in same}:
-            found.append(Difference("moved", each.path, each.label, same[0].path))
+            changed.append(Difference("moved", each.path, each.label, same[0].path))
     left = {each.digest for each in now}
-    return found + [Difference("deleted", e.path, e.label, "") for e in before if e.digest not in left]
+    return changed + [Difference("deleted", e.path, e.label, "") for e in before if e.digest not in left]
 
 
-def counted(found: Sequence[Difference]) -> str:
+def counted(changed: Sequence[Difference]) -> str:
     """Return how many photos changed, in words.
 
     >>> counted([Difference("new", "a", "pear", ""), Difference("deleted", "b", "pear", "")])
     '1 new and 1 deleted photo'
     """
-    if not found:
+    if not changed:
         return "no photos"
     kinds = ("new", "moved", "other class", "deleted")
-    counts = [(kind, sum(each.what == kind for each in found)) for kind in kinds]
+    counts = [(kind, sum(each.what == kind for each in changed)) for kind in kinds]
     words = {"other class": "relabelled"}
     said = listed(f"{count:,} {words.get(kind, kind)}" for kind, count in counts if count)
     return f"{said} {'photo' if [count for _, count in counts if count][-1] == 1 else 'photos'}"
@@ -132,6 +132,10 @@ class Earlier:
         """Return the results of the old run if photos and options are still the same; else None."""
         recorded = self.model.metadata.get("training", {}).get("digests", {})
         return self.folder.results if recorded == digests else None
+
+    def shares(self, now: Sequence[Used]) -> bool:
+        """Return whether any of the photos was in the training before."""
+        return not {photo.digest for photo in self.photos or ()}.isdisjoint(photo.digest for photo in now)
 
     def keep(self) -> Path:
         """Copy the run folder next to itself, as NAME.1, NAME.2, ..., and return the copy."""
@@ -260,7 +264,7 @@ def _counted(
     return Comparison(len(names), float(right[0].mean()), float(right[1].mean()), out_of_fold, classes)
 
 
-def lists(now: Sequence[Used], found: Sequence[Difference]) -> dict[str, str]:
+def lists(now: Sequence[Used], changed: Sequence[Difference]) -> dict[str, str]:
     """Return the files that list the photos of a training and what changed."""
     texts = {USED: as_csv([Used._fields, *now])}
-    return texts | ({CHANGED: as_csv([Difference._fields, *found])} if found else {})
+    return texts | ({CHANGED: as_csv([Difference._fields, *changed])} if changed else {})

@@ -16,6 +16,7 @@ from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array
 from candid._support.progress import SILENT, Progress
 from candid._support.text import listed
+from candid.judging.by_class import ByClass
 from candid.models import checkpoint, saving
 from candid.models.checkpoint import FINGERPRINT
 from candid.models.photo.model import PhotoModel
@@ -71,6 +72,8 @@ def rename(
     records = made.metadata.get(RECORD, ())
     if records:
         made.metadata[RECORD] = [each | {"name": names.get(each["name"], each["name"])} for each in records]
+    if stored := made.metadata.get("by_class"):
+        made.metadata["by_class"] = ByClass.from_dict(stored).renamed(names).to_dict()
     for start, whose in (("", made), (BEFORE, Pieces.of(made).base)):
         if start + FINGERPRINT in made.held_out:
             digest = np.frombuffer(bytes.fromhex(whose.fingerprint()), np.uint8)
@@ -113,7 +116,8 @@ def merge(
         number_of(loaded, old)
     if len(set(given)) < len(given) or any(len(merged) < 2 for merged in classes.values()):
         raise CandidError("Name at least two classes to merge, and each class once.")
-    _check_distinct([*classes, *(name for name in loaded.class_names if name not in given)])
+    for name, merged in classes.items():
+        _check_distinct([name, *(other for other in loaded.class_names if other not in merged)])
     for name, merged in classes.items():
         pieces = _merged(pieces, name, merged)
     made, _ = pieces.model()
@@ -186,8 +190,8 @@ def undo(model: str | os.PathLike[str], progress: Progress = SILENT) -> PhotoMod
     kept = _earlier(folder)
     if not kept:
         raise CandidError(
-            f"No change was made to the model in '{folder}' that could be undone: changes with --out leave "
-            "the model before them in its own folder."
+            f"No change was made to the model in '{folder}' since its training that could be undone: changes "
+            "with --out leave the model before them in its own folder."
         )
     expected = saving.record_hash(folder)
     current, before = checkpoint.load(folder), checkpoint.load(kept[-1])
@@ -331,7 +335,7 @@ def save_change(made: PhotoModel, target: Target | None, before: PhotoModel) -> 
         number = int(kept[-1].name) + 1 if kept else 1
         saving.save(before, target.folder / EARLIER / str(number))
         saving.save(made, target.folder, expected=target.expected)
-        for old in kept[: len(kept) + 1 - MOST_EARLIER]:
+        for old in kept[: max(0, len(kept) + 1 - MOST_EARLIER)]:
             shutil.rmtree(old)
 
 
@@ -347,6 +351,7 @@ def _changing(folder: Path) -> Iterator[None]:
 
 
 def _earlier(folder: Path) -> list[Path]:
-    """Return the models before changes, the latest one last."""
-    found = [each for each in (folder / EARLIER).glob("*") if each.name.isdigit()]
-    return sorted(found, key=lambda each: int(each.name))
+    """Return the folders of the models before changes, the latest one last."""
+    records = (folder / EARLIER).glob(f"*/{checkpoint.RECORD}")  # a process that was killed left none
+    folders = (record.parent for record in records if record.parent.name.isdigit())
+    return sorted(folders, key=lambda earlier: int(earlier.name))

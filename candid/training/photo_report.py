@@ -245,16 +245,17 @@ def standardised(values: Array, by: Array) -> Array:
     return x
 
 
-def first_alike(x: Array) -> Array:
+def first_alike(x: Array, same: float = SAME) -> Array:
     """Return for each photo the number of the first one that it nearly equals, or its own, (N,).
 
     Args:
         x: directions of standardised statistics, (N, D).
+        same: the cosine from which on two photos nearly equal each other.
     """
     first = np.arange(len(x))
     for start in range(0, len(x), ROWS):
         rows = first[start : start + ROWS]
-        near = x[rows] @ x[: start + ROWS].T >= SAME
+        near = x[rows] @ x[: start + ROWS].T >= same
         near[np.arange(len(rows)), rows] = True
         first[start : start + ROWS] = near.argmax(1)
     while (first[first] != first).any():

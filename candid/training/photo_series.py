@@ -6,7 +6,7 @@ photos of their class that have no such reason to be. Names or times alone join 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -171,30 +171,21 @@ def _bound(x: Array, members: Array, near: Array) -> float:
 
 def _near(names: Sequence[str], labels: Array) -> Array:
     """Return pairs of photos of one class that are near in time or in the numbers of their names, (P, 2)."""
-    pairs = {*_near_in_time(names), *_near_in_number(names)}
-    kept = sorted(pair for pair in pairs if labels[pair[0]] == labels[pair[1]])
-    return np.array(kept, np.int64).reshape(len(kept), 2)
-
-
-def _near_in_time(names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    times = [(taken, i) for i, name in enumerate(names) if (taken := taken_at(Path(name))) is not None]
-    for (before, i), (after, j) in pairwise(sorted(times)):
-        if (after - before).total_seconds() <= SECONDS:
-            yield min(i, j), max(i, j)
-
-
-def _near_in_number(names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    runs: dict[tuple[Path, str, str], list[tuple[int, int]]] = {}
-    for i, name in enumerate(names):
+    runs: dict[tuple[int, *tuple[object, ...]], list[tuple[float, int]]] = {}
+    for i, (name, y) in enumerate(zip(names, labels.tolist(), strict=True)):
         place = Path(name)
-        found = re.fullmatch(r"(.*?)(\d{1,12})(\D*)", place.stem)
-        if found:
-            runs.setdefault((place.parent, found[1], found[3]), []).append((int(found[2]), i))
-    for run in runs.values():
-        run.sort()
-        for (before, i), (after, j) in pairwise(run):
-            if after - before <= NUMBERS:
-                yield min(i, j), max(i, j)
+        if (taken := taken_at(place)) is not None:
+            seconds = (taken - datetime.min).total_seconds()
+            runs.setdefault((SECONDS, y), []).append((seconds, i))
+        if number := re.fullmatch(r"(.*?)(\d{1,12})(\D*)", place.stem):
+            runs.setdefault((NUMBERS, y, place.parent, number[1], number[3]), []).append((int(number[2]), i))
+    pairs = {
+        (min(i, j), max(i, j))
+        for (most, *_), run in runs.items()
+        for (before, i), (after, j) in pairwise(sorted(run))
+        if after - before <= most
+    }
+    return np.array(sorted(pairs), np.int64).reshape(len(pairs), 2)
 
 
 def taken_at(path: Path) -> datetime | None:

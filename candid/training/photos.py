@@ -91,7 +91,10 @@ def _train(
         return finished
     now = used(data.parts, data.class_names, options.data) if processes.is_global_zero else []
     changed: list[Difference] = []
-    if old is not None and old.photos is not None:
+    if old is not None and not old.shares(now):
+        keep_old = True
+        show.log(f"none of these photos was trained on in {folder.path}")
+    elif old is not None and old.photos is not None:
         changed = differences(old.photos, now)
         if changed:
             show.log(f"since the last training: {counted(changed)}; see {folder.path / CHANGED}")
@@ -114,6 +117,8 @@ def _train(
     results |= job.finish(parts)
     for name, text in lists(now, changed).items():
         folder.write_text(name, text)
+    if not changed:
+        (folder.path / CHANGED).unlink(missing_ok=True)  # of the training before
     folder.write_results(results)
     return results
 

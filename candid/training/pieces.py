@@ -135,18 +135,18 @@ def changed_base(
     if together is not None and len(np.unique(together)) == len(together):
         together = None
     if base.tree is not None:
-        parents = dict(zip(groups, base.tree.class_parents, strict=True))
-        made.tree = replace(base.tree, class_parents=tuple(parents[y] for y in range(len(class_names))))
+        members = [np.flatnonzero(np.asarray(groups) == y) for y in range(len(class_names))]
+        made.tree = replace(base.tree, class_parents=tuple(map(base.tree.cover, members)))
     made.thumbnails = _thumbnails(base, made, np.asarray(groups))
     if training_keys is not None:
         made.held_out = {"training_keys": training_keys}
-    found = Remembered(seen, labels, all_keys, together)
+    memory = Remembered(seen, labels, all_keys, together)
     if len(labels) >= FEWEST_IMAGES:
         held_out = HeldOut.of(base)
         occasions = held_out is None or held_out.occasions or calibrated(base)
-        scores = held_out_scores(found.predictions(made), tree=made.tree)
+        scores = held_out_scores(memory.predictions(made), tree=made.tree)
         replace(scores, out_of_fold=True, occasions=occasions).attach(made)
-    made.held_out |= found.columns()
+    made.held_out |= memory.columns()
     return made, result.new
 
 

@@ -24,6 +24,7 @@ from candid.models.photo.taught import FEWEST
 from candid.models.protocol import require
 from candid.training.changes import DISCARDED, save_change, target_of, with_change
 from candid.training.features import Extraction, FeatureCache
+from candid.training.photo_report import first_alike
 from candid.training.pieces import Pieces, calibrated, changed_base, directions
 from candid.training.remembered import Remembered
 
@@ -265,19 +266,15 @@ def _different(model: PhotoModel, name: str, photos: Sources, fewest: int, progr
     if seen.all():
         raise CandidError(f"The model has seen all of these photos of '{name}': there is nothing to add.")
     features, known = features.rows(~seen), int(seen.sum())
-    x = directions(model, features.values)
-    kept: list[int] = []
-    for i in range(len(x)):
-        if not kept or float((x[kept] @ x[i]).max()) < COPY:
-            kept.append(i)
+    kept = np.unique(first_alike(directions(model, features.values), COPY))
     if len(kept) < fewest:
         raise CandidError(
-            f"The photos of '{name}' are copies of each other: {len(kept)} of {len(x)} differ, and {fewest} "
-            "are needed."
+            f"The photos of '{name}' are copies of each other: {len(kept)} of {len(features)} differ, and "
+            f"{fewest} are needed."
         )
     count = len(kept) if name in model.class_names[: model.config.fitted] else min(MOST, len(kept))
-    rows = np.array(kept)[np.arange(count) * len(kept) // count]
-    return _Given(features.values[rows], features.keys[rows], len(x) - len(kept), known)
+    rows = kept[np.arange(count) * len(kept) // count]
+    return _Given(features.values[rows], features.keys[rows], len(features) - len(kept), known)
 
 
 def _seen_before(model: PhotoModel, keys: Array) -> Array:

@@ -1,9 +1,11 @@
 """Correct photos, teach them, serve the new model and go back: over the API, with a real photo model."""
 
 import json
+import shutil
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from candid.cli.app import run as command
 from candid.judging.store import CORRECTIONS, IMAGES, Storage, corrections_in
 from candid.models import checkpoint
 from candid.serve import ServeOptions
-from candid.serve.lessons import FOLDER, learned_by
+from candid.serve.lessons import FOLDER, learn, learned_by
 from candid.serve.sensor import Sensor
+from candid.serve.served import Models
 from candid.serve.service import Service
 from tests.photo_models import PhotoRun, photo
 from tests.serve.helpers import Running, picture, running, until
@@ -213,3 +216,71 @@ def test_corrected_images_are_never_removed(tmp_path: Path) -> None:
     (tmp_path / CORRECTIONS).write_text("{")
     with pytest.raises(CandidError, match="can't be read"):
         Storage(tmp_path, 1000)
+
+
+def test_all_models_go_on_with_what_they_were_taught(
+    trained: Service, shapes: PhotoRun, tmp_path: Path
+) -> None:
+    again = Service.load(shapes.model, "again")
+
+    def both() -> AbstractContextManager[Running]:
+        sensor = Sensor.of(ServeOptions(store=tmp_path))
+        return running(trained, others=[again], sensor=sensor, source=shapes.model)
+
+    def versions(server: Running) -> list[int]:
+        return [each["version"] for each in server.client.get("/v1/models").json()["models"]]
+
+    with both() as server:
+        for i, name in enumerate(("shapes", "again")):
+            files = [("file", ("a.png", encoded("checks", seed))) for seed in CHECKS[:6]]
+            assert server.client.post(f"/v1/examine?model={name}", files=files).status_code == 200
+            lessons(server, "corrections", ids=[*range(1 + 6 * i, 7 + 6 * i)], name=f"checks of {name}")
+            lessons(server, f"lessons?model={name}")
+            lessons(server, f"lessons/use?model={name}", version=i + 1)
+        assert versions(server) == [1, 2]
+    with both() as server:
+        until(lambda: versions(server) == [1, 2])
+        assert lessons(server)["busy"] is None
+    for name in ("shapes", "again"):
+        out = tmp_path / name
+        shutil.copytree(shapes.model, out)
+        command(["teach", str(out), "--from-store", str(tmp_path)])
+        assert checkpoint.load(out).class_names[-1] == f"checks of {name}"
+    with pytest.raises(CandidError, match="corrections of models named again and shapes: give the model"):
+        command(["teach", shapes.model, "--from-store", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_a_model_comes_back_after_its_last_request(
+    trained: Service, shapes: PhotoRun, tmp_path: Path
+) -> None:
+    """The state of its watch is open only once."""
+    sensor = Sensor.of(ServeOptions(store=tmp_path / "store", state=tmp_path / "state"))
+    with running(trained, sensor=sensor, source=shapes.model) as server:
+        send_checks(server)
+        lessons(server, "corrections", ids=[*range(1, 8)], name="checks")
+        lessons(server, "lessons")
+        models = server.guard.backend
+        assert isinstance(models, Models)
+        with models.first.used():
+            lessons(server, "lessons/use", version=1)
+            assert server.client.post("/v1/lessons/use", data={"version": 0}).json()["busy"] == "loading"
+            time.sleep(0.3)
+            waiting = server.client.get("/v1/lessons").json()
+            assert (waiting["busy"], waiting["version"], waiting["problem"]) == ("loading", 1, None)
+        assert lessons(server)["version"] == 0
+        until(lambda: not models.starts["shapes"].networks)  # its weights are not in memory twice
+        assert server.client.get("/v1/drift").json()["images"] == 12
+
+
+def test_a_correction_that_was_changed_after_it_was_taught_is_not_taught_twice(
+    shapes: PhotoRun, tmp_path: Path
+) -> None:
+    storage, out = Storage(tmp_path, 10**9), str(tmp_path / "out")
+    for seed in CHECKS[:6]:
+        storage.add(encoded("checks", seed), "novel", "{}", "mine")
+    storage.correct(range(1, 7), "checks")
+    learn(shapes.model, tmp_path, storage.corrections(), out)
+    storage.correct([1], "dots")
+    with pytest.raises(CandidError, match="1 of them was changed after it had been taught"):
+        learn(out, tmp_path, storage.corrections(), out)
+    storage.close()

@@ -68,6 +68,18 @@ def test_photos_that_are_new_to_both_compare_them(shop: tuple[Path, Path]) -> No
     assert any("on 24 photos that neither model was trained on" in line for line in said)
 
 
+def test_a_model_of_other_photos_is_kept(
+    photo_run: PhotoRun, shop: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = write_photos(tmp_path / "others", ("checks", "noise"), 8, start=400)
+    _, said = train(other, shop[1])
+    assert candid.load(shop[1]).class_names == ("checks", "noise")
+    kept = shop[1].with_name("mine.1")
+    assert candid.load(kept).fingerprint() == candid.load(photo_run.model).fingerprint()
+    assert any(line.startswith("none of these photos") for line in said)
+    assert f"the old model is kept in {kept}" in said
+
+
 def test_what_was_taught_stays_and_what_is_lost_is_said(shop: tuple[Path, Path], tmp_path: Path) -> None:
     data, run = shop
     new = write_photos(tmp_path / "more", ("checks", "rings"), 6, start=60)
@@ -81,6 +93,11 @@ def test_what_was_taught_stays_and_what_is_lost_is_said(shop: tuple[Path, Path],
     lost = [line for line in said if line.startswith("warning: the new model does not have this change")]
     assert len(lost) == 1 and "6 more photos of 'rings'" in lost[0]
     assert candid.load(run.with_name("mine.1")).metadata["head"]["counts"] == [12, 18, 12]
+    with pytest.raises(CandidError, match="No change was made"):  # the models before are of another training
+        candid.undo(str(run))
+    assert (run / "photos-changed.csv").exists()
+    train(data, run, priors="uniform")
+    assert not (run / "photos-changed.csv").exists()
     found = candid.examine(model, new / "checks")
     assert sum(each.label == "checks" for each in found) >= 4
     before = candid.undo(run)

@@ -1,7 +1,9 @@
 """Changes of the classes of a photo model: more photos, other names, merged and forgotten classes, undo."""
 
 import importlib
+import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from candid.models.photo.revised import totals_of
 from candid.training import changes
 from candid.training.changes import changes_of
 from candid.training.remembered import Remembered
+from candid.trust.tree import Tree
 from tests.photo_models import CLASSES, PhotoRun, train_photo_model, write_photos
 
 teach_module = importlib.import_module("candid.training.teach")  # the name is that of the function, too
@@ -140,9 +143,34 @@ def test_merging_and_forgetting_classes(mine: str, more: Path, photo_run: PhotoR
     taught = candid.teach(mine, {"checks": more / "new" / "checks"}).model
     mixed = candid.merge(taught, {"dots": ["dots", "checks"]})
     assert mixed.class_names == CLASSES and mixed.metadata["head"]["counts"] == [18, 12, 12]
-    for wrong in ({"dots": ["rings", "stripes"]}, {"x": ["dots"]}, {"x": ["dots", "dots"]}):
+    clash = {"checks": ["dots", "rings"], "x": ["checks", "stripes"]}
+    for wrong in ({"dots": ["rings", "stripes"]}, {"x": ["dots"]}, {"x": ["dots", "dots"]}, clash):
         with pytest.raises(CandidError, match="Two classes would|at least two classes to merge"):
-            candid.merge(mine, wrong)
+            candid.merge(taught, wrong)
+
+
+def test_a_merged_class_lies_below_the_kind_that_covers_its_parts(photo_run: PhotoRun) -> None:
+    model = candid.load(photo_run.model)
+    model.tree = Tree(("thing", "round", "long"), (-1, 0, 0), (1, 1, 2))
+    for merged, parents in ((["rings", "stripes"], (1, 0)), (["dots", "rings"], (1, 2))):
+        tree = candid.merge(model, {"x": merged}).tree
+        assert tree is not None and tree.class_parents == parents
+
+
+def test_results_by_class_are_those_of_the_model(
+    mine: str, more: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = candid.load(mine)
+    renamed = candid.rename(model, {"dots": "spots"}).metadata["by_class"]
+    results = model.metadata["by_class"]
+    assert json.dumps(renamed["classes"]) == json.dumps(results["classes"]).replace("dots", "spots")
+    assert "by_class" not in candid.merge(model, {"round": ["dots", "rings"]}).metadata
+    assert "by_class" not in candid.teach(model, {"dots": more / "dots"}).model.metadata
+    candid.teach(mine, {"checks": more / "new" / "checks"}, out=mine)
+    for shown in (False, True):  # they are of the model without the taught class
+        assert command(["models", mine]) is None
+        assert ("Results by class" in capsys.readouterr().out) == shown
+        candid.undo(mine) if not shown else None
 
 
 def test_changes_are_recorded_and_undone_to_the_same_weights(
@@ -164,6 +192,19 @@ def test_changes_are_recorded_and_undone_to_the_same_weights(
     with pytest.raises(CandidError, match="No change was made"):
         candid.undo(mine)
     assert not (Path(mine) / "model" / "best" / "earlier").exists()
+
+
+def test_the_ten_latest_changes_can_be_undone_also_after_a_kill(mine: str) -> None:
+    names = ["dots", *map(str, range(12))]
+    for old, new in pairwise(names):
+        candid.rename(mine, {old: new}, out=mine)
+    earlier = Path(mine) / "model" / "best" / "earlier"
+    assert sorted(int(each.name) for each in earlier.iterdir() if each.name.isdigit()) == [*range(3, 13)]
+    (earlier / "13").mkdir()  # of a process that was killed
+    for name in names[-2:-12:-1]:
+        assert candid.undo(mine).class_names[0] == name
+    with pytest.raises(CandidError, match="No change was made"):
+        candid.undo(mine)
 
 
 def test_a_model_with_other_posteriors_can_be_changed(tmp_path: Path, more: Path) -> None:

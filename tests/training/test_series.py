@@ -85,17 +85,19 @@ def test_bursts_are_found_by_times_and_numbers_but_names_alone_join_nothing(tmp_
         exif = Image.Exif()
         exif[TAKEN_IN] = f"2026:05:01 10:00:{10 * i:02d}"
         other.rotate(9 * i).crop((6, 6, 96 + 5 * i, 100)).save(tmp_path / f"{name}.jpg", exif=exif)
-    paths = [tmp_path / f"shot {i}.jpg" for i in range(27)] + [tmp_path / f"{name}.jpg" for name in "xy"]
+    exif[TAKEN_IN] = "2026:05:01 10:00:05"  # of another class, between both
+    photo("rings", 970).save(tmp_path / "z.jpg", exif=exif)
+    paths = [tmp_path / f"shot {i}.jpg" for i in range(27)] + [tmp_path / f"{name}.jpg" for name in "xyz"]
     assert taken_at(paths[0]) is None and taken_at(paths[-1]) is not None
     model = open_eye("lite0")
     shown = Preprocessing(3, model.size, model.size)
     values = model.statistics(to_float(np.stack([decode_as(path, shown) for path in paths])))
-    found = found_series(list(map(str, paths)), standardised(values, values), np.zeros(29, np.int64))
+    found = found_series(list(map(str, paths)), standardised(values, values), np.repeat([0, 1], [29, 1]))
     sizes = np.bincount(found)
     assert found[24] == found[25] and found[27] == found[28] != found[24]
     assert (sizes[found[:20]] == 1).mean() >= 0.8
-    apart = found_series(list(map(str, paths)), standardised(values, values), np.arange(29))
-    assert len(np.unique(apart)) == 29  # photos of different classes are never joined
+    apart = found_series(list(map(str, paths)), standardised(values, values), np.arange(30))
+    assert len(np.unique(apart)) == 30  # photos of different classes are never joined
 
 
 def test_folders_within_a_class_are_series(tmp_path: Path) -> None:

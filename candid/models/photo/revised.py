@@ -128,7 +128,6 @@ def revised(
         new: photos that are added to classes.
         series: the series of the new photos: a series is left out as a whole.
     """
-    groups_of = np.asarray(groups, np.int64)
     groups_of, classes = np.asarray(groups, np.int64), len(class_names)
     totals, counts = _regrouped(totals_of(model), groups_of, classes), counts_of(model)
     mixing = _mixing(counts, groups_of, classes)
@@ -210,7 +209,7 @@ def _first_stage(model: PhotoModel, totals: Totals, class_names: Sequence[str]) 
     made.load_state({**made.state(), **values})
     photos = int(totals.counts.sum())
     made.metadata = {
-        **model.metadata,
+        **{key: entry for key, entry in model.metadata.items() if key != "by_class"},
         "head": {
             **head,
             "posterior": config.posterior,

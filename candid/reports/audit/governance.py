@@ -174,29 +174,29 @@ def _changes(model: AuditedModel) -> Iterator[str]:
 
 def digests(result: AuditResult) -> list[Digest]:
     """Return the digests of models, eyes and data."""
-    found: list[Digest] = []
+    rows: list[Digest] = []
     for model, evaluation in zip(result.models, result.evaluations, strict=True):
         if model.loaded is None:
-            found += _of_arrays(result, model)
+            rows += _of_arrays(result, model)
             continue
         how = "configuration, classes, preprocessing and weights"
-        found.append(Digest("model", model.name, model.model.fingerprint(), how))
+        rows.append(Digest("model", model.name, model.model.fingerprint(), how))
         eye = getattr(model.model.config, "eye_sha256", "")
         if eye:
-            found.append(Digest("eye", f"{model.model.config.eye} of {model.name}", eye, "weights"))
+            rows.append(Digest("eye", f"{model.model.config.eye} of {model.name}", eye, "weights"))
         training = model.model.metadata.get("training")
         trained = training.get("digests", {}).get("data", "") if isinstance(training, dict) else ""
         if trained:
-            found.append(Digest("training data", str(model.model.record.data), trained, "its files"))
-        if not any(each.of == "test data" for each in found):
+            rows.append(Digest("training data", str(model.model.record.data), trained, "its files"))
+        if not any(each.of == "test data" for each in rows):
             for name, predictions in {
                 evaluation.metrics["part"]: evaluation.predictions,
                 **{name: judged.predictions for name, judged in evaluation.judged.items()},
             }.items():
                 own = name == evaluation.metrics["part"]
                 label = f"{result.data} ({name})" if own else name
-                found.append(_of_images("test data" if own else "foreign images", label, predictions))
-    return [*found, Digest("software", "candid", "", __version__)]
+                rows.append(_of_images("test data" if own else "foreign images", label, predictions))
+    return [*rows, Digest("software", "candid", "", __version__)]
 
 
 def _of_arrays(result: AuditResult, model: AuditedModel) -> Iterator[Digest]:
