@@ -271,6 +271,7 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
     Image.new("RGB", (32, 32)).save(folder / "black.png")
     write_shard(folder / "shard.tar", range(6))
     (folder / "weights.pt").write_bytes(b"PK")
+    (folder / "photos.parquet").write_bytes(b"PAR1")
     pixel, data, image, out = "cifar10-beta1", str(folder), str(folder / "black.png"), str(folder / "out")
     own, shard = str(shutil.copytree(zoo.FOLDER / pixel, folder / "own")), str(folder / "shard.tar")
     photos = str(write_photos(folder / "photos", CLASSES, 5))
@@ -300,6 +301,7 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
         ("eyes", ["train", photos, "--eye", "lite1", "--out", out]),
         ("eyes", ["adopt", "lite2", photos, "--out", out]),
         ("hub", ["eyes", "hf:some/network"]),
+        ("bulk", ["examine", "waste", str(folder / "photos.parquet"), "--out", f"{out} tables"]),
         ("export", ["export", "cifar10-resnet", "--out", f"{out}.onnx"]),
         ("tensorboard", ["train", "digits", "--tensorboard", "--epochs", "1", "--out", out]),
     ]

@@ -16,7 +16,7 @@ from candid._support.progress import Progress
 from candid._support.text import as_csv, listed, percent, without_controls
 from candid.data.splits import FileSplit, Split
 from candid.inference.predictions import Predictions
-from candid.models import checkpoint
+from candid.models import checkpoint, saving
 from candid.models.photo.model import PhotoModel
 from candid.models.protocol import can
 from candid.training.changes import Target, save_change, standing_changes, with_change
@@ -112,13 +112,15 @@ class Earlier:
     photos: tuple[Used, ...] | None
     """None if the run is of a version that did not list them."""
     folder: RunFolder
+    record: str
+    """The hash of the record of the model when the training began."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> "Earlier | None":
         """Return the photo model of a run folder; None if it has none."""
         if not folder.has_best:
             return None
-        model = checkpoint.load(folder.best)
+        record, model = saving.record_hash(folder.best), checkpoint.load(folder.best)
         if not can(model, "teach"):
             return None
         path, photos = folder.path / USED, None
@@ -126,7 +128,7 @@ class Earlier:
             with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
                 rows = list(csv.reader(file))[1:]
             photos = tuple(Used(*row) for row in rows if len(row) == len(Used._fields))
-        return cls(model, photos, folder)
+        return cls(model, photos, folder, record)
 
     def results(self, digests: dict[str, str]) -> dict[str, Any] | None:
         """Return the results of the old run if photos and options are still the same; else None."""
@@ -164,7 +166,7 @@ class Earlier:
 
     def replace_with(self, model: PhotoModel) -> None:
         """Save a new model in place of the old one, which is kept for ``undo``."""
-        save_change(model, Target(self.folder.best, in_place=True), self.model)
+        save_change(model, Target(self.folder.best, in_place=True, expected=self.record), self.model)
 
     def lost(self) -> list[str]:
         """Return the changes since the training before that a new training does not have."""

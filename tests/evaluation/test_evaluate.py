@@ -258,6 +258,7 @@ def kept(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "predictions").iterdir()}
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_files_as_one(model: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
     commands = {"one": COMMAND, "devices": [*COMMAND, "--devices=2"], "torchrun": [*torchrun, *COMMAND[2:]]}

@@ -99,6 +99,7 @@ def test_a_full_disk_loses_nothing(whole: Path, tmp_path: Path) -> None:
     assert weights(folder) == weights(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_follow_the_curve_of_one(pair: Path, tmp_path: Path) -> None:
     """Exactly, if the one cuts its batch in the same two parts; else as far as batch norm lets it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]

@@ -65,7 +65,8 @@ def photos(archive: Path) -> Iterator[Tensor]:
             yield torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
 
 
-@pytest.mark.parametrize("mixing", ["orthogonal", pytest.param("permutation", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mixing", ["orthogonal", "permutation"])
 def test_imagenet_round_trip_on_photos(imagenet_photos: Path, mixing: str) -> None:
     model = GenerativeClassifier.from_preset("imagenet", mixing=mixing).eval()
     batches = torch.stack(list(photos(imagenet_photos))).split(10)
