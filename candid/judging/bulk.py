@@ -111,6 +111,8 @@ def shards_of(sources: Sequence[str], part: tuple[int, int] = (0, 1)) -> list[Sh
                 f"'{shard.name}': examine them into two folders."
             )
         shards[shard.name] = shard
+    if any(str(shard.source).endswith(".parquet") for shard in shards.values()):
+        require_extra("pyarrow.parquet", "bulk", "Reading Parquet")
     first, parts = part
     return list(shards.values())[first::parts]
 

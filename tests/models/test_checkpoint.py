@@ -296,7 +296,7 @@ DAMAGE = {
     "beta as list": (lambda f: edit(f, metadata=trained(beta=[1])), "wrong 'beta'"),
     "an unknown crop": (lambda f: edit(f, metadata=trained(crop="x")), "wrong 'crop'"),
     "scores of an earlier version": (
-        lambda f: (move_scores(f), edit(f, library_version="0.0.9")),
+        lambda f: [step(f) for step in (move_scores, lambda g: edit(g, library_version="0.0.9"))],
         "made by version 0.0.9.*candid calibrate",
     ),
     "scores of another model": (move_scores, "measured with a different model.*calibrate it again"),
