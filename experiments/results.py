@@ -195,11 +195,11 @@ def attacked(names: Sequence[str], data: str, images: int, work: Path) -> Any:
     return found
 
 
-def explained(names: Sequence[str], anew: Sequence[str], data: str, work: Path) -> Any:
-    """What ``candid explain`` says of models ``anew``: similar classes, samples; and all receptive fields."""
+def explained(names: Sequence[str], chosen: Sequence[str], data: str, work: Path) -> Any:
+    """What ``candid explain`` says of models ``chosen``: similar classes, samples, receptive fields."""
     found = {}
     for name in SAMPLED:
-        if name != SHOWN and name not in anew:
+        if name != SHOWN and name not in chosen:
             found[name] = _earlier()["explanations"][name]
             continue
         out = work / "explanation" / name
@@ -245,27 +245,27 @@ def measured(data: str, ood: Sequence[str], counts: Counts, work: Path, only: Se
     """All figures of all bundled models, or of ``only`` some; what is drawn goes to the page's folder."""
     names = sorted((name for name in zoo.names() if name.startswith("cifar10")), key=_order)
     earlier = _earlier()
-    anew = [name for name in names if not only or name in only or name not in earlier["models"]]
+    chosen = [name for name in names if not only or name in only or name not in earlier["models"]]
     models = {
-        name: evaluated(name, data, ood, counts, work) if name in anew else earlier["models"][name]
+        name: evaluated(name, data, ood, counts, work) if name in chosen else earlier["models"][name]
         for name in names
     }
     drawn(models, data, counts, work)
-    corruptions = corrupted(anew, data, counts.corrupted, work) if anew and counts.corrupted else []
+    corruptions = corrupted(chosen, data, counts.corrupted, work) if chosen and counts.corrupted else []
     attacks = earlier["attacks"]
-    if anew and counts.attacked:
-        found = attacked(anew, data, counts.attacked, work)
+    if chosen and counts.attacked:
+        found = attacked(chosen, data, counts.attacked, work)
         attacks = found | {"metrics": merged(names, attacks["metrics"], found["metrics"])}
     results = {
         "models": models,
         "corruptions": merged(names, earlier["corruptions"], corruptions),
         "attacks": attacks,
-        "explanations": explained(names, anew, data, work) if anew else earlier["explanations"],
+        "explanations": explained(names, chosen, data, work) if chosen else earlier["explanations"],
         "tiny20": earlier.get("tiny20"),
     }
-    if ZONES in anew:
+    if ZONES in chosen:
         shutil.copy(work / "evaluation" / ZONES / "ood_zones.png", IMAGES)
-    if SHOWN in anew:
+    if SHOWN in chosen:
         draw_decisions(work / "evaluation" / SHOWN, work)
     return with_not_bundled(results)
 

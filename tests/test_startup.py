@@ -232,7 +232,7 @@ def photo_commands(folder: Path) -> list[list[str]]:
     return [[str(word) for word in line] for line in lines]
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_commands_about_photos_load_no_torch(
     installed: bool, tmp_path: Path, without: dict[str, str]
 ) -> None:

@@ -97,6 +97,7 @@ def finished(
     return arguments, out
 
 
+@pytest.mark.slow
 def test_every_place_on_the_page_is_filled(finished: tuple[list[str], Path]) -> None:
     _, out = finished
     page = (out / "README.md").read_text(encoding="utf-8")
@@ -118,6 +119,7 @@ def test_every_place_on_the_page_is_filled(finished: tuple[list[str], Path]) -> 
             assert min(image.size) > 100, figure
 
 
+@pytest.mark.slow
 def test_held_out_photos_are_not_evaluated(finished: tuple[list[str], Path]) -> None:
     _, out = finished
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
@@ -132,6 +134,7 @@ def test_held_out_photos_are_not_evaluated(finished: tuple[list[str], Path]) -> 
     assert f"{half} validation photos of {CLASSES} classes" in (out / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_second_run_computes_nothing(
     finished: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_second_run_computes_nothing(
     assert lines[-1].startswith("[11/11]") and all("finished before" in line for line in lines[:-1])
 
 
+@pytest.mark.slow
 def test_losses_as_printed_follow_from_the_true_ones(finished: tuple[list[str], Path]) -> None:
     _, out = finished
     model = json.loads((out / "results.json").read_text(encoding="utf-8"))["models"]["beta_1"]

@@ -308,7 +308,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_find_the_same_together(data: Path, alone: Path, processes: int, tmp_path: Path) -> None:
     python = [sys.executable, "-m"]
     torchrun = [*python, "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", "-m"]

@@ -115,6 +115,7 @@ def grown(sizes: list[list[float]]) -> list[float]:
     return [max(late - early for early, late in zip(*pair, strict=True)) for pair in pairwise(sizes)]
 
 
+@pytest.mark.slow
 def test_two_thousand_requests_from_32_clients_then_sigterm(
     saved: str, service: Service, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_two_processes_follow_the_curve_of_one(pair: Path, tmp_path: Path) -> No
     assert float(norms[1] / norms[0]) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_and_resume_together(pair: Path, tmp_path: Path) -> None:
     process = start(*PAIR, "--devices=2", "--out", tmp_path / "stopped")
     wait_for(tmp_path / "stopped" / "metrics.csv", process)

@@ -314,6 +314,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
         assert done.exit_code == 2 and message in str(done.exception)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_images(runs: Path, tmp_path: Path, kept: Path, found: AttackResult) -> None:
     options = ("--kappa", "0.01", "--d", "0", "--steps", "12", "--images", str(CHUNK + 5), "--workers", "0")
     done = run(
