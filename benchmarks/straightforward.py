@@ -21,8 +21,8 @@ from candid.models.flow.coupling import (
     OrthogonalMixing,
     Permutation,
 )
+from candid.models.flow.invertible import Chain
 from candid.models.flow.pooling import DCTPooling, HaarPooling
-from candid.models.flow.reversible import Chain
 
 
 class Block(nn.Module):

@@ -39,7 +39,7 @@ from candid.models.flow.vector import VectorClassifier
 from candid.models.photo.eye import Eye
 from candid.models.photo.head import fit_head
 from candid.models.photo.model import PhotoModel
-from candid.robustness.corruptions.registry import CORRUPTIONS
+from candid.robustness.corruptions import CORRUPTIONS
 from candid.training.features import Features
 from candid.training.options import VectorOptions
 from candid.training.vectors import VectorData, finish, fit, new_model, train_flow

@@ -30,36 +30,35 @@ STOREYS = (
 )
 LEVEL = {package: level for level, packages in enumerate(STOREYS) for package in packages}
 FRONT = {"__init__.py", "__main__.py", "py.typed"}
-FILES, SERVE_FILES, TRUST_FILES, TWICE = 217, 11, 17, 12
+FILES, SERVE_FILES, TRUST_FILES, TWICE = 210, 11, 16, 12
 """The most files in candid/, in serve/ and in trust/, and the most file names that occur more than once.
 
 candid/ had 195: flow/vector.py (a kind of model) and training/vectors.py came with networks on features.
 judging/by_class.py: results by class, for training, evaluation, reports and cards. models/photo/revised.py,
 training/pieces.py and training/changes.py: more photos for known classes, rename, merge, forget, undo.
 training/again.py, photo_data.py and photo_series.py: training again, and series of photos.
-judging/table_files.py: tables of candid examine. models/photo/hub.py: networks of the Hugging Face Hub.
-cli/arguments.py (wrong arguments) and cli/tables.py came out of cli/app.py.
-reports/audit/fitness.py (sentences to decide by), governance.py (what reviewers look for) and content.py (an
-audit as JSON).
+judging/table_files.py: tables, of candid examine and for other libraries. models/photo/hub.py: networks of
+the Hugging Face Hub. cli/arguments.py (wrong arguments) came out of cli/app.py.
+reports/audit/fitness.py (sentences to decide by) and content.py (what reviewers look for; an audit as JSON).
 judging/bulk.py: shards of many images in, a table for each out, for candid examine.
-trust/estimator.py (predictions as arrays) and judging/columns.py (tables): what other libraries expect.
+trust/estimator.py (predictions as arrays): what other libraries expect.
 judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
 corrections are taught while the server runs, and models are switched; serve/ had 9.
 
-trust/ had 14: series.py (copies count once), sets.py (which classes an answer names) and tree.py (kinds of
-classes) came with answers that a person agrees with; options.py went into promises.py; then estimator.py.
+trust/ had 14: sets.py (which classes an answer names) and tree.py (kinds of classes) came with answers that a
+person agrees with; options.py went into promises.py; then estimator.py. Series of images are in arrays.py.
 """
 LINES = 60
 """The most lines of a function."""
 FAN_OUT = 24
 """The most modules of candid that one module imports."""
 LOADED = {
-    "candid.Monitor": 23,
+    "candid.Monitor": 22,
     "import candid.models.protocol": 14,
     "import candid.models.photo.model": 38,
     "import candid.judging.examine": 41,
 }
-"""The most modules of candid that a process loads for this; Monitor 20 before series, sets and trees."""
+"""The most modules of candid that a process loads for this; Monitor 20 before sets and trees."""
 WALKS = {
     "waste": ("waste/tin.jpg", 22),
     "everyday": ("everyday/cat.jpg", 22),
@@ -67,7 +66,7 @@ WALKS = {
 }
 """The most files that one image enters on its way to a verdict, by model; those of flow/ count as one.
 
-They were 18 and 15 before copies (series.py), answers (sets.py), kinds of classes (tree.py), the check that
+They were 18 and 15 before copies (arrays.py), answers (sets.py), kinds of classes (tree.py), the check that
 two levels do not exclude each other (promises.py), and triangles unpacked in one place (gaussians.py).
 """
 

@@ -40,9 +40,9 @@ from candid._support.files import system_error
 from candid._support.options import MISSING, Field, MaybeInfinite, Option
 from candid._support.progress import is_first_process
 from candid._support.text import printable
+from candid._support.text import safe as safe
+from candid._support.text import show_table as show_table
 from candid.cli.arguments import check_order, sentence
-from candid.cli.tables import safe as safe
-from candid.cli.tables import show_table as show_table
 
 Mark = TypeVar("Mark")
 MODEL_HELP = "A bundled model ('candid models' lists them), a model folder or a run folder."

@@ -25,10 +25,10 @@ from candid.inference.runner import Runner, launch_for
 from candid.judging.held_out import OUT_OF_FOLD, HeldOut, measures_for
 from candid.models import checkpoint, saving
 from candid.models.protocol import Model
+from candid.trust.arrays import FEWEST_SERIES, firsts, fixed_halves, series_of
 from candid.trust.learned import LearnedScore
 from candid.trust.ranking import fit_learners
 from candid.trust.scores import SCORES, Columns, learning_scores
-from candid.trust.series import FEWEST_SERIES, firsts, fixed_halves, series_of
 from candid.trust.tree import Tree
 
 MOST_IMAGES = 20_000

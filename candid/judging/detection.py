@@ -10,11 +10,11 @@ import numpy as np
 from candid._support.numbers import Array
 from candid.inference.metrics import Roc, detection_metrics, roc_curve
 from candid.judging.held_out import LEVEL, HeldOut
+from candid.trust.arrays import series_of
 from candid.trust.conformal import Detector, shuffled_halves
 from candid.trust.ranking import ALL, Ranking, fit_rankings, ranked_p_values
 from candid.trust.rule import Rule
 from candid.trust.scores import Columns, Score, available_scores
-from candid.trust.series import series_of
 
 GROUPS = "groups"
 """The column of the groups of images, (N,), within which the rule ranks them."""

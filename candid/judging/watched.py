@@ -10,11 +10,11 @@ from candid._support.randomness import draws
 from candid.inference.predictions import Measure
 from candid.judging.held_out import HeldOut, measures_for, needed
 from candid.models.protocol import Model
+from candid.trust.arrays import firsts, series_of
 from candid.trust.conformal import Detector, KernelDensity
 from candid.trust.drift import SKIPPED, Among, Watch, Watched
 from candid.trust.ranking import Standard, new_detector
 from candid.trust.scores import OWN_PARTS, SCORES, Columns, chosen_score
-from candid.trust.series import firsts, series_of
 from candid.trust.verdict import Sighting
 
 FIXING = 4

@@ -73,7 +73,7 @@ def decision_plane(model: Model) -> DecisionPlane:
     """The plane that the means of a planar model lie in.
 
     >>> import candid
-    >>> from candid.models.flow.planar import planar_model
+    >>> from candid.models.flow.means import planar_model
     >>> plane = decision_plane(planar_model(candid.GenerativeClassifier.from_preset("digits"), [7, 1, 3]))
     >>> plane.project(np.zeros((5, 64))).shape, plane.means.shape
     ((5, 2), (3, 2))

@@ -11,7 +11,7 @@ from candid._support.errors import CandidError
 from candid._support.options import MaybeInfinite, Option
 from candid._support.text import number
 from candid.inference.options import DataOptions
-from candid.robustness.corruptions.registry import SEVERITIES, check_severities
+from candid.robustness.corruptions import SEVERITIES, check_severities
 
 
 @dataclass(frozen=True, kw_only=True)

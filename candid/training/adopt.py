@@ -32,8 +32,8 @@ from candid.models import saving
 from candid.models.photo.adopted import AdoptedModel
 from candid.models.photo.opening import open_softmax, tree_of
 from candid.training.options import AdoptOptions
+from candid.trust.arrays import fixed_halves
 from candid.trust.gaussians import Moments
-from candid.trust.series import fixed_halves
 from candid.trust.tree import Tree
 
 ALIKE = "All images look the same to the classifier: give different ones."

@@ -23,8 +23,8 @@ from candid._support.text import percent, plural
 from candid.data.groups import GroupTable
 from candid.training.features import Features
 from candid.training.photo_report import first_alike, standardised
+from candid.trust.arrays import FEWEST_SERIES, series_of
 from candid.trust.scores import Columns
-from candid.trust.series import FEWEST_SERIES, series_of
 
 SECONDS = 60
 """Photos of one series are taken within this time of each other."""

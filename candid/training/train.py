@@ -211,7 +211,7 @@ def fit_plane(
     ``out/model/best`` is then a model like any other, and ``out/start`` is what it was before.
     """
     require_extra("torch", "paper", "Training a network")
-    from candid.models.flow.planar import planar_model
+    from candid.models.flow.means import planar_model
 
     folder = RunFolder(Path(out))
     planar = planar_model(model, classes)

@@ -19,6 +19,7 @@ import numpy as np
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid.trust import conformal
+from candid.trust.arrays import FEWEST_SERIES, firsts, halves, in_series, series_of, shuffled_rows
 from candid.trust.conformal import (
     Detector,
     OneTailed,
@@ -30,7 +31,6 @@ from candid.trust.conformal import (
 )
 from candid.trust.gaussians import FitImages
 from candid.trust.scores import Columns, Score, learning_scores
-from candid.trust.series import FEWEST_SERIES, firsts, halves, in_series, series_of, shuffled_rows
 
 if TYPE_CHECKING:
     from candid.trust.learned import LearnedScore

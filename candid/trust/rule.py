@@ -10,6 +10,7 @@ import numpy as np
 
 from candid._support.errors import CandidError
 from candid._support.numbers import Array
+from candid.trust.arrays import firsts, in_series, series_of, shuffled_rows
 from candid.trust.conformal import Detector, checked_level
 from candid.trust.promises import Levels, no_promise, walk
 from candid.trust.ranking import (
@@ -26,7 +27,6 @@ from candid.trust.ranking import (
     ranked_p_values,
 )
 from candid.trust.scores import SCORES, Columns, Score, chosen_score
-from candid.trust.series import firsts, in_series, series_of, shuffled_rows
 from candid.trust.sets import Posterior, Truths, answers, names_one
 from candid.trust.tree import LIST, Tree
 from candid.trust.verdict import (

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from candid._support.text import show_table
 from candid.cli.app import COMMANDS, GROUPS, app, ordered
-from candid.cli.tables import show_table
 from tests.helpers import candid_command
 
 EXAMPLES = {name: line for group in GROUPS.values() for name, line in group.items()}

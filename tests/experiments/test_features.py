@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from candid._support.progress import SILENT
-from candid.robustness.corruptions.registry import CORRUPTIONS
+from candid.robustness.corruptions import CORRUPTIONS
 from candid.training.features import Features
 from candid.training.options import VectorOptions
 from candid.training.vectors import VectorData

@@ -21,7 +21,7 @@ from candid.explanations.overview import explain as look_at
 from candid.explanations.similarity import expected_uncertainty
 from candid.judging.calibrate import calibrate
 from candid.judging.examine import Examiner
-from candid.models.flow.planar import planar_model
+from candid.models.flow.means import planar_model
 from tests.helpers import candid_command, randomise
 
 

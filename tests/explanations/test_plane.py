@@ -32,9 +32,8 @@ from candid.models.decision_plane import (
     plane_through,
 )
 from candid.models.flow.config import preset
-from candid.models.flow.means import rescale
+from candid.models.flow.means import RADIUS, planar_model, rescale
 from candid.models.flow.network import array_of
-from candid.models.flow.planar import RADIUS, planar_model
 from candid.reports.plots.latent import decision_plane as draw
 from candid.training.options import PlaneOptions
 from candid.training.train import fit_plane, plane_options

@@ -19,10 +19,10 @@ from candid.judging.held_out import HeldOut
 from candid.judging.watched import WatchedScore
 from candid.models.checkpoint import load
 from candid.training.adopt import _copies
+from candid.trust.arrays import firsts, fixed_halves
 from candid.trust.promises import Levels
 from candid.trust.ranking import ALL
 from candid.trust.scores import Columns
-from candid.trust.series import firsts, fixed_halves
 from tests.helpers import RecordedProgress
 
 CLASSES, WIDTH = 4, 64

@@ -1,16 +1,59 @@
-"""Tables of judged images, and images sorted into folders of their verdicts."""
+"""Tables of examinations: columns, data frames of libraries that are installed, and files."""
 
 import csv
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from candid import CandidError
+import candid
+from candid import CandidError, Examination
 from candid.judging.examine import image_paths
-from candid.judging.table_files import COLUMNS, TableFile
+from candid.judging.table_files import COLUMNS, CSV_COLUMNS, LIBRARIES, TableFile
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun, photo
+
+FOUND: list[Any] = [
+    Examination("a.png", {"cat": 0.9, "dog": 0.1}, 0.4, 0.5, "accept", ("cat",)),
+    Examination("b.png", {"dog": 0.6, "cat": 0.4}, 0.3, None, "ambiguous", ("dog", "cat"), "pet", 2),
+    candid.UnusableImage("c.png", "it is cut"),
+    Examination("d.png", {"dog": 0.6, "cat": 0.4}, 0.01, None, "novel", ()),
+    Examination("e.png", {"dog": 1.0}),
+]
+
+
+def test_a_table_has_what_the_record_of_an_image_has() -> None:
+    table = candid.table(iter(FOUND))
+    assert tuple(table) == COLUMNS and repr(table).startswith("Table of 5 images: path, label")
+    assert table["path"] == ["a.png", "b.png", "c.png", "d.png", "e.png"]
+    assert table["verdict"] == ["accept", "ambiguous", None, "novel", None]
+    assert table["label"][2] is None and table["error"] == [None, None, "it is cut", None, None]
+    for row, examined in enumerate(FOUND):
+        if isinstance(examined, Examination):
+            record = examined.to_dict()
+            assert all(table[name][row] == record[name] for name in COLUMNS if name in record)
+            top = dict(zip(table["top_classes"][row], table["top_posteriors"][row], strict=True))
+            assert top == record["posterior"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("found", [FOUND, []], ids=["some", "none"])
+def test_a_frame_or_one_sentence(library: str, found: list[Any]) -> None:
+    """The frames of libraries that are not installed here are tested by ``make check``."""
+    table = candid.table(found)
+    convert = getattr(table, f"to_{library.removeprefix('py')}")
+    if importlib.util.find_spec(library) is None:
+        with pytest.raises(CandidError, match=f"needs the package {library}: install it"):
+            convert()
+        return
+    frame = convert()
+    assert list(frame.column_names if library == "pyarrow" else frame.columns) == list(COLUMNS)
+    assert len(frame) == len(found)
+    column = frame["classes"]
+    values = column.to_pylist() if library == "pyarrow" else list(column)
+    assert [None if value is None else list(value) for value in values] == table["classes"]
 
 
 @pytest.fixture
@@ -30,7 +73,7 @@ def test_tables_have_a_row_for_each_image_and_promises_once(
     assert done.exit_code == 2  # one image can't be used
     with (tmp_path / "t.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert [Path(row["path"]).name for row in rows] == ["=bad.png", "dots 1.png", "dots 2.png", "dots 10.png"]
     assert "not an image" in rows[0]["error"] and rows[1]["verdict"] in ("accept", "ambiguous", "novel")
     promises = json.loads((tmp_path / "t.promises.json").read_text())

@@ -15,10 +15,9 @@ from candid.models.flow.coupling import (
     OrthogonalMixing,
     Permutation,
 )
-from candid.models.flow.invertible import Invertible
+from candid.models.flow.invertible import Chain, Invertible
 from candid.models.flow.network import full_precision
 from candid.models.flow.pooling import DCTPooling, HaarPooling
-from candid.models.flow.reversible import Chain
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, perceptron, pointwise, strided_entry
 
 

@@ -15,10 +15,10 @@ from candid.models.flow.backbone import build_flow
 from candid.models.flow.config import ClassifierConfig, Memory, preset
 from candid.models.flow.coupling import OrthogonalMatrix
 from candid.models.flow.frozen import FrozenFlow, freeze
+from candid.models.flow.invertible import frozen_statistics
 from candid.models.flow.mixture import LatentMixture, MixtureGeometry, log_standard_normal
 from candid.models.flow.network import ImageClassifier, TensorOutputs, array_of, check_batch
 from candid.models.flow.pooling import DCTPooling
-from candid.models.flow.reversible import frozen_statistics
 from candid.models.flow.subnets import uniform
 from candid.models.protocol import Ability, ClassGeometry, DensityOf
 

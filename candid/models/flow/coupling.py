@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from candid._support.errors import CandidError
 from candid.models.flow.fused import affine, is_trained, scaled_tanh
-from candid.models.flow.invertible import Invertible
+from candid.models.flow.invertible import Gradients, Invertible, ParameterGradients, PulledBack
 from candid.models.flow.network import full_precision
-from candid.models.flow.reversible import Gradients, ParameterGradients, PulledBack
 from candid.models.flow.subnets import normal
 
 SubnetBuilder = Callable[[int, int], nn.Module]

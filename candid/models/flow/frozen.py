@@ -23,9 +23,8 @@ from candid.models.flow.coupling import (
     mix,
 )
 from candid.models.flow.fused import is_plain
-from candid.models.flow.invertible import Invertible
+from candid.models.flow.invertible import Chain, Invertible
 from candid.models.flow.network import is_autocast
-from candid.models.flow.reversible import Chain
 
 CACHED_NUMBERS = 2**22
 """The largest activation of a subnet that is computed in one piece on a CPU: 16 MB in float32."""

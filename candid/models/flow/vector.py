@@ -16,9 +16,9 @@ from candid.data.images import Preprocessing
 from candid.models.flow.backbone import build_flow
 from candid.models.flow.classifier import FlowOutputs, MixtureClassifier
 from candid.models.flow.config import ClassifierConfig
+from candid.models.flow.invertible import frozen_statistics
 from candid.models.flow.mixture import LatentMixture, log_standard_normal
 from candid.models.flow.network import TensorOutputs, array_of, check_batch
-from candid.models.flow.reversible import frozen_statistics
 from candid.models.flow.subnets import normal
 from candid.models.photo.eye import Eye
 from candid.models.photo.opening import trained_eye

@@ -10,7 +10,7 @@ from candid._support.text import named_pairs
 from candid.data import SYNTHETIC
 from candid.evaluation.options import Groups, OtherImages, StoredHeldOut, StoredTest
 from candid.inference.options import ImageOptions
-from candid.robustness.corruptions.registry import SEVERITIES, check_severities
+from candid.robustness.corruptions import SEVERITIES, check_severities
 from candid.trust.promises import Delta, RiskLevel
 
 QUICK_IMAGES, QUICK_ATTACKS, ATTACKS = 1000, 20, 200

@@ -19,9 +19,8 @@ from candid.evaluation.selective import RULES
 from candid.evaluation.selective import sentences as selective_sentences
 from candid.evaluation.selective import table as selective_table
 from candid.judging.by_class import MOST_SHOWN, ByClass
-from candid.reports.audit.content import record
+from candid.reports.audit.content import digests, record, statement
 from candid.reports.audit.fitness import comparisons, figures, fitness
-from candid.reports.audit.governance import digests, statement
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import AuditedModel, AuditResult, grades_of, missing, results_by_class

@@ -25,10 +25,18 @@ from candid.inference.study import Note, labelled_images, named_models
 from candid.judging.detection import Detection, unseen
 from candid.judging.held_out import HeldOut, measures_of
 from candid.models.protocol import Model
-from candid.robustness.corruptions import blur, digital, noise, weather  # noqa: F401  they register themselves
+from candid.robustness.corruptions import (  # noqa: F401  they register themselves
+    CORRUPTIONS,
+    SEVERITIES,
+    blur,
+    check_names,
+    check_severities,
+    digital,
+    noise,
+    weather,
+)
 from candid.robustness.corruptions.blur import truncated
 from candid.robustness.corruptions.metrics import CorruptedModel, CorruptionResult, Reference, area_intervals
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES, check_names, check_severities
 from candid.robustness.options import CorruptOptions
 from candid.trust.scores import SCORES
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from candid._support.numbers import Array
+from candid.robustness.corruptions import corruption
 from candid.robustness.corruptions.noise import Generators, uniform
-from candid.robustness.corruptions.registry import corruption
 
 
 @corruption(  # radius, softness

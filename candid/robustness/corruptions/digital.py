@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 
 from candid._support.numbers import Array
+from candid.robustness.corruptions import corruption
 from candid.robustness.corruptions.blur import gaussian_blur
 from candid.robustness.corruptions.noise import Generators, uniform
-from candid.robustness.corruptions.registry import corruption
 
 
 @corruption(  # added, as a share of 255

@@ -19,7 +19,7 @@ from candid._support.numbers import Array
 from candid._support.text import Cell, area_cell, as_csv, html_page, latex, markdown, with_interval
 from candid.inference.metrics import bootstrap_intervals, placement_interval, share_interval
 from candid.inference.study import Note
-from candid.robustness.corruptions.registry import CORRUPTIONS, SEVERITIES
+from candid.robustness.corruptions import CORRUPTIONS, SEVERITIES
 from candid.robustness.options import CorruptOptions
 
 Ends = tuple[float, float]

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from candid._support.numbers import Array
-from candid.robustness.corruptions.registry import corruption
+from candid.robustness.corruptions import corruption
 
 Generators = Sequence[np.random.Generator]
 

@@ -8,9 +8,9 @@ from PIL import Image
 
 from candid._support.numbers import Array
 from candid._support.randomness import draws
+from candid.robustness.corruptions import corruption
 from candid.robustness.corruptions.blur import enlarged, streaked
 from candid.robustness.corruptions.noise import Generators, normal, uniform
-from candid.robustness.corruptions.registry import corruption
 
 WINDOWS = (  # mean colours, and deviations of the brightness, of frost on windows
     ((78.0, 149.0, 166.0), 18.0),

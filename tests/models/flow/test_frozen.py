@@ -11,7 +11,7 @@ from candid import CandidError, GenerativeClassifier, NonFiniteError, informatio
 from candid.models.flow import frozen as frozen_module
 from candid.models.flow.coupling import ActNorm, AffineCoupling
 from candid.models.flow.frozen import freeze
-from candid.models.flow.reversible import Chain
+from candid.models.flow.invertible import Chain
 from tests.helpers import randomise, small_classifier
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -20,11 +20,10 @@ from candid.models.flow.coupling import (
     random_orthogonal,
 )
 from candid.models.flow.frozen import freeze
-from candid.models.flow.invertible import Invertible
+from candid.models.flow.invertible import Chain, Invertible
 from candid.models.flow.means import span_of
 from candid.models.flow.mixture import LatentMixture
 from candid.models.flow.pooling import DCTPooling, HaarPooling, dct_matrix
-from candid.models.flow.reversible import Chain
 from candid.models.flow.subnets import bottleneck, low_resolution_entry, pointwise, strided_entry
 from tests.helpers import autograd_log_det, randomise
 

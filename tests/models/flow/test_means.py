@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import candid
 from candid import CandidError, GenerativeClassifier
-from candid.models.flow.means import rescale, restore, span_of
+from candid.models.flow.means import planar_model, rescale, restore, span_of
 from candid.models.flow.mixture import LatentMixture
-from candid.models.flow.planar import planar_model
 from tests.helpers import randomise
 
 RANKS = (None, 0, 3)

@@ -10,9 +10,8 @@ import pytest
 
 import candid
 from candid._support.errors import CandidError
-from candid.reports.audit.content import record
+from candid.reports.audit.content import digests, record, statement
 from candid.reports.audit.fitness import comparisons, figures, fitness
-from candid.reports.audit.governance import digests, statement
 from candid.reports.audit.page import page
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import grades_of, results_by_class

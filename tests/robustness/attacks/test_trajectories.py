@@ -18,7 +18,7 @@ from candid import CandidError, GenerativeClassifier, ResNet, ResNetConfig
 from candid._support.numbers import Array
 from candid.models.decision_plane import DecisionPlane, plane_through
 from candid.models.flow.config import preset
-from candid.models.flow.planar import planar_model
+from candid.models.flow.means import planar_model
 from candid.reports.plots.trajectories import trajectories as draw
 from candid.robustness.attacks.trajectories import AttackPath, Trajectories, nearest_classes, trajectories
 from tests.helpers import randomise

@@ -22,6 +22,7 @@ from candid._support.numbers import Array
 from candid._support.randomness import draws
 from candid.data.images import centre_box, decode
 from candid.reports.plots.comparison import corruption_grid
+from candid.robustness.corruptions import corruption
 from candid.robustness.corruptions.benchmark import CORRUPTIONS, SEVERITIES, alexnet, corrupted
 from candid.robustness.corruptions.blur import (
     _scattered,
@@ -35,7 +36,6 @@ from candid.robustness.corruptions.blur import (
 from candid.robustness.corruptions.digital import _affine, elastic_transform
 from candid.robustness.corruptions.metrics import CorruptedModel, CorruptionResult, table
 from candid.robustness.corruptions.noise import Generators, shot_noise
-from candid.robustness.corruptions.registry import corruption
 from candid.robustness.corruptions.weather import frosted_windows, plasma
 from candid.robustness.options import CorruptOptions
 from tests.helpers import candid_command
