@@ -122,11 +122,10 @@ def _show(metrics: dict[str, Any]) -> None:
 
 
 def _show_classes(stored: dict[str, Any]) -> None:
-    from candid.judging.by_class import MOST_SHOWN, ByClass
+    from candid.judging.by_class import ByClass
 
     table = ByClass.from_dict(stored)
-    more = f"; the weakest {MOST_SHOWN} of {len(table.tested):,}" if len(table.tested) > MOST_SHOWN else ""
-    show_table(f"By class, the weakest first{more}", *table.table(), tight=True)
+    show_table(*table.for_terminal("By class"), tight=True)
     for sentence in table.sentences():
         print(printable(sentence, breaks=False))
 
@@ -225,7 +224,9 @@ def refit(
 
 @command
 def compare(
-    evaluations: Annotated[list[str], Option("Folders that 'candid evaluate' wrote.", metavar="FOLDER...")],
+    evaluations: Annotated[
+        list[str], Option("Folders that 'candid evaluate' wrote; no models.", metavar="FOLDER...")
+    ],
     /,
     options: CompareOptions,
     as_json: JsonFlag = False,

@@ -64,7 +64,7 @@ def _show_own(name: str, history: bool, as_json: bool) -> None:
         print(printable(f"{name}: a model of the kind '{model.kind}', {len(model.class_names)} classes"))
         if stored is not None:
             table = ByClass.from_dict(stored)
-            show_table("Results by class on photos that it had not seen", *table.table(), tight=True)
+            show_table(*table.for_terminal("Results by class on photos that it had not seen"), tight=True)
             for sentence in table.sentences():
                 print(printable(sentence))
     for change in changes:

@@ -154,4 +154,4 @@ def _print_results(best: Path, results: dict[str, Any]) -> None:
         from candid.judging.by_class import ByClass
 
         by_class = ByClass.from_dict(results["by_class"])
-        show_table("By class, the weakest first", *by_class.table(WEAKEST), tight=True)
+        show_table(*by_class.for_terminal("By class", WEAKEST), tight=True)

@@ -37,7 +37,7 @@ def compare(folders: Sequence[str | Path], **options: Any) -> list[Row]:
         >>> candid.compare(["nowhere"])
         Traceback (most recent call last):
         ...
-        candid._support.errors.CandidError: 'nowhere/metrics.json' is not what 'candid evaluate' writes ...
+        candid._support.errors.CandidError: 'nowhere' is not the folder of an evaluation ...
     """
     chosen = build(CompareOptions, options)
     places = [Path(folder) for folder in folders]
@@ -128,6 +128,11 @@ def _beta(metrics: dict[str, Any]) -> float | None:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     path = folder if folder.suffix == ".json" else folder / "metrics.json"
+    if not path.is_file():
+        raise CandidError(
+            f"'{folder}' is not the folder of an evaluation, with a metrics.json: to compare models, run "
+            "'candid evaluate MODEL DATA --out FOLDER' for each, and give the folders."
+        )
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         if not {"model", "kind", "beta", "data", "part", "images", "accuracy"} <= metrics.keys():

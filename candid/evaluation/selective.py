@@ -275,7 +275,7 @@ def table(metrics: Mapping[str, Any], data: str = "the data") -> list[tuple[str,
 
 def _signed(difference: Mapping[str, float], sign: int = 1) -> str:
     value, *ends = (100 * sign * difference[key] for key in ("value", "low", "high"))
-    return f"{value:+.2f} ({min(ends):+.2f} to {max(ends):+.2f})"
+    return f"{value:+z.2f} ({min(ends):+z.2f} to {max(ends):+z.2f})"
 
 
 def _area(metrics: Mapping[str, Any], name: str) -> str:
@@ -292,7 +292,7 @@ def sentences(metrics: Mapping[str, Any]) -> list[str]:
     how = ("better than" if value > 0 else "worse than") if clear else "not clearly better or worse than"
     said = (
         f"Among images that are not novel, at equal coverage, accepted images are {how} those of a plain "
-        f"confidence threshold: the accuracy differs by {value:+.2f} points ({low:+.2f} to {high:+.2f})."
+        f"confidence threshold: the accuracy differs by {value:+z.2f} points ({low:+z.2f} to {high:+z.2f})."
     )
     lost = metrics["novel"]
     if not lost["images"]:

@@ -27,6 +27,8 @@ FEWEST_TESTED = 5
 LEAST_MORE = 10
 """The smallest number of photos that is worth asking for."""
 HEAD = ("class", "images", "recall", "precision", "accepted", "of these right", "novel", "mostly taken for")
+SHORT = {"of these right": "right", "mostly taken for": "taken for"}
+"""Heads in a terminal, so that a table fits into 80 columns."""
 Grid = tuple[list[str], list[list[str]]]
 """Head and rows of a table."""
 
@@ -285,6 +287,16 @@ class ByClass:
         rows = [_cells(row) for row in self.ranked()[:most]]
         head = [f"{name} (%)" if name in HEAD[2:7] else name for name in HEAD]
         return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+    def for_terminal(self, title: str, most: int = MOST_SHOWN) -> tuple[str, list[str], list[list[str]]]:
+        """Return a title, and :meth:`table` with a head of short words, which the title explains."""
+        head, rows = self.table(most)
+        title += ", the weakest first"
+        if len(self.tested) > most:
+            title += f"; the weakest {most} of {len(self.tested):,}"
+        title += "; shares in %" + ", right: of accepted ones" * self.judged
+        names = (name.removesuffix(" (%)") for name in head)
+        return title, [SHORT.get(name, name) for name in names], rows
 
     def confusion_table(self) -> Grid:
         """Return a square table, true classes down and predicted ones across; of many classes, a list."""

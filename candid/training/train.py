@@ -85,8 +85,8 @@ def train(
         keep_old: Whether to keep a photo model that is trained again: a copy of ``out`` gets the name OUT.1.
         devices: The number of processes on this machine; all GPUs, or one on a CPU, by default.
         progress: What shows the epochs; nothing by default.
-        after_epoch: A function that gets the run folder and the metrics of all epochs: after the last epoch,
-            and before at most every ten seconds.
+        after_epoch: Gets the run folder and the metrics of all epochs: at most every ten seconds, and at the
+            end.
         **options: The fields of :class:`candid.training.options.TrainOptions`, such as ``epochs=5``.
 
     Returns:
@@ -131,14 +131,20 @@ def train(
             "these photos get a photo model in seconds to minutes"
         )
     if not resume and "holdout" not in options:
-        share = held_out_share(chosen.data, chosen.holdout)
-        if share > chosen.holdout:
-            display.log(
-                f"{percent(share)} of the training images are held out, since there are few: p-values come "
-                "from them; --holdout sets another share"
-            )
-            chosen = replace(chosen, holdout=share)
+        chosen = _with_enough_held_out(chosen, display)
     return train_network(chosen, folder, resume, devices, display, after_epoch)
+
+
+def _with_enough_held_out(options: TrainOptions, display: TrainingDisplay) -> TrainOptions:
+    """Return the options with a larger share of held-out images, where there are few."""
+    share = held_out_share(options.data, options.holdout)
+    if share > options.holdout:
+        display.log(
+            f"{percent(share)} of the training images are held out, since there are few: p-values come from "
+            "them; --holdout sets another share"
+        )
+        options = replace(options, holdout=share)
+    return options
 
 
 def _has_photo_model(run: Path) -> bool:

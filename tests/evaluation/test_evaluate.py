@@ -429,6 +429,14 @@ def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
         evaluated(three)
 
 
+def test_a_model_is_no_evaluation(tmp_path: Path) -> None:
+    for model in ("waste", str(candid.save(small_classifier(), tmp_path / "three"))):
+        with pytest.raises(
+            CandidError, match=f"'{model}' is not .*: to compare models, run 'candid evaluate"
+        ):
+            compare([model], out=tmp_path / "both")
+
+
 def test_models_are_compared_by_beta(model: Path, baseline: Path, tmp_path: Path) -> None:
     folders = []
     for name, path in (("resnet", baseline), ("one", model)):

@@ -123,6 +123,7 @@ def test_verdicts_and_plain_thresholds_are_counted_by_hand() -> None:
         "AUGRC",
         "AURC",
     ]
+    assert table(found, "test")[4][3].startswith("+0.00 (")  # no -0.00
 
 
 def test_a_clear_difference_is_named_and_the_cost_of_the_novelty_cut_stands_apart() -> None:

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import candid
+from candid._support.text import show_table
 from candid.evaluation.compare import class_results, class_table
 from candid.evaluation.result import write
 from candid.judging.by_class import ByClass
@@ -58,6 +60,20 @@ def test_it_survives_json_and_names_are_escaped() -> None:
     again = ByClass.from_dict(json.loads(json.dumps(shop().to_dict())))
     assert again == shop()
     assert "<b>" not in ByClass.of(np.array([0]), np.array([1]), ("<b>", "c")).html()
+
+
+def test_the_table_of_a_terminal_has_its_head_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in the 80 columns of a pipe."""
+    title, head, rows = shop().for_terminal("By class")
+    assert title == "By class, the weakest first; shares in %, right: of accepted ones"
+    assert rows == shop().table()[1]
+    show_table(title, head, rows, tight=True)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [word for name in head for word in name.split()] in lines
+    unjudged = ByClass.of(np.repeat([0, 1], 30), np.repeat([0, 1], 30), ("a", "b"))
+    assert unjudged.for_terminal("Of photos", 1)[0] == (
+        "Of photos, the weakest first; the weakest 1 of 2; shares in %"
+    )
 
 
 def test_classes_with_few_images_are_not_called_weak() -> None:
