@@ -67,6 +67,38 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     return shifted / shifted.sum(axis=axis, keepdims=True)
 
 
+def packed(lower: Array, *sizes: int) -> Array:
+    """Return the lower triangle of a matrix (F, F), or of blocks of it, row by row without zeros."""
+    return lower[_triangles(*(sizes or (len(lower),)))]
+
+
+def unpacked(values: Array, *sizes: int) -> Array:
+    """Return the matrix with lower triangles of these sizes along its diagonal, whose rows are ``values``.
+
+    >>> import numpy as np
+    >>> unpacked(np.array([1.0, 2.0, 3.0, 4.0]), 2, 1)
+    array([[1., 0., 0.],
+           [2., 3., 0.],
+           [0., 0., 4.]])
+    """
+    import numpy as np
+
+    lower = np.zeros((sum(sizes), sum(sizes)), values.dtype)
+    lower[_triangles(*sizes)] = values
+    return lower
+
+
+def _triangles(*sizes: int) -> Array:
+    """Return where the lower triangles of these sizes are, (F, F) of bool."""
+    import numpy as np
+
+    where, end = np.zeros((sum(sizes), sum(sizes)), bool), 0
+    for size in sizes:
+        start, end = end, end + size
+        where[start:end, start:end] = np.tri(size, dtype=bool)
+    return where
+
+
 def as_array(values: Any) -> Array:
     """Return an array or a tensor of torch as an array in C order."""
     import numpy as np

@@ -115,13 +115,6 @@ class HeldOut:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise unreadable(error) from error
 
-    @property
-    def true_ratios(self) -> Array | None:
-        """The posteriors of the true classes divided by the largest ones, (n,); None without labels."""
-        columns = self.statistics
-        labelled = "true_posterior" in columns
-        return columns["true_posterior"] / columns["max_posterior"] if labelled else None
-
     def rows(self, rows: Array) -> "HeldOut":
         """Return only some of the images."""
         return replace(self, statistics=self.statistics.rows(rows), fits={})

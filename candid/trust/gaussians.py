@@ -1,4 +1,4 @@
-"""Moments of features, whitening by shrunk covariances, and packed triangles."""
+"""Moments of features, and whitening by shrunk covariances."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -182,33 +182,6 @@ def class_sums(rows: Array, classes: Array, count: int) -> Array:
         present, starts = np.unique(classes[order], return_index=True)
         sums[present] = np.add.reduceat(rows[order], starts, axis=0)
     return sums
-
-
-def packed(lower: Array, *sizes: int) -> Array:
-    """Return the lower triangle of a matrix (F, F), or of blocks of it, row by row without zeros."""
-    return lower[_triangles(*(sizes or (len(lower),)))]
-
-
-def unpacked(values: Array, *sizes: int) -> Array:
-    """Return the matrix with lower triangles of these sizes along its diagonal, whose rows are ``values``.
-
-    >>> unpacked(np.array([1.0, 2.0, 3.0, 4.0]), 2, 1)
-    array([[1., 0., 0.],
-           [2., 3., 0.],
-           [0., 0., 4.]])
-    """
-    lower = np.zeros((sum(sizes), sum(sizes)), values.dtype)
-    lower[_triangles(*sizes)] = values
-    return lower
-
-
-def _triangles(*sizes: int) -> Array:
-    """Return where the lower triangles of these sizes are, (F, F) of bool."""
-    where, end = np.zeros((sum(sizes), sum(sizes)), bool), 0
-    for size in sizes:
-        start, end = end, end + size
-        where[start:end, start:end] = np.tri(size, dtype=bool)
-    return where
 
 
 def _ledoit_wolf(covariance: Array, fourth: float, n: int) -> float:

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from candid._support.numbers import Array, logsumexp
+from candid._support.numbers import Array, logsumexp, packed, unpacked
 from candid._support.old_formats import mahalanobis_state
 from candid.trust.gaussians import (
     SMALLEST,
@@ -21,12 +21,10 @@ from candid.trust.gaussians import (
     checked_columns,
     even_steps,
     offset,
-    packed,
     parts_of,
     principal_axes,
     residual,
     unit,
-    unpacked,
 )
 
 EXPLAINED = 0.9

@@ -247,8 +247,8 @@ def levels(model: PhotoModel, taught: PhotoModel, task: Task, far: Photos) -> Fi
                 continue
             labels = photos.labels if name == "old" else np.full(len(photos), task.classes)
             posterior = softmax(outputs.logits.astype(np.float64))
-            assert held_out.true_ratios is not None
-            figures[f"missed_{name}_{when}"] = missed(posterior, labels, held_out.true_ratios, LEVEL)
+            ratios = held_out.statistics["true_posterior"] / held_out.statistics["max_posterior"]
+            figures[f"missed_{name}_{when}"] = missed(posterior, labels, ratios, LEVEL)
     return figures
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from candid._support.errors import CandidError
-from candid._support.numbers import Array, logsumexp
+from candid._support.numbers import Array, logsumexp, packed, unpacked
 from candid._support.options import check_fields, check_range, checked_names
 from candid.data.images import Preprocessing
 from candid.models.photo.eye import FILES, SoftmaxEye
 from candid.models.photo.gaussian import halved
 from candid.models.photo.opening import moved, open_softmax
 from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch, missing
-from candid.trust.gaussians import packed, unpacked
 
 
 @dataclass(frozen=True)

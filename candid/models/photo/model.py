@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 import numpy as np
 
 from candid._support.errors import CandidError
-from candid._support.numbers import Array, logsumexp
+from candid._support.numbers import Array, logsumexp, packed, unpacked
 from candid._support.options import check_fields, check_range, checked_names
 from candid.data.images import Preprocessing
 from candid.models.photo.eye import Eye
@@ -19,7 +19,6 @@ from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.opening import trained_eye
 from candid.models.photo.taught import Known, Seen, TaughtClasses
 from candid.models.protocol import Ability, DensityOf, ModelBase, Outputs, check_batch
-from candid.trust.gaussians import packed, unpacked
 
 
 @dataclass(frozen=True)

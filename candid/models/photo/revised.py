@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from candid._support.errors import CandidError
-from candid._support.numbers import Array, logsumexp
+from candid._support.numbers import Array, logsumexp, packed, unpacked
 from candid.models.photo.gaussian import (
     SecondStage,
     Standardised,
@@ -29,7 +29,7 @@ from candid.models.photo.gaussian import (
 from candid.models.photo.head import Posterior
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import Seen
-from candid.trust.gaussians import class_sums, packed, unpacked
+from candid.trust.gaussians import class_sums
 
 FOLDS = 5
 """New photos are judged by heads to which four of five parts of them were added."""
