@@ -1,41 +1,33 @@
-"""Runs every benchmark, each in its own process: ``python -m benchmarks [--quick] [--threads N]``."""
+"""Runs every benchmark, each in its own process: ``python -m benchmarks [--quick] [--only NAME ...]``.
+
+Then what they measured becomes one file, docs/speed.json, and the tables of docs/speed.md
+(benchmarks/page.py). With ``--only`` the others are taken from the last run. A quick run says whether
+everything works: it is written next to the results of the scripts, and the page stays as it is.
+"""
 
 import subprocess
 import sys
+import time
 
+from benchmarks import page
 from benchmarks.common import console, parser
-
-SCRIPTS = (
-    "startup",
-    "neighbours",
-    "forward",
-    "training",
-    "inverse",
-    "mixture",
-    "memory",
-    "gradients",
-    "loading",
-    "cifar",
-    "evaluation",
-    "explanations",
-    "corruptions",
-    "attacks",
-    "photos",
-    "serving",
-)
 
 
 def main() -> int:
-    options = parser("benchmarks", __doc__).parse_args()
-    arguments = ["--threads", str(options.threads)] + ["--quick"] * options.quick
-    failed = []
-    for script in SCRIPTS:
-        console.rule(script)
+    options = parser("benchmarks", __doc__)
+    options.add_argument("--only", nargs="+", choices=page.SCRIPTS, help="measure these again")
+    asked = options.parse_args()
+    arguments = ["--threads", str(asked.threads)] + ["--quick"] * asked.quick
+    missed = []
+    start = time.monotonic()
+    for script in asked.only or page.SCRIPTS:
+        console.rule(f"{script}, after {(time.monotonic() - start) / 60:.1f} minutes")
         if subprocess.run([sys.executable, "-m", f"benchmarks.{script}", *arguments], check=False).returncode:
-            failed.append(script)
-    if failed:
-        console.print(f"[red]Failed, or a target missed: {', '.join(failed)}[/]")
-    return len(failed)
+            missed.append(script)
+    if missed:
+        console.print(f"[red]Failed, or a target missed: {', '.join(missed)}[/]")
+    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; written to {page.collect()}")
+    return len(missed)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.limit import Limit
+
+STARTED = time.monotonic()
+LOAD = os.getloadavg()[0]
+"""Before anything is measured: more than 0.5 says that others disturb it."""
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
 LIMIT = "limit"
 console = Console() if Console().is_terminal else Console(width=120)
@@ -97,17 +102,12 @@ def alternate(
 
 
 def alternate_with_limit(
-    contenders: Mapping[str, Callable[[], object]], repeats: int, gmacs: float, quick: bool
+    contenders: Mapping[str, Callable[[], object]], repeats: int, gmacs: float, limit: Limit
 ) -> dict[str, Timing]:
-    """:func:`alternate`, and the limit: what ``gmacs`` take at the rate of a large matrix product.
-
-    The product is one of the contenders, so that each round has its own rate.
-    """
-    n = 512 if quick else 3072
-    a, b, out = torch.rand(n, n), torch.rand(n, n), torch.empty(n, n)
-    times = alternate({**contenders, LIMIT: lambda: torch.mm(a, b, out=out)}, repeats)
-    share = gmacs * 1e9 / n**3
-    return {**times, LIMIT: Timing(tuple(share * seconds for seconds in times[LIMIT].seconds))}
+    """:func:`alternate`, and what ``gmacs`` take at the limit's rate, which each round measures again."""
+    rates: list[float] = []
+    times = alternate({**contenders, LIMIT: lambda: rates.append(limit.rate())}, repeats)
+    return {**times, LIMIT: Timing(tuple(gmacs / rate for rate in rates[-repeats:]))}
 
 
 def parser(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -139,9 +139,8 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
 
 def warn_if_busy() -> None:
     """Says so if other processes will disturb the timings."""
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        console.print(f"[yellow]Other processes are busy (load {load:.1f}): seconds will be too long.[/]")
+    if LOAD > 0.5:
+        console.print(f"[yellow]Other processes are busy (load {LOAD:.1f}): seconds will be too long.[/]")
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -191,6 +190,18 @@ def conclude(
     return int(not all(figure.met for figure in figures.values()))
 
 
+def processor() -> str:
+    """Return the name of the CPU and its widest vector instructions, as far as Linux says them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    entries = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = entries.get("flags", "").split()
+    widest = next((flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in flags), "")
+    return ", ".join(filter(None, (entries.get("model name", platform.machine()), widest)))
+
+
 def write(script: str, quick: bool, results: Mapping[str, Any]) -> None:
     """Writes ``results/<script>.json``, with what is needed to judge the figures later."""
     environment = {
@@ -199,9 +210,11 @@ def write(script: str, quick: bool, results: Mapping[str, Any]) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
+        "load_average": LOAD,
+        "seconds": round(time.monotonic() - STARTED, 1),
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{script}.json"

@@ -30,7 +30,7 @@ LIMIT = 1.1
 def main() -> int:
     options = parsed(parser("benchmarks.evaluation", __doc__))
     keep_freed_memory()
-    count, rounds = (100, 2) if options.quick else (10_000, 5)
+    count, rounds = (100, 1) if options.quick else (10_000, 3)
     random = draws(0).numpy
     pixels = random.integers(0, 256, (count, 3, 32, 32), np.uint8)
     split = ArraySplit(pixels, random.integers(10, size=count))

@@ -95,7 +95,7 @@ def measure(preset: str, batch: int, quick: bool) -> tuple[dict[str, Timings], d
             )
             errors[PEER] = max(errors.get(PEER, 0.0), float(error.abs().max()))
 
-    cases: dict[str, Timings] = {"": alternate({WITH: explained, WITHOUT: forward}, 2 if quick else 15)}
+    cases: dict[str, Timings] = {"": alternate({WITH: explained, WITHOUT: forward}, 2 if quick else 7)}
     if batch == 1 or quick:
         cases[", beside captum"] = alternate({WITH: explained, PEER: integrated}, 1, warmup=0)
     return cases, errors

@@ -46,7 +46,7 @@ def main() -> int:
             (freia.COMPOSED, FORWARD): lambda: peer(v),
             (freia.COMPOSED, INVERSE): lambda: peer(z_peer, rev=True),
         }
-        times = alternate({": ".join(key): run for key, run in contenders.items()}, 2 if quick else 7)
+        times = alternate({": ".join(key): run for key, run in contenders.items()}, 1 if quick else 5)
     rows = []
     ratios: dict[str, tuple[float, ...]] = {}
     for name, way in contenders:

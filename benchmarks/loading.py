@@ -9,14 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from benchmarks.common import Timing, parsed, parser, show, write
+from benchmarks.common import Figure, Timing, conclude, parsed, parser, show_times
 from candid._support.processes import keep_freed_memory
 from candid._support.randomness import generator
 from candid.data.datasets import open_dataset
@@ -28,6 +28,7 @@ from candid.training.recipes import load_options
 from candid.training.setup import build_model, build_optimiser
 
 LIMIT = 1.1
+LOADED, FIXED = "images from files", "one batch"
 Step = Callable[[Tensor, Tensor], None]
 
 
@@ -105,20 +106,18 @@ def main() -> int:
         "32 x 32, cifar": Case("cifar", 1600, (32, 32), ".png", 128, *((2, 2) if quick else (5, 10))),
         "224 x 224, imagenet": Case("imagenet", 96, (500, 375), ".jpg", *((2, 1, 2) if quick else (8, 3, 3))),
     }
-    results: dict[str, Any] = {}
-    rows = []
+    times: dict[str, dict[str, Timing]] = {}
+    figures = {}
     for name, case in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             make_photos(Path(folder), case)
             loaded, fixed = measure(
                 load_options(data=folder, preset=case.preset, batch=case.batch, workers=2), case
             )
-        ratio = loaded.ratio(fixed)
-        results[name] = {"loaded": loaded.seconds, "fixed": fixed.seconds, "ratio": ratio}
-        rows.append((name, case.batch, loaded, fixed, f"{ratio:.3f}"))
-    show("Seconds a training step: median (range)", ("", "batch", "loaded", "fixed batch", "ratio"), rows)
-    write("loading", quick, {"limit": LIMIT, "cases": results})
-    return int(not quick and any(result["ratio"] > LIMIT for result in results.values()))
+        times[name] = {LOADED: loaded, FIXED: fixed}
+        show_times(f"A training step, {name}, batch {case.batch}", times[name])
+        figures[f"{name}: {LOADED} / {FIXED}"] = Figure(loaded.ratios(fixed), LIMIT)
+    return conclude("loading", quick, times, figures)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Peers: the straightforward formulation (benchmarks/straightforward.py), FrEIA's AllInOneBlock
 (benchmarks/freia.py), ResNet-50, and the limit: the multiply-accumulates of three forward passes at the
-rate of a large matrix product.
+highest rate that is found on this machine (benchmarks/limit.py).
 
-Candid trains with freed memory kept for the next step (candid._support.machine). A process that has kept
+Candid trains with freed memory kept for the next step (candid._support.processes). A process that has kept
 memory once goes on reusing it, so the contenders live in two processes, one of each kind, and take turns. The
 straightforward formulation is in both. First the losses are compared: they must agree to 1e-4.
 """
@@ -32,6 +32,7 @@ from benchmarks.common import (
     show,
     show_times,
 )
+from benchmarks.limit import Limit, candidates
 from benchmarks.models import classifier, macs
 from benchmarks.straightforward import Straightforward
 from candid import GenerativeClassifier, ResNet, ResNetConfig, information_bottleneck_loss
@@ -144,6 +145,7 @@ def main() -> int:
         found = losses(quick)
         each, once = macs(classifier(quick))
         kept, given_back = (Elsewhere(build, quick, options.threads) for build in (with_kept_memory, without))
+        limit = Limit(candidates(quick))
         for batch, repeats in rounds.items():
             places = {PLAIN: kept, INVERSE: kept, STRAIGHT: given_back, STRAIGHT_KEPT: kept}
             if batch == 4:
@@ -153,7 +155,7 @@ def main() -> int:
                 {name: partial(place, name, batch) for name, place in places.items()},
                 repeats,
                 3 * (each * batch + once),
-                quick,
+                limit,
             )
     difference = abs(found[PLAIN] / found[f"{STRAIGHT}, float64"] - 1)
     show("Loss", ("", ""), [(name, f"{loss:.6f}") for name, loss in found.items()])

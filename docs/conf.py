@@ -16,7 +16,7 @@ import candid  # noqa: E402
 project, author, version = "Candid", "The Candid contributors", candid.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/results/*.md", "examples/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/results/*.md", "docs/start/*.md", "examples/*.md"]
 include_patterns += ["candid/models/zoo/*/README.md"]
 exclude_patterns = [".venv*", "build", "demo", "tests", "experiments", "benchmarks"]
 html_theme, html_title = "furo", "Candid"

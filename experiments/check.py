@@ -1,14 +1,18 @@
 """Build Candid, install it into new environments, without and with its extras, and use it there.
 
-    python -m experiments.check [--keep FOLDER]
+    python -m experiments.check [--keep FOLDER] [--write]
 
 Needs the package index, the extra ``docs`` and about a quarter of an hour; ``make check`` runs it. Wheels and
 sdists are built and checked (``experiments/packages.py``), and the wheels are installed: the first without
-the pixel models. Then the steps of the Dockerfile run (``experiments/container.py``). It prints a table: the
-size of each environment, the seconds that installation and first verdict took, and which commands ran.
+the pixel models. ``--write`` stores sizes and seconds in docs/install.json, which the README has its sentence
+from (``python -m experiments.readme``); do that on a quiet machine. Then the steps of the Dockerfile run
+(``experiments/container.py``). It prints a table: the size of each environment, the seconds that installation
+and first verdict took, and which commands ran.
 """
 
 import argparse
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +23,7 @@ import venv
 from pathlib import Path
 from typing import NamedTuple
 
+from candid._support.files import replacing
 from experiments import container, packages
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +158,14 @@ def use_networks(installed: Environment, work: Path) -> list[str]:
     return [*(str(line[0]) for line in lines), "serve"]
 
 
+def store(load: float, base: Environment, first: float) -> None:
+    """Write what the base takes to docs/install.json."""
+    sizes = {"megabytes": base.megabytes, "seconds": base.seconds, "first": first}
+    rounded = {name: round(value, 1) for name, value in sizes.items()}
+    with replacing(ROOT / "docs" / "install.json") as file:
+        file.write_text(json.dumps({"load": round(load, 2), "base": rounded}) + "\n", encoding="utf-8")
+
+
 def report(installed: Environment, first: float, commands: list[str]) -> str:
     """Return the row of an environment."""
     name = f"`[{installed.extra}]`" if installed.extra else "base"
@@ -163,7 +176,9 @@ def report(installed: Environment, first: float, commands: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--keep", type=Path, help="Make everything in this folder and leave it there.")
-    keep = parser.parse_args().keep
+    parser.add_argument("--write", action="store_true", help="Store what was measured in docs/install.json.")
+    asked = parser.parse_args()
+    keep, load = asked.keep, os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if keep is None else keep
         packages.check(*(built := packages.build(folder / "dist")))
@@ -174,6 +189,8 @@ def main() -> int:
         print("|---|---:|---:|---:|---|---|", flush=True)
         base = Environment.make("", folder / "base", wheel)
         first = base.run("examine", "everyday", SAMPLES / "everyday" / "jeans.jpg")
+        if asked.write:
+            store(load, base, first)
         commands = use_photos(base, folder / "work")
         print(report(base, first, commands), flush=True)
         if base.has("torch") or base.megabytes > LARGEST:
