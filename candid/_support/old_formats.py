@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from candid._support.numbers import digest
+
 # Options of training, in recipes, in config.toml of run folders and in the record of a model: until 0.3.
 RENAMED_OPTIONS = {"burn_in": "warmup", "coolings": "lr_decays", "accumulate": "grad_accumulation"}
 """Keys of older recipes and run folders, with their present names."""
@@ -69,6 +71,17 @@ def version_1_belongs(scores: Mapping[str, Any], weights_digest: "hashlib._Hash"
     digest.update(b"3")
     stored = scores.get("weights")
     return stored is not None and stored.dtype.kind == "u" and stored.tobytes() == digest.digest()
+
+
+def first_fingerprint(model: Any, config: Mapping[str, Any]) -> str:
+    """Return the fingerprint of a model as the first models with one have it: of the whole configuration.
+
+    Args:
+        model: the model.
+        config: its configuration as it stands in ``model.json``, with the keys of its version.
+    """
+    described = [config, list(model.class_names), list(model.image_shape), model.record.crop]
+    return digest(described, model.weights_digest().digest()).hexdigest()
 
 
 def whole_record(record: Mapping[str, Any]) -> dict[str, Any]:

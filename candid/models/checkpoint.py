@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError, missing_extra
 from candid._support.numbers import Array, tensors_of
-from candid._support.old_formats import version_1_belongs, whole_record
+from candid._support.old_formats import first_fingerprint, version_1_belongs, whole_record
 from candid._support.options import checked_names, from_dict, loaded_again, without_repeats
 from candid.models import zoo
 from candid.models.protocol import ModelBase
@@ -83,8 +83,12 @@ def scores_belong(model: Any) -> bool:
     """Return whether the held-out scores of ``model`` were measured with the model as it is now."""
     scores = model.held_out
     if FINGERPRINT in scores:
-        return bytes(scores[FINGERPRINT].astype(np.uint8).ravel()[:32]).hex() == model.fingerprint()
+        return _fingerprint_in(scores) == model.fingerprint()
     return version_1_belongs(scores, model.weights_digest())
+
+
+def _fingerprint_in(scores: Mapping[str, Array]) -> str:
+    return bytes(scores[FINGERPRINT].astype(np.uint8).ravel()[:32]).hex()
 
 
 def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: bool = True) -> Any:
@@ -109,6 +113,7 @@ def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: boo
 
 def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
     record = _read_record(folder)
+    written = record.pop("written")
     model = _without_weights(KINDS[record["kind"]], record["config"], record["class_names"])
     if "invert" in model.can:
         model.memory = memory
@@ -125,6 +130,10 @@ def _load(folder: Path, memory: "Memory", held_out: bool) -> Any:
     if held_out and record.get("held_out") is not None:
         model.held_out = read_part(folder, "held_out", record["held_out"])
         if FINGERPRINT in model.held_out and not scores_belong(model):
+            if _fingerprint_in(model.held_out) == first_fingerprint(model, written):
+                present = np.frombuffer(bytes.fromhex(model.fingerprint()), np.uint8)
+                model.held_out = {**model.held_out, FINGERPRINT: present}
+                return model
             made_by = str(record.get("library_version"))[:20]
             if made_by != __version__:
                 raise CheckpointError(
@@ -264,6 +273,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"'{path}' holds a model of the unknown kind {shown}: use a newer candid.")
     config_class = KINDS[name].imported(KINDS[name].config)
     try:
+        record["written"] = record["config"]
         record["config"] = from_dict(config_class, record["config"])
         checked_names(record["class_names"], len(record["class_names"]))
     except CandidError as error:

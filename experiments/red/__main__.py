@@ -1,10 +1,12 @@
 """Run attacks, each in its own process with a deadline: ``python -m experiments.red [NAME ...]``.
 
 Every attack stays on this machine: it talks to 127.0.0.1 and writes to temporary folders. The exit code is
-the number of promises that did not hold.
+the number of promises that did not hold. With FULL=1 in the environment the counts are those of
+docs/security.md, and each attack writes its row there.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -12,38 +14,53 @@ import sys
 import time
 from contextlib import suppress
 
-from experiments.red import models, serving, switch
-from experiments.red.attack import ATTACKS, Attack, BrokenError
+from experiments.red import models, results, serving, switch
+from experiments.red.attack import ATTACKS, TRIED, Attack, BrokenError, full
+from experiments.red.results import Result
 
 FILES = (serving, models, switch)
 """The files whose attacks are registered."""
+FULL_TIMES = 10
+"""How much longer an attack may take with the counts of docs/security.md."""
 
 
-def attacked(attack: Attack) -> tuple[bool, str, float]:
-    """Return whether the promise held, what was measured or went wrong, and the seconds that it took."""
-    started = time.monotonic()
+def attacked(attack: Attack) -> Result:
+    """Return whether the promise held, what was tried, measured or went wrong, and how long that took."""
+    started, counts = time.monotonic(), {"inputs": 0, "kills": 0}
+    most = attack.seconds * (FULL_TIMES if full() else 1)
     command = [sys.executable, "-m", "experiments.red", "--alone", attack.name]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            said, _ = process.communicate(timeout=attack.seconds)
+            said, _ = process.communicate(timeout=most)
             held = process.returncode == 0
         except subprocess.TimeoutExpired:
-            said, held = f"not finished within {attack.seconds:g} s", False
+            said, held = f"not finished within {most:g} s", False
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left
-    lines = said.strip().splitlines() or ["it said nothing"]
-    return held, lines[-1] if held else said.strip(), time.monotonic() - started
+    said = said.strip()
+    if held:
+        last = json.loads(said.splitlines()[-1])
+        said, counts = last["said"], last["tried"]
+    return Result(
+        promise=attack.promise,
+        held=held,
+        said=said or "it said nothing",
+        inputs=counts["inputs"],
+        kills=counts["kills"],
+        minutes=round((time.monotonic() - started) / 60, 2),
+    )
 
 
 def _alone(attack: Attack) -> int:
     try:
-        print(attack.run())
+        said = attack.run()
     except BrokenError as error:
         print(error)
         return 1
+    print(json.dumps({"said": said, "tried": {key: TRIED[key] for key in ("inputs", "kills")}}))
     return 0
 
 
@@ -66,9 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{each.name} ({each.seconds:g} s): {each.promise}")
             continue
         print(f"{each.name}: {each.promise}", flush=True)
-        held, said, seconds = attacked(each)
-        failed += not held
-        print(f"  {'held' if held else 'BROKEN'} after {seconds:.0f} s: {said}", flush=True)
+        found = attacked(each)
+        failed += not found["held"]
+        how = "held" if found["held"] else "BROKEN"
+        print(f"  {how} after {60 * found['minutes']:.0f} s: {found['said']}", flush=True)
+        if full():
+            results.write(each.name, found, list(ATTACKS))
     if not asked.list:
         print(f"{failed} broken, {time.monotonic() - started:.0f} s in all")
     return failed

@@ -1,5 +1,7 @@
 """The registry of attacks: an attack is a function that raises if what is promised does not hold."""
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,3 +50,17 @@ def check(holds: bool, otherwise: str) -> None:
     """Raise with ``otherwise`` unless it holds; unlike an assert, also under ``python -O``."""
     if not holds:
         raise BrokenError(otherwise)
+
+
+TRIED: Counter[str] = Counter()
+"""What the attack of this process has tried: see :func:`tried`."""
+
+
+def tried(inputs: int = 0, kills: int = 0) -> None:
+    """Count inputs (files, requests, edits, settings) and killed processes, for the table of the page."""
+    TRIED.update(inputs=inputs, kills=kills)
+
+
+def full() -> bool:
+    """Return whether to use the large counts of docs/security.md: ``make red FULL=1``."""
+    return os.environ.get("FULL", "") not in ("", "0")

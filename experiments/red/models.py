@@ -28,11 +28,11 @@ from candid.robustness.attacks.benchmark import _load
 from candid.training.features import FeatureCache
 from candid.training.run_folder import RunFolder, state_digest
 from candid.trust.arrays import ArrayFile
-from experiments.red.attack import attack, check
+from experiments.red.attack import attack, check, full, tried
 from experiments.red.damage import Subject, edits, flips
 
 MODEL = {"blocks": [1, 1], "widths": [4, 8], "pointwise_width": 4, "mixing": "orthogonal"}
-EDITS, FORGED, FLIPS = 1000, 500, 1500
+EDITS, FORGED, FLIPS = (2000, 1000, 3000) if full() else (600, 300, 800)
 
 
 def verdicts(model: Path, images: Any) -> list[dict[str, Any]]:
@@ -186,6 +186,7 @@ def edited_records() -> str:
         subject = Subject(best / "model.json", lambda: verdicts(best, images), "model.json")
         plain = edits(subject, EDITS).report()
         forged = edits(subject, FORGED, sealed).report()
+    tried(inputs=EDITS + FORGED)
     return f"edits {plain}; with the digest put right {forged}"
 
 
@@ -204,6 +205,7 @@ def flipped_bits() -> str:
         subjects += [array_subject(place, compressed) for compressed in (False, True)]
         subjects += photo_subjects(place)
         found = flips(subjects, FLIPS)
+        tried(inputs=FLIPS)
         return f"{len(subjects)} files, flips {found.report()}"
 
 
@@ -218,7 +220,8 @@ while True:
 
 @attack("SIGTERM during a save leaves a whole model, and the next save removes what is half-written.", 300)
 def terminated_saves() -> str:
-    kills, chance = 12, random.Random(0)
+    kills, chance = 60 if full() else 6, random.Random(0)
+    tried(kills=kills)
     with workplace() as place:
         best, target = pixel_run(place) / "model" / "best", place / "saved"
         expected = candid.load(best).fingerprint()
