@@ -28,6 +28,8 @@ CHUNK = 256
 BATCH = 16
 AHEAD = 3
 """Batches that are decoded while one passes the eye."""
+MOST_LOOKED = 100_000
+"""Of more photos, only about this many are looked up in the cache to say how long a training takes."""
 FEW = 32
 """Photos that the time of one is measured on."""
 SECONDS_EACH = 0.05
@@ -67,6 +69,37 @@ class Features:
         """Return some of the photos."""
         names = tuple(compress(self.names, rows))
         return Features(names, self.labels[rows], self.values[rows], self.keys[rows], self.skipped)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Photos of one process; their statistics stay in the cache."""
+
+    names: tuple[str, ...]
+    labels: Array
+    """(N,)."""
+    digests: Array
+    """What the cache finds each photo by, (N, 32) uint8."""
+    cache: "FeatureCache"
+    skipped: tuple[str, ...] = ()
+    """Files that were left out, each with the reason."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, rows: Array) -> Features:
+        """Return some of the photos with their statistics."""
+        known = self.cache.rows([self.digests[i].tobytes() for i in rows.tolist()])
+        values = np.array([row.values for row in known], np.float32)
+        names = tuple(self.names[i] for i in rows.tolist())
+        keys = np.array([row.key for row in known], np.int64)
+        return Features(names, self.labels[rows], values.reshape(len(rows), self.cache.dimensions), keys)
+
+    def pieces(self, size: int) -> Iterator[tuple[Array, Features]]:
+        """Yield the numbers of ``size`` photos after the other, and their statistics."""
+        for start in range(0, len(self), size):
+            rows = np.arange(start, min(start + size, len(self)))
+            yield rows, self.at(rows)
 
 
 class FeatureCache:
@@ -167,8 +200,8 @@ class _Read(NamedTuple):
 
     name: str
     label: int
-    seen: Row | str
-    """What the eye sees, or why it can't be used."""
+    seen: Row | bytes | str
+    """What the eye sees, or what the cache finds that by; or why the photo can't be used."""
 
 
 @dataclass(frozen=True)
@@ -194,18 +227,11 @@ class Extraction:
 
         The result is the same for any number of processes.
         """
-        share: list[_Read] = []
-        error = None
-        try:
-            if isinstance(split, FileSplit):
-                share = self._of_files(split, name)
-            else:
-                share = self._of_shards(split, name)
-        except CandidError as problem:
-            error = problem
-        error = first_error(self.processes, error)
-        if error is not None:
-            raise error
+        share = self._read(split, name)
+        rows = iter(self.cache.rows([photo.seen for photo in share if isinstance(photo.seen, bytes)]))
+        share = [
+            photo._replace(seen=next(rows)) if isinstance(photo.seen, bytes) else photo for photo in share
+        ]
         # files are dealt out one by one, so they come back in their order; shards are sorted by their names
         parts = gathered(self.processes, share)
         photos = [part[i] for i in range(max(map(len, parts), default=0)) for part in parts if i < len(part)]
@@ -222,28 +248,62 @@ class Extraction:
             tuple(f"{photo.name}: {photo.seen}" for photo in photos if isinstance(photo.seen, str)),
         )
 
+    def share(self, split: Split, name: str = "photos") -> Share:
+        """Return the photos of this process; their statistics are in the cache."""
+        photos = self._read(split, name)
+        good = [(photo, photo.seen) for photo in photos if isinstance(photo.seen, bytes)]
+        return Share(
+            tuple(photo.name for photo, _ in good),
+            np.array([photo.label for photo, _ in good], np.int64),
+            np.frombuffer(b"".join(seen for _, seen in good), np.uint8).reshape(
+                len(good), -1 if good else 32
+            ),
+            self.cache,
+            tuple(f"{photo.name}: {photo.seen}" for photo in photos if isinstance(photo.seen, str)),
+        )
+
+    def _read(self, split: Split, name: str) -> list[_Read]:
+        """Return this process's share of the photos; an error of any process is raised by all."""
+        share: list[_Read] = []
+        error = None
+        try:
+            if isinstance(split, FileSplit):
+                share = self._of_files(split, name)
+            else:
+                share = self._of_shards(split, name)
+        except CandidError as problem:
+            error = problem
+        error = first_error(self.processes, error)
+        if error is not None:
+            raise error
+        return share
+
     def estimate(self, splits: Sequence[Split]) -> tuple[int, float]:
         """Return the number of photos that are not in the cache, and the seconds that they will take.
 
         A few of them are looked at to measure the time of one.
         """
+        files = [split for split in splits if isinstance(split, FileSplit)]
+        total = sum(map(len, files))
+        share = MOST_LOOKED / max(total, MOST_LOOKED)
+        looked = [split.subset(np.unique(np.arange(0, len(split), 1 / share).astype(int))) for split in files]
         new = [
             path
-            for split in splits
-            if isinstance(split, FileSplit)
+            for split in looked
             for path, each in zip(split.paths, split.digests(), strict=True)
             if each not in self.cache
         ]
         streamed = sum(len(split) for split in splits if not isinstance(split, FileSplit))
+        count = streamed + len(new) * total // max(1, min(total, MOST_LOOKED))
         if len(new) <= FEW:
-            return len(new) + streamed, SECONDS_EACH * (len(new) + streamed)
+            return count, SECONDS_EACH * count
         few = FileSplit(tuple(new[:: max(1, len(new) // FEW)][:FEW]), np.empty(0, np.int64))
         numbers = range(len(few.paths))
         deque(self._described(_decoded(few, numbers[:1], self.preprocessing)), maxlen=0)  # opens the eye
         start = time.monotonic()
         deque(self._described(_decoded(few, numbers, self.preprocessing)), maxlen=0)
         seconds = (time.monotonic() - start) / len(numbers)
-        return len(new) + streamed, seconds * (len(new) + streamed) / self.processes.world_size
+        return count, seconds * count / self.processes.world_size
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -271,12 +331,8 @@ class Extraction:
                     )
             if new:
                 self.cache.store([digests[i] for i in new], list(new.values()))
-        rows = iter(self.cache.rows([each for i, each in enumerate(digests) if i not in bad]))
         labels = share.labels.tolist()
-        return [
-            _Read(str(path), labels[i], bad[i] if i in bad else next(rows))
-            for i, path in enumerate(share.paths)
-        ]
+        return [_Read(str(path), labels[i], bad.get(i, digests[i])) for i, path in enumerate(share.paths)]
 
     def _of_shards(self, split: Split, name: str) -> list[_Read]:
         """Return the photos of this process's shards; here the digest is one of the pixels."""
@@ -295,8 +351,7 @@ class Extraction:
                 rows[i] = row
             if rows:
                 self.cache.store([digests[i] for i in rows], list(rows.values()))
-            cached = self.cache.rows(digests)
-            photos += [_Read(*each) for each in zip(names, labels.tolist(), cached, strict=True)]
+            photos += [_Read(*each) for each in zip(names, labels.tolist(), digests, strict=True)]
         return photos
 
     def _described(

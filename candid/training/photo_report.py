@@ -2,6 +2,7 @@
 
 import html
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,7 @@ class DataReport:
         predictions: dict[str, Predictions],
         class_names: tuple[str, ...],
         by_class: ByClass | None = None,
+        scanned: Sequence[Finding] | None = None,
     ) -> "DataReport":
         """Return the report.
 
@@ -74,20 +76,16 @@ class DataReport:
             predictions: what heads that have not seen them say of the photos of each part.
             class_names: the names of the classes.
             by_class: results by class.
+            scanned: wrong labels and odd photos among those that the head was fitted to, if ``parts`` has
+                a sample of these alone.
         """
-        labels = [each for part in predictions.values() for each in _labels(part, class_names)]
-        outside = {name: part.columns["novelty"][:, 2].astype(float) for name, part in predictions.items()}
-        centre = _median(outside["train"])
-        deviation = 1.4826 * max(_median(np.abs(outside["train"] - centre)), 1e-12)
-        odd = [
-            Finding(
-                "odd", predictions[name].paths[i], class_names[int(parts[name].labels[i])], "", float(z[i])
-            )
-            for name, z in ((name, (each - centre) / deviation) for name, each in outside.items())
-            for i in np.flatnonzero(z > FAR).tolist()
-        ]
-        suspects = sorted(labels, key=lambda each: each.value)
-        odd.sort(key=lambda each: -each.value)
+        usual = Usual.of(predictions["train"])
+        looked = [part for name, part in predictions.items() if name != "train" or scanned is None]
+        findings = list(scanned or ())
+        for part in looked:
+            findings += [*wrong_labels(part, class_names), *usual.odd(part, class_names)]
+        suspects = sorted((each for each in findings if each.kind == "label"), key=lambda each: each.value)
+        odd = sorted((each for each in findings if each.kind == "odd"), key=lambda each: -each.value)
         return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names, by_class)
 
     def of_kind(self, kind: str) -> list[Finding]:
@@ -216,12 +214,39 @@ def _picture(path: str) -> str:
     return "" if picture is None else f'<img alt="" src="{picture}">'
 
 
+class Usual(NamedTuple):
+    """How far photos usually are outside of the span of the classes."""
+
+    centre: float
+    """The median."""
+    deviation: float
+
+    @classmethod
+    def of(cls, part: Predictions) -> "Usual":
+        """Measure it on photos that were scored out of fold."""
+        outside = _outside(part)
+        centre = _median(outside)
+        return cls(centre, 1.4826 * max(_median(np.abs(outside - centre)), 1e-12))
+
+    def odd(self, part: Predictions, class_names: Sequence[str]) -> list[Finding]:
+        """Return the photos that are far more outside than usual."""
+        z = (_outside(part) - self.centre) / self.deviation
+        return [
+            Finding("odd", part.paths[i], class_names[int(part.labels[i])], "", float(z[i]))
+            for i in np.flatnonzero(z > FAR).tolist()
+        ]
+
+
+def _outside(part: Predictions) -> Array:
+    return part.columns["novelty"][:, 2].astype(float)
+
+
 def _median(values: Array) -> float:
     """Return the lower of the two middle values, so that it is one of them."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _labels(part: Predictions, class_names: tuple[str, ...]) -> list[Finding]:
+def wrong_labels(part: Predictions, class_names: Sequence[str]) -> list[Finding]:
     """Return the photos whose label is improbable while another class is likely."""
     posterior = part.posterior
     labelled = np.take_along_axis(posterior, part.labels[:, None], 1)[:, 0]

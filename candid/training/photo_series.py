@@ -73,7 +73,9 @@ def in_series(
     names = [name for part in parts.values() for name in part.names]
     everyone = standardised(np.concatenate([part.values for part in parts.values()]), parts["train"].values)
     labels = np.concatenate([part.labels for part in parts.values()])
-    together_names = _names(together, names, everyone, labels, class_names)
+    together_names = named_series(together, names, labels, class_names)
+    if together is None:
+        together_names = [str(number) for number in found_series(names, everyone, labels)]
     numbers = series_of(Columns({"keys": first_alike(everyone)}), together_names)
     count = len(np.unique(numbers))
     if count < FEWEST_SERIES and together not in (None, *NAMED):
@@ -115,19 +117,16 @@ def named_table(together: str | None) -> GroupTable | None:
     return None if together is None or together in NAMED else GroupTable.together(together)
 
 
-def _names(
-    together: str | None, names: Sequence[str], x: Array, labels: Array, class_names: Sequence[str]
+def named_series(
+    together: str | None, names: Sequence[str], labels: Array, class_names: Sequence[str]
 ) -> list[str] | None:
-    """Return the name of the series of each photo; None if only near-duplicates are joined."""
-    if together == "none":
-        return None
-    if together == "folder":
-        return [_folder(name, class_names[y]) for name, y in zip(names, labels.tolist(), strict=True)]
-    if together is None:
-        return [str(number) for number in found_series(names, x, labels)]
+    """Return the name of the series of each photo; None if ``together`` gives them no names."""
     table = named_table(together)
-    assert table is not None
-    return table.of(names)
+    if table is not None:
+        return table.of(names)
+    if together != "folder":
+        return None
+    return [_folder(name, class_names[y]) for name, y in zip(names, labels.tolist(), strict=True)]
 
 
 def _folder(name: str, class_name: str) -> str:

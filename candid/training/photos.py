@@ -24,6 +24,7 @@ from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
 from candid.models.photo.taught import Seen
+from candid.training import many_photos
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
 from candid.training.features import Extraction, FeatureCache, Features
 from candid.training.options import SHARE, PhotoOptions
@@ -89,12 +90,15 @@ def _train(
     if finished is not None:
         show.log(f"this run is finished: {folder.path}" if old is None else UNCHANGED % folder.path)
         return finished
-    now = used(data.parts, data.class_names, options.data) if processes.is_global_zero else []
+    many = sum(map(len, data.parts.values())) >= many_photos.MANY
+    listed = processes.is_global_zero and not many  # the list of many would not fit, and each would be read
+    now = used(data.parts, data.class_names, options.data) if listed else []
     changed: list[Difference] = []
-    if old is not None and not old.shares(now):
+    keep_old = keep_old or many
+    if old is not None and listed and not old.shares(now):
         keep_old = True
         show.log(f"none of these photos was trained on in {folder.path}")
-    elif old is not None and old.photos is not None:
+    elif old is not None and listed and old.photos is not None:
         changed = differences(old.photos, now)
         if changed:
             show.log(f"since the last training: {counted(changed)}; see {folder.path / CHANGED}")
@@ -103,24 +107,41 @@ def _train(
     cache = FeatureCache(eye, show)
     extraction = Extraction(eye, cache, processes, show, not options.strict)
     _announce(data, extraction)
+    whole = None
     try:
-        parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
+        if many:
+            whole = _of_many(data, extraction, options)
+            parts = {} if whole is None else whole.parts
+        else:
+            parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
     except KeyboardInterrupt:
         again = f"candid train {quote(options.data)}" if old is not None else "candid train --resume"
         show.log(f"go on with: {again} --out {quote(str(folder.path))}")
         raise
     if not processes.is_global_zero:
         return {}
-    _check_counts(parts["train"], data.class_names)
+    if whole is None:
+        _check_counts(parts["train"], data.class_names)
     results = {"extracted": cache.stored, "digests": digests}
     job = _Job(options, data.class_names, eye, folder, show, digests, old, keep_old, counted(changed))
-    results |= job.finish(parts)
+    results |= job.finish(parts, whole)
     for name, text in lists(now, changed).items():
         folder.write_text(name, text)
     if not changed:
         (folder.path / CHANGED).unlink(missing_ok=True)  # of the training before
     folder.write_results(results)
     return results
+
+
+def _of_many(data: PhotoData, extraction: Extraction, options: PhotoOptions) -> many_photos.Whole | None:
+    """Fit a head to photos that stay with the processes; None in all processes but the first."""
+    log = extraction.progress.log
+    if options.together is None:
+        log("series are not looked for among so many photos: name them with --together")
+    shares = {name: extraction.share(part, f"{name} photos") for name, part in data.parts.items()}
+    log(f"fitting the head to all photos, with a sample of at most {many_photos.SAMPLE:,} to choose by")
+    groups, processes = extraction.eye.groups, extraction.processes
+    return many_photos.fit_many(shares, options, data.class_names, groups, processes)
 
 
 def _announce(data: PhotoData, extraction: Extraction) -> None:
@@ -163,13 +184,16 @@ class _Job:
     changed: str
     """Which photos differ from those of the old model, in words."""
 
-    def finish(self, parts: dict[str, Features]) -> dict[str, Any]:
-        """Fit the head, save the model with its held-out scores, and write what is worth a look."""
+    def finish(self, parts: dict[str, Features], many: many_photos.Whole | None = None) -> dict[str, Any]:
+        """Fit the head, save the model with its held-out scores, and write what is worth a look.
+
+        ``many`` has the head of photos of which ``parts`` are a sample.
+        """
         options, log = self.options, self.progress.log
         log("fitting the head")
         whole = parts
         parts, series = in_series(options.together, parts, self.class_names, self.progress)
-        model, head = self._fitted(parts["train"], series)
+        model, head = self._fitted(parts["train"], series, many)
         train = parts["train"]
         val = parts["val"] if "val" in parts and len(parts["val"]) >= FEWEST_HELD_OUT else None
         if options.thumbnails:
@@ -190,7 +214,9 @@ class _Job:
         results |= {"out_of_fold": "val" not in parts, "head": model.metadata["head"]}
         if "test" in parts:
             results["test"] = _metrics(predictions["test"])
-        if series.several:
+        if many is not None:
+            results["all"] = many.results
+        elif series.several:
             apart = self._apart(whole, model, head)
             results["series"] = {"count": series.several, "photos": series.joined, "accuracy_without": apart}
             how = "out of fold" if "val" not in parts else "on held-out photos"
@@ -200,23 +226,35 @@ class _Job:
         if len(self.class_names) <= MOST_ON_CARD:
             model.metadata["by_class"] = results["by_class"]
         results |= self._replaced(model, parts, predictions)
-        self._report(parts, predictions, table, results)
+        report = DataReport.of(
+            parts, predictions, self.class_names, table, None if many is None else many.findings
+        )
+        self._report(parts, report, results)
         return results
 
-    def _fitted(self, train: Features, series: Series) -> tuple[PhotoModel, ClosedForm]:
+    def _fitted(
+        self, train: Features, series: Series, many: many_photos.Whole | None
+    ) -> tuple[PhotoModel, ClosedForm]:
         options, classes = self.options, len(self.class_names)
+        counts = np.bincount(train.labels, minlength=classes) if many is None else many.counts
         given = train.values, train.labels, classes, self.eye.groups, options.priors == "uniform"
-        head = fit_head(*given, seed=options.seed, series=series.numbers["train"])
+        if many is None:
+            head = fit_head(*given, seed=options.seed, series=series.numbers["train"])
+        else:
+            head = many.head
         model = PhotoModel.of(head, self.eye, self.class_names)
         model.tree = tree_of(options.tree, self.class_names, options.data)
         config = {**to_dict(options), "holdout": options.holdout or SHARE, "split": "hash", "crop": "none"}
-        counts = np.bincount(train.labels, minlength=classes).tolist()
         model.metadata = {
             "training": {
                 "config": {key: value for key, value in config.items() if value is not None},
                 "digests": self.digests,
             },
-            "head": {**head.described(), "photos": len(train), "counts": counts},
+            "head": {
+                **head.described(),
+                "photos": int(counts.sum()),
+                "counts": counts.astype(int).tolist(),
+            },
         }
         return model, head
 
@@ -272,18 +310,11 @@ class _Job:
         self.folder.create(self.options)
         return results
 
-    def _report(
-        self,
-        parts: dict[str, Features],
-        predictions: dict[str, Predictions],
-        table: ByClass,
-        results: dict[str, Any],
-    ) -> None:
+    def _report(self, parts: dict[str, Features], report: DataReport, results: dict[str, Any]) -> None:
         """Write the report on the photos and the list of those that were left out."""
         folder, log = self.folder, self.progress.log
         skipped = [line for part in parts.values() for line in part.skipped]
         folder.write_skipped(skipped, "photo", self.progress)
-        report = DataReport.of(parts, predictions, self.class_names, table)
         folder.write_text("photos.csv", report.csv())
         folder.write_text("photos.html", report.html())
         for line in report.sentences(folder.path):
@@ -348,7 +379,7 @@ def _held_out(
     if val is not None:
         return _predicted(model, val), Remembered(model.fitted_part(val.values), val.labels, val.keys)
     fold = head.out_of_fold
-    z = out_of_fold_z(head, train.values, train.labels)
+    z = out_of_fold_z(head, train.values)
     novelty = fold.novelty.astype(np.float32)
     seen = Seen(z, fold.scores, fold.logits, fold.novelty, None)
     held_out = _predictions(model, train, fold.logits, {"novelty": novelty})

@@ -46,6 +46,69 @@ class OutOfFold:
     """The fold of each photo, (N,)."""
 
 
+class FoldHead(NamedTuple):
+    """A head that has not seen the photos of one fold, and says what the whole head would of new photos."""
+
+    known: Standardised
+    whitened: Whitened
+    stage: SecondStage
+    regression: tuple[Array, Array] | None
+    """Weights and biases on features as the whole head standardises them; None if it was not chosen."""
+    whole: "ClosedForm"
+    """What was chosen."""
+
+    def __call__(self, features: Array) -> tuple[Array, Array]:
+        """Return logits (N, K) and novelty scores (N, 3) of photos, as :class:`OutOfFold` has them."""
+        whole = self.whole
+        z = self.known(features) @ self.whitened.factor.T
+        scores = class_scores(z, self.whitened.means)
+        mixture = whole.temperature * (scores + whole.log_priors)
+        relative = self.stage.relative_distance(scores)
+        novelty = np.stack((relative, -logsumexp(mixture), rest_norm(z, self.whitened.means)), 1)
+        if self.regression is not None:
+            weight, bias = self.regression
+            return whole.standardised(features) @ weight.T + bias, novelty
+        if whole.posterior == "mixture":
+            return mixture, novelty
+        second = class_scores(self.stage.whitened(scores), self.stage.means) + whole.log_priors
+        return whole.second_temperature * second, novelty
+
+
+class Division(NamedTuple):
+    """Photos in folds: which of them the heads without each fold are fitted to."""
+
+    folds: Array
+    """The fold of each photo whose features are at hand, (N,)."""
+    totals: tuple[Totals, ...]
+    """Those of each fold; they may count more photos than those at hand."""
+
+    @classmethod
+    def of(
+        cls, features: Array, labels: Array, classes: int, seed: int = 0, series: Array | None = None
+    ) -> "Division":
+        """Divide photos that are all at hand; each series is in one fold."""
+        folds = stratified_folds(labels, FOLDS, seed, series)
+        parts = (Totals.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS))
+        return cls(folds, tuple(parts))
+
+    def check(self) -> None:
+        """Raise an error unless each class has two photos, and some class has two without any two folds.
+
+        There can't be more classes than statistics, either.
+        """
+        classes, dimensions = self.totals[0].sums.shape
+        if classes > dimensions:
+            raise CandidError(
+                f"{classes} classes need an eye with at least {classes} statistics, and this one has "
+                f"{dimensions}: choose another eye or fewer classes."
+            )
+        counts = np.stack([each.counts for each in self.totals])
+        together = counts.sum(0)
+        left = [together - counts[one] - counts[other] for one, other in combinations(range(FOLDS), 2)]
+        if together.min() < 2 or not all((rest >= 2).any() for rest in left):
+            raise CandidError("There are too few photos to hold some out: give at least three of each class.")
+
+
 @dataclass(frozen=True)
 class ClosedForm:
     """A fitted head, in float64."""
@@ -67,6 +130,12 @@ class ClosedForm:
     out_of_fold: OutOfFold
     groups: tuple[int, ...]
     """How many statistics each group has."""
+    totals: tuple[Totals, ...]
+    """Those of the photos of each fold."""
+    stages: tuple[SecondStage, ...]
+    """The second stage without each fold."""
+    regressions: tuple[tuple[Array, Array], ...]
+    """The logistic regression without each fold, if it was chosen."""
     log_losses: dict[str, float] = field(default_factory=dict)
     """Out-of-fold log-loss of each posterior in nats per photo."""
 
@@ -79,6 +148,25 @@ class ClosedForm:
             "second_temperature": self.second_temperature,
             "out_of_fold_log_loss": self.log_losses,
         }
+
+    def choices(self) -> "ClosedForm":
+        """Return what was chosen, without all that has D² or N numbers: small enough to be sent around."""
+        none = np.empty(0)
+        return replace(
+            self,
+            standardised=replace(self.standardised, covariance=none),
+            whitened=Whitened(none, none),
+            out_of_fold=OutOfFold(none, none, none, none),
+            totals=(),
+        )
+
+    def without(self, fold: int, totals: Sequence[Totals]) -> FoldHead:
+        """Return the head that has not seen the photos of a fold; ``totals`` are those of all folds."""
+        known = Standardised.of(total(totals) - totals[fold], self.groups)
+        whitened = Whitened.of(known, self.shrinkage)
+        regression = self.regressions[fold] if self.regressions else None
+        known = replace(known, covariance=np.empty(0))
+        return FoldHead(known, whitened, self.stages[fold], regression, self.choices())
 
 
 @dataclass(frozen=True)
@@ -114,11 +202,29 @@ def fit_head(
     Raises:
         CandidError: if there are too few photos, if all look the same, or if K > D.
     """
-    folds = stratified_folds(labels, FOLDS, seed, series)
-    _check_counts(features.shape[1], labels, folds, classes)
-    parts = [Totals.of(features[folds == f], labels[folds == f], classes) for f in range(FOLDS)]
+    division = Division.of(features, labels, classes, seed, series)
+    return fit_divided(features, labels, division, groups, uniform_priors, logistic)
+
+
+def fit_divided(
+    features: Array,
+    labels: Array,
+    division: Division,
+    groups: Sequence[int],
+    uniform_priors: bool = False,
+    logistic: bool = True,
+) -> ClosedForm:
+    """Fit the head of a photo model to photos in folds.
+
+    Means and covariances are those of the totals, which may count more photos than there are features:
+    shrinkage, temperatures, second stage and posterior are then chosen with these photos alone, and the
+    logistic regression is fitted to them. For the other arguments see :func:`fit_head`.
+    """
+    division.check()
+    folds, parts = division
     everything = total(parts)
     frequency = everything.counts / everything.counts.sum()
+    classes = len(frequency)
     log_priors = np.log(np.full_like(frequency, 1 / classes) if uniform_priors else frequency)
     held_out = _out_of_fold(features, folds, parts, everything, groups, classes)
     tempered = {g: _tempered(s + log_priors, labels) for g, s in held_out.scores.items()}
@@ -126,7 +232,8 @@ def fit_head(
     scores, temperature = held_out.scores[shrinkage], tempered[shrinkage][0]
     rest = held_out.rest[shrinkage]
     second, relative = np.empty_like(scores), np.empty_like(rest)
-    for f, stage in enumerate(_crossed(features, labels, folds, parts, groups, shrinkage)):
+    stages = _crossed(features, labels, folds, parts, groups, shrinkage)
+    for f, stage in enumerate(stages):
         rows = folds == f
         second[rows] = class_scores(stage.whitened(scores[rows]), stage.means) + log_priors
         relative[rows] = stage.relative_distance(scores[rows])
@@ -136,6 +243,7 @@ def fit_head(
     standardised = Standardised.of(everything, groups)
     regression = _logistic(features, labels, folds, standardised) if logistic else None
     chosen = _chosen(mixture, second_temperature * second, regression, labels)
+    regression = regression if chosen.posterior == "logistic" else None
     return ClosedForm(
         standardised,
         Whitened.of(standardised, shrinkage),
@@ -145,10 +253,13 @@ def fit_head(
         temperature,
         second_temperature,
         chosen.posterior,
-        regression.weights(labels) if regression and chosen.posterior == "logistic" else None,
+        regression.weights(labels) if regression else None,
         math.sqrt(max(1e-12, float(rest.mean()) / (features.shape[1] - classes + 1))),
         OutOfFold(chosen.logits, novelty, scores, folds),
         tuple(groups),
+        tuple(parts),
+        tuple(stages),
+        regression.of_folds if regression else (),
         chosen.log_losses,
     )
 
@@ -177,20 +288,6 @@ def _chosen(mixture: Array, second: Array, logistic: "_Logistic | None", labels:
     return _Chosen(posterior, logits, {name: float(each.mean()) for name, each in losses.items()})
 
 
-def _check_counts(dimensions: int, labels: Array, folds: Array, classes: int) -> None:
-    """Raise an error unless each class has two photos, and some class has two without any two folds."""
-    if classes > dimensions:
-        raise CandidError(
-            f"{classes} classes need an eye with at least {classes} statistics, and this one has "
-            f"{dimensions}: choose another eye or fewer classes."
-        )
-    counts = np.bincount(folds * classes + labels, minlength=FOLDS * classes).reshape(FOLDS, classes)
-    together = counts.sum(0)
-    left = [together - counts[one] - counts[other] for one, other in combinations(range(FOLDS), 2)]
-    if together.min() < 2 or not all((rest >= 2).any() for rest in left):
-        raise CandidError("There are too few photos to hold some out: give at least three of each class.")
-
-
 def _out_of_fold(
     features: Array,
     folds: Array,
@@ -201,11 +298,12 @@ def _out_of_fold(
 ) -> _Folds:
     scores = {g: np.empty((len(features), classes)) for g in SHRINKAGES}
     rest = {g: np.empty(len(features)) for g in SHRINKAGES}
+    few = _are_few(features, everything)
     for f, part in enumerate(parts):
         rows = folds == f
         if not rows.any():
             continue
-        known, x = _rotated(Standardised.of(everything - part, groups), features, rows)
+        known, x = _rotated(Standardised.of(everything - part, groups), features, rows, few)
         for g in SHRINKAGES:
             z, means = _whitened(known, x, g)
             scores[g][rows] = class_scores(z, means)
@@ -213,7 +311,7 @@ def _out_of_fold(
     return _Folds(scores, rest)
 
 
-def out_of_fold_z(head: ClosedForm, features: Array, labels: Array) -> Array:
+def out_of_fold_z(head: ClosedForm, features: Array) -> Array:
     """Return z of the training photos by heads that have not seen them, (N, D) in float64.
 
     With C and C_k the covariances of the head and of the head without fold k, it is L' C_k^-1 x, so that its
@@ -222,28 +320,31 @@ def out_of_fold_z(head: ClosedForm, features: Array, labels: Array) -> Array:
     Args:
         head: the fitted head.
         features: the statistics that it was fitted to, (N, D).
-        labels: their classes, (N,).
     """
     from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-    final, folds, classes = head.standardised, head.out_of_fold.folds, len(head.log_priors)
-    everything = Totals.of(features, labels, classes)
+    final, folds, everything = head.standardised, head.out_of_fold.folds, total(head.totals)
     z = np.empty(features.shape)
     for f in np.unique(folds).tolist():
         rows = folds == f
-        known = Standardised.of(everything - Totals.of(features[rows], labels[rows], classes), head.groups)
+        known = Standardised.of(everything - head.totals[f], head.groups)
         factor = cho_factor(shrunk(known, head.shrinkage), lower=True)
         x = cho_solve(factor, known(features[rows]).T) * (final.scale / known.scale)[:, None]
         z[rows] = solve_triangular(head.whitened.factor, x, lower=True, trans="T").T
     return z
 
 
-def _rotated(known: Standardised, features: Array, rows: Array) -> tuple[Standardised, Array]:
+def _are_few(features: Array, everything: Totals) -> bool:
+    """Return whether the photos span fewer dimensions than they have statistics, and all are at hand."""
+    return 2 * len(features) <= features.shape[1] and everything.counts.sum() == len(features)
+
+
+def _rotated(known: Standardised, features: Array, rows: Array, few: bool) -> tuple[Standardised, Array]:
     """Return moments and the standardised features of some rows; of few photos, in coordinates of their span.
 
     Scores and norms stay the same, and matrices have as many rows as there are photos.
     """
-    if 2 * len(features) > features.shape[1]:
+    if not few:
         return known, known(features[rows])
     x = known(features)
     basis = np.linalg.qr(x.T).Q  # (D, N)
@@ -274,11 +375,12 @@ def _crossed(
     that has seen the photos of the fold carry the labels of these photos.
     """
     everything, classes = total(parts), len(parts[0].counts)
+    few = _are_few(features, everything)
     scores = np.empty((FOLDS, len(features), classes))
     for one, other in combinations(range(FOLDS), 2):
         both = np.flatnonzero((folds == one) | (folds == other))
         without = Standardised.of(everything - parts[one] - parts[other], groups)
-        z, means = _whitened(*_rotated(without, features, both), shrinkage)
+        z, means = _whitened(*_rotated(without, features, both, few), shrinkage)
         left_out = np.where(folds[both] == one, other, one)
         scores[left_out, both] = class_scores(z, means)
     return [SecondStage.of(scores[f, folds != f], labels[folds != f]) for f in range(FOLDS)]
@@ -317,6 +419,8 @@ class _Logistic:
     temperature: float
     penalty: float
     features: Array
+    of_folds: tuple[tuple[Array, Array], ...]
+    """Weights and biases of the regression without each fold, temperature included."""
 
     def weights(self, labels: Array) -> tuple[Array, Array]:
         """Return weights and biases of a regression on all photos, temperature included."""
@@ -330,14 +434,16 @@ def _logistic(features: Array, labels: Array, folds: Array, known: Standardised)
     best_loss = math.inf
     for penalty in PENALTIES:
         logits = np.empty((len(x), len(known.means)))
+        fitted = []
         for f in range(FOLDS):
             rows = folds == f
-            if rows.any():
-                weight, bias = _regression(x[~rows], labels[~rows], penalty)
-                logits[rows] = x[rows] @ weight.T + bias
+            weight, bias = _regression(x[~rows], labels[~rows], penalty)
+            logits[rows] = x[rows] @ weight.T + bias
+            fitted.append((weight, bias))
         temperature, loss = _tempered(logits, labels)
         if loss < best_loss:
-            best, best_loss = _Logistic(temperature * logits, temperature, penalty, x), loss
+            of_folds = tuple((temperature * weight, temperature * bias) for weight, bias in fitted)
+            best, best_loss = _Logistic(temperature * logits, temperature, penalty, x, of_folds), loss
     assert best is not None
     return best
 

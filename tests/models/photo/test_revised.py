@@ -24,7 +24,7 @@ def fitted(x: Array, y: Array, posterior: Posterior) -> tuple[PhotoModel, Seen]:
     model = PhotoModel.of(replace(head, posterior=posterior), NoEye(), NAMES)
     model.metadata = {"head": {**head.described(), "photos": len(x)}}
     fold = head.out_of_fold
-    return model, Seen(out_of_fold_z(head, x, y), fold.scores, fold.logits, fold.novelty, None)
+    return model, Seen(out_of_fold_z(head, x), fold.scores, fold.logits, fold.novelty, None)
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)
