@@ -36,6 +36,8 @@ from candid.serve.worker import Decoder
 
 DECODERS = 2
 """Images that are decoded at a time."""
+PATIENCE = 5.0
+"""Seconds that one image may take, at least; half of the time of a request if that is more."""
 LOOK = 250_000
 """Pixels that are decoded as soon as the header is read; larger images wait for another turn."""
 BUDGET = 8
@@ -132,7 +134,8 @@ class _Api:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.models.start()
-        decoders = [Decoder(self.limits.max_pixels, self.limits.timeout / 2) for _ in range(DECODERS)]
+        patience = max(PATIENCE, self.limits.timeout / 2)
+        decoders = [Decoder(self.limits.max_pixels, patience) for _ in range(DECODERS)]
         self.turns = Turns(decoders)
         try:
             await self._warm_up()

@@ -129,7 +129,7 @@ def test_a_crash_a_hang_and_a_bomb_cost_one_image_each(
         return call(self, *odd.get(content, (function, content, *arguments)))
 
     monkeypatch.setattr(Decoder, "__call__", led_astray)
-    with running(service, timeout=8) as server:
+    with running(service, timeout=12) as server:
         for content, reason in zip(odd, ("decoder crash", "too long", "too much memory"), strict=True):
             results = server.examine(picture(), content, picture(4)).json()["results"]
             assert [each["status"] for each in results] == ["judged", "unusable", "judged"]
