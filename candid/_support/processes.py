@@ -3,11 +3,14 @@
 import atexit
 import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
@@ -23,7 +26,7 @@ SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 Started: TypeAlias = tuple[Any, Any]
 """The connection to a process, and the process."""
 T = TypeVar("T")
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
 """Names of glibc's mallopt."""
 PRECISION: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed"}
 
@@ -144,6 +147,47 @@ def keep_freed_memory() -> bool:
     the next one, which can take half of a training step on a CPU. The price is fragmentation: the
     process holds more at its peak. It holds for the whole process, and does nothing without glibc.
     """
+    return _mallopt((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
+
+
+def return_memory(one_arena: bool = False) -> bool:
+    """Let large blocks of memory go back to the system as soon as they are freed, where glibc runs.
+
+    Without it, the size of blocks that are mapped one by one grows up to that of images.
+
+    Args:
+        one_arena: let all threads share one heap; each further one reserves 64 MB of addresses.
+    """
+    return _mallopt((MMAP_THRESHOLD, 1_000_000), *([(ARENA_MAX, 1)] if one_arena else []))
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[bool]:
+    """Let this process allocate at most this number of further bytes; where Linux runs.
+
+    Yields:
+        Whether this limit holds; else there is none, or the process had a smaller one before.
+    """
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield False
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + more
+    if before != resource.RLIM_INFINITY and before <= limit:
+        yield False
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    try:
+        yield True
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+
+
+def _mallopt(*settings: tuple[int, int]) -> bool:
     if sys.platform != "linux":
         return False
     import ctypes
@@ -152,7 +196,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, -1))
+    return all(mallopt(*each) for each in settings)
 
 
 def _leave() -> None:
@@ -218,31 +262,105 @@ def started_ahead(module: str, function: str, wanted: bool) -> Iterator[list[Sta
             process.join()
 
 
-def start_process(module: str, function: str) -> Started:
+def start_process(module: str, function: str, forked: bool = False) -> Started:
     """Start a process that calls ``module.function(connection)``, and return the other end of the connection.
 
-    Its messages go where those of this process go. It gets no signals: this process decides when it ends.
+    Its messages go where those of this process go. It gets no signals: this process decides when it ends,
+    and it ends with this one.
+
+    Args:
+        module: where the function is.
+        function: its name.
+        forked: fork it from a small process that has imported ``module`` (:func:`begin_forking`), which takes
+            milliseconds; else it begins with a new interpreter.
     """
     import multiprocessing
+    from multiprocessing import util
     from multiprocessing.connection import Connection
 
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("forkserver" if forked else "spawn")
     here, there = context.Pipe()
     errors = os.dup(_descriptor(sys.stderr) or 2)
     with Connection(errors, readable=False) as messages:  # of all objects, these hand a descriptor on
         process = context.Process(target=_called, args=(there, messages, module, function), daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
+        with _signals_blocked():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     there.close()
+    # at the end of this process, multiprocessing would wait for one that gets no SIGTERM
+    util.Finalize(process, process._popen.kill, exitpriority=10)
     return here, process
 
 
+def begin_forking(*modules: str) -> None:
+    """Start the process that others are forked from; it ends with this one.
+
+    Args:
+        modules: what it imports meanwhile, of those that this process has imported.
+    """
+    from multiprocessing import forkserver
+
+    forkserver.set_forkserver_preload([name for name in modules if name in sys.modules])
+    with _signals_blocked():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let processes that are started here never get the signals of a terminal or a supervisor."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _called(connection: "Connection", messages: "Connection", module: str, function: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     write_errors_to(os.dup(messages.fileno()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     getattr(importlib.import_module(module), function)(connection)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, also in the middle of an answer."""
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def answer_calls(connection: "Connection", call: Callable[..., Any] | None = None) -> None:
+    """Answer each message, a pickled (function, arguments), until the other side is closed.
+
+    Args:
+        connection: the end that :func:`start_process` gave to this process.
+        call: ``call(function, *arguments)`` returns the answer, by default that of the function itself. An
+            exception is an answer, too.
+    """
+    while True:
+        try:
+            function, arguments = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):  # closed
+            return
+        try:
+            answer = function(*arguments) if call is None else call(function, *arguments)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = error
+        try:
+            connection.send_bytes(packed(answer))
+        except OSError:
+            return
+
+
+def packed(answer: object) -> bytes:
+    """Return a pickled answer; what can't be pickled becomes an error that says so."""
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:
+        return pickle.dumps(RuntimeError(f"an answer can't be sent: {error!r}"))
 
 
 @contextmanager

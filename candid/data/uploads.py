@@ -1,17 +1,22 @@
-"""Images of senders who are not trusted: checked by their header, and never decoded for long."""
+"""Images of senders who are not trusted: checked by their header, decoded with limits of memory and time."""
 
-import time
+import signal
+import warnings
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageChops
 from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from candid._support.numbers import Array
+from candid._support.processes import answer_calls, limited_memory, return_memory
 from candid.data.images import BadImageError, Preprocessing, decode_as, opened
 from candid.data.thumbnails import MOST, jpeg_of_photo
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 SCAN, SCANS, END = b"\xff\xda", 100, b"\xff\xd9"
 """How a scan of a JPEG begins, how many are decoded (each goes through all pixels), how the JPEG ends."""
@@ -25,6 +30,8 @@ FAX = ("group3", "group4", "tiff_ccitt")
 """Codings of black and white pages, of which a few kB can be decoded for as long as a photo of megapixels."""
 SECONDS, SECONDS_PER_PIXEL = 1.0, 2e-7
 """CPU time to read a header, and to decode the rest: ten times of what any usual file takes."""
+BYTES_PER_PIXEL, SPARE_MEMORY = 21, 256_000_000
+"""Bytes to decode the most wasteful format (WebP with transparency), and for threads and files next to it."""
 HOLE, LAST = bytes(64), 4
 """Zero bytes that are no data of a photo, and zero bytes with which the data may end."""
 FILLER = bytes(range(1, 255)) * 16
@@ -60,13 +67,20 @@ def _decoded(content: bytes, max_pixels: int, kept: list[Image.Image], decode: C
 
     def check(image: Image.Image) -> None:
         _check(image, max_pixels, len(content))
-        file.allow(SECONDS + SECONDS_PER_PIXEL * image.width * image.height)
+        if any(signal.getitimer(signal.ITIMER_PROF)):  # the time of :func:`limited`
+            signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_PER_PIXEL * image.width * image.height)
         kept.append(image)
 
     try:
         return decode(file, check=check)
     except BadImageError as error:
         raise _plain(error) from error
+
+
+def decode_small(content: bytes, preprocessing: Preprocessing, max_pixels: int, small: int) -> Array | int:
+    """Return a small upload as :func:`decode_upload` does, and the :func:`decoding_cost` of a larger one."""
+    cost = decoding_cost(content, max_pixels)
+    return decode_upload(content, preprocessing, max_pixels) if cost <= small else cost
 
 
 def decoding_cost(content: bytes, max_pixels: int) -> int:
@@ -85,24 +99,40 @@ def decoding_cost(content: bytes, max_pixels: int) -> int:
     return pixels // 4 if image.format == "JPEG" and not _is_progressive(image) else pixels
 
 
-class _TimedFile(BytesIO):
-    """A file that can't be read once the thread has worked too long: all of PIL's loops read from it."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self.allow(SECONDS)
-
-    def allow(self, seconds: float) -> None:
-        """Let the thread work for this long from now on."""
-        self._until = time.thread_time() + seconds
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if time.thread_time() > self._until:
-            raise BadImageError("it takes too long to decode")
-        return super().read(size)
+def decode_for(connection: "Connection") -> None:
+    """Answer calls of :func:`limited` in a process of its own, until the other side is closed."""
+    warnings.simplefilter("ignore")  # of odd files; what matters is in the answers
+    return_memory(one_arena=True)
+    answer_calls(connection)
 
 
-def _checked(content: bytes) -> _TimedFile:
+def limited(memory: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``function(*arguments)`` in a process that ends if that takes too much CPU time.
+
+    The time is :data:`SECONDS` until the header is read, then more by the number of pixels. A signal without
+    a handler ends the process, also inside a library.
+
+    Args:
+        memory: bytes that may be allocated, besides :data:`SPARE_MEMORY`; where Linux runs.
+        function: what works.
+        arguments: its arguments.
+
+    Raises:
+        BadImageError: if it needs more memory.
+    """
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        with limited_memory(memory + SPARE_MEMORY) as own:
+            return function(*arguments)
+    except MemoryError as error:
+        if not own:  # the machine, or whoever started the server, allows less
+            raise
+        raise BadImageError("it takes too much memory to decode") from error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _checked(content: bytes) -> BytesIO:
     """Check what can be seen without PIL."""
     if not content:
         raise BadImageError("it is empty")
@@ -112,7 +142,7 @@ def _checked(content: bytes) -> _TimedFile:
         _jpeg_end(content)
     if content[:1] == b"P" and content[1:2] in b"123":
         raise BadImageError("it is a PPM, PGM or PBM in text form, and only the binary form can be used")
-    return _TimedFile(content)
+    return BytesIO(content)
 
 
 def _check(image: Image.Image, max_pixels: int, size: int) -> None:

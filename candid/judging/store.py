@@ -197,12 +197,14 @@ class Storage:
         with self._lock:
             return dict(self._database.execute("SELECT kind, count(*) FROM verdicts GROUP BY kind"))
 
-    def content(self, number: int) -> bytes | None:
-        """Return a stored image as it was sent; None if there is none with this number."""
+    def content(self, number: int) -> tuple[bytes, str] | None:
+        """Return a stored image as it was sent and the model that judged it; None if there is none."""
         with self._lock:
-            row = self._database.execute("SELECT file FROM verdicts WHERE id = ?", (number,)).fetchone()
+            row = self._database.execute(
+                "SELECT file, model FROM verdicts WHERE id = ?", (number,)
+            ).fetchone()
         try:
-            return None if row is None else (self.folder / IMAGES / row[0]).read_bytes()
+            return None if row is None else ((self.folder / IMAGES / row[0]).read_bytes(), row[1])
         except FileNotFoundError:
             return None
 

@@ -4,9 +4,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -23,20 +23,21 @@ from starlette.formparsers import MultiPartParser
 from starlette.routing import Route
 
 from candid._support import __version__
-from candid._support.numbers import Array
-from candid.data.images import BadImageError, to_png
-from candid.data.uploads import decode_upload, decoding_cost, upload_as_jpeg
+from candid.data.images import BadImageError, Preprocessing, to_png
+from candid.data.uploads import decode_small, decode_upload, decoding_cost, upload_as_jpeg
 from candid.serve import FILES, Limits, schemas
 from candid.serve.guard import CONTENT_TYPE, NOTHING, RETRY, Addresses, Guard, Metrics, failure, is_trouble
 from candid.serve.queue import HarmfulError, LostError, Turns
 from candid.serve.schemas import ImageRequest
-from candid.serve.sensor import Sensor, Teaching, add_lesson_routes, add_routes, chosen, model_query
+from candid.serve.sensor import Decoded, Sensor, Teaching, add_lesson_routes, add_routes, chosen, model_query
 from candid.serve.served import Models, Opener, Served, opened_here
 from candid.serve.service import unusable
+from candid.serve.worker import Decoder
 
-Decoded = Array | schemas.UnusableResponse
 DECODERS = 2
 """Images that are decoded at a time."""
+PATIENCE = 5.0
+"""Seconds that one image may take, at least; half of the time of a request if that is more."""
 LOOK = 250_000
 """Pixels that are decoded as soon as the header is read; larger images wait for another turn."""
 BUDGET = 8
@@ -124,7 +125,7 @@ class _Api:
         self._add_work_routes(security, token is not None)
         self._add_status_routes(security, token is not None)
         problems = partial(_problems, token is not None)
-        add_routes(self.app, security, problems, sensor, models, limits)
+        add_routes(self.app, security, problems, sensor, self.models, self._decoded)
         if self.teaching is not None:
             add_lesson_routes(self.app, security, problems, self.teaching, models)
         for file, address in ADDRESSES.items():
@@ -133,20 +134,26 @@ class _Api:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.models.start()
-        self.turns = Turns(DECODERS)
-        await self._warm_up()
-        async with self.sensor.running(self.models):
-            if self.teaching is not None:
-                self.teaching.resume()
-            yield
-        await asyncio.to_thread(self.turns.close)
-        await self.models.close()
+        patience = max(PATIENCE, self.limits.timeout / 2)
+        decoders = [Decoder(self.limits.max_pixels, patience) for _ in range(DECODERS)]
+        self.turns = Turns(decoders)
+        try:
+            await self._warm_up()
+            async with self.sensor.running(self.models):
+                if self.teaching is not None:
+                    self.teaching.resume()
+                yield
+        finally:
+            await asyncio.to_thread(self.turns.close)
+            for decoder in decoders:
+                decoder.end()
+            await self.models.close()
 
     async def _warm_up(self) -> None:
         """Decode an image and refuse a request, which loads what the first user would wait for."""
         first = self.models.first
         grey = to_png(np.full(first.model.info.image_shape, 128, dtype=np.uint8))
-        await self._decoded(first, [UploadFile(BytesIO(grey))], "")
+        await self._decoded(first, [UploadFile(BytesIO(grey))])
         part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
         body = {"type": "http.request", "body": part + grey + b"\r\n--x--\r\n", "more_body": False}
         headers = [(b"content-type", b"multipart/form-data; boundary=x")]
@@ -177,7 +184,7 @@ class _Api:
             """
             numbers: list[int | None] = [None] * len(file)
             with chosen(self.models, model).used() as served:
-                answers = await self._examine(served, file, explain, _client(request))
+                answers = await self._examine(served, file, explain, request)
                 if not again:
                     self.metrics.judged(answer.kind for answer in answers)
                     numbers = await self.sensor.see(served, file, answers)
@@ -202,7 +209,7 @@ class _Api:
                 classes = served.model.info.classes
                 if towards not in classes:
                     raise HTTPException(422, "The model has no such class: GET /v1/models lists them.")
-                changed = await self._change(served, file, classes.index(towards), target, _client(request))
+                changed = await self._change(served, file, classes.index(towards), target, request)
             return schemas.CounterfactualResponse(model=served.name, result=changed)
 
         @self.app.post("/v1/picture", response_class=_Jpeg, **work)
@@ -211,7 +218,8 @@ class _Api:
         ) -> Response:
             """The whole image as a JPEG of at most 1600 pixels a side, for browsers that can't show it."""
             with self.turns.request(_client(request)) as submit:
-                return _Jpeg(*await _all([submit(self.limits.max_pixels, partial(self._as_jpeg, file))]))
+                (pixels,) = await _all([submit(LOOK, partial(self._cost, file))])
+                return _Jpeg(*await _all([submit(pixels, partial(self._as_jpeg, file))]))
 
     def _classes(self, secret: bool) -> dict[str, Any] | None:
         """Return the classes for the description, if they are no secret and always the same."""
@@ -252,9 +260,9 @@ class _Api:
             return Response(self.metrics.as_text(), headers={"content-type": CONTENT_TYPE})
 
     async def _examine(
-        self, served: Served, files: Sequence[UploadFile], explain: bool, client: str
+        self, served: Served, files: Sequence[UploadFile], explain: bool, request: Request
     ) -> list[schemas.EncodedResponse]:
-        images = await self._decoded(served, files, client)
+        images = await self._decoded(served, files, request)
         asked = [
             ImageRequest(_name(file), image, explain)
             for file, image in zip(files, images, strict=True)
@@ -269,9 +277,9 @@ class _Api:
         ]
 
     async def _change(
-        self, served: Served, file: UploadFile, towards: int, target: float, client: str
+        self, served: Served, file: UploadFile, towards: int, target: float, request: Request
     ) -> Any:
-        (image,) = await self._decoded(served, [file], client)
+        (image,) = await self._decoded(served, [file], request)
         if isinstance(image, schemas.UnusableResponse):
             return image
         asked = ImageRequest(_name(file), image, towards=towards, target=target)
@@ -289,9 +297,11 @@ class _Api:
                 422, f"The network can't survive this request and refuses it: {names}."
             ) from error
 
-    async def _decoded(self, served: Served, files: Sequence[UploadFile], client: str) -> list[Decoded]:
+    async def _decoded(
+        self, served: Served, files: Sequence[UploadFile], request: Request | None = None
+    ) -> list[Decoded]:
         """Return each image as the model sees it, or why it can't be used; large ones wait for their turn."""
-        with self.turns.request(client) as submit:
+        with self.turns.request("" if request is None else _client(request)) as submit:
             looked = await _all(submit(LOOK, partial(self._look, served, file)) for file in files)
             left = BUDGET * self.limits.max_pixels
             jobs: list[Future[Decoded]] = []
@@ -306,26 +316,44 @@ class _Api:
                     jobs[-1].set_result(decoded)
             return await _all(jobs)
 
-    def _look(self, served: Served, file: UploadFile) -> Decoded | int:
+    def _look(self, served: Served, file: UploadFile, decoder: Decoder) -> Decoded | int:
         """Return a small image as the model sees it, the pixels of a large one, or what is wrong."""
+        return self._tried(file, decoder, decode_small, served.model.preprocessing, LOOK)
+
+    def _decode(self, served: Served, file: UploadFile, decoder: Decoder) -> Decoded:
+        decoded: Decoded = self._tried(file, decoder, decode_upload, served.model.preprocessing)
+        return decoded
+
+    def _tried(
+        self, file: UploadFile, decoder: Decoder, function: Any, seen: Preprocessing, *more: int
+    ) -> Any:
         try:
-            cost = decoding_cost(file.file.read(), self.limits.max_pixels)
+            return decoder(function, _content(file), seen, self.limits.max_pixels, *more)
         except BadImageError as error:
             return unusable(_name(file), error)
-        return self._decode(served, file) if cost <= LOOK else cost
 
-    def _decode(self, served: Served, file: UploadFile) -> Decoded:
-        file.file.seek(0)
-        try:
-            return decode_upload(file.file.read(), served.model.preprocessing, self.limits.max_pixels)
-        except BadImageError as error:
-            return unusable(_name(file), error)
+    def _cost(self, file: UploadFile, decoder: Decoder) -> int:
+        with _refused(file):
+            return int(decoder(decoding_cost, _content(file), self.limits.max_pixels))
 
-    def _as_jpeg(self, file: UploadFile) -> bytes:
-        try:
-            return upload_as_jpeg(file.file.read(), self.limits.max_pixels, SHOWN)
-        except BadImageError as error:
-            raise HTTPException(422, unusable(_name(file), error).error) from error
+    def _as_jpeg(self, file: UploadFile, decoder: Decoder) -> bytes:
+        with _refused(file):
+            jpeg = decoder(upload_as_jpeg, _content(file), self.limits.max_pixels, SHOWN)
+        return bytes(jpeg)
+
+
+def _content(file: UploadFile) -> bytes:
+    file.file.seek(0)
+    return file.file.read()
+
+
+@contextmanager
+def _refused(file: UploadFile) -> Iterator[None]:
+    """Let a file that can't be used be the error of its request."""
+    try:
+        yield
+    except BadImageError as error:
+        raise HTTPException(422, unusable(_name(file), error).error) from error
 
 
 def _header_end(

@@ -62,36 +62,39 @@ class Threads:
             thread.join()
 
 
-class Turns(Threads):
-    """Threads that take turns between clients and their requests (start-time fair queueing).
+class Turns(Threads, Generic[Network]):
+    """Decoders that take turns between clients and their requests (start-time fair queueing).
 
     Every job has a cost. A request's jobs count one after the other, those of different requests next to each
     other, so a cheap job of a new request comes before the expensive ones of requests that wait already. The
     more requests a client has at a time, the more expensive are its jobs: clients get equal shares. In nginx,
     ``limit_req`` and ``limit_conn`` by address do something similar.
 
-    >>> turns = Turns(1)
+    Args:
+        decoders: what jobs are called with; each has its own thread.
+
+    >>> turns = Turns([6])
     >>> with turns.request("client") as submit:
-    ...     submit(1, lambda: 6 * 7).result()
+    ...     submit(1, lambda decoder: decoder * 7).result()
     42
     >>> turns.close()
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, decoders: Sequence[Network]) -> None:
         super().__init__()
-        self._waiting: list[tuple[float, int, float, Callable[[], Any], Future[Any]]] = []
+        self._waiting: list[tuple[float, int, float, Callable[[Network], Any], Future[Any]]] = []
         self._clients: Counter[str] = Counter()
         self._number = itertools.count()
         self._now = 0.0
-        self._start("decoder", [self._work] * threads)
+        self._start("decoder", [partial(self._work, decoder) for decoder in decoders])
 
     @contextmanager
-    def request(self, client: str) -> Iterator[Callable[[float, Callable[[], Any]], "Future[Any]"]]:
+    def request(self, client: str) -> Iterator[Callable[[float, Callable[[Network], Any]], "Future[Any]"]]:
         """Give a function ``submit(cost, job)`` for one request; jobs that wait can be cancelled."""
         self._clients[client] += 1
         end = self._now
 
-        def submit(cost: float, job: Callable[[], Any]) -> "Future[Any]":
+        def submit(cost: float, job: Callable[[Network], Any]) -> "Future[Any]":
             nonlocal end
             future: Future[Any] = Future()
             with self._changed:
@@ -108,7 +111,7 @@ class Turns(Threads):
             if not self._clients[client]:
                 del self._clients[client]
 
-    def _work(self) -> None:
+    def _work(self, decoder: Network) -> None:
         while True:
             with self._changed:
                 while not (self._waiting or self._closed):
@@ -120,7 +123,7 @@ class Turns(Threads):
             if future.set_running_or_notify_cancel():
                 try:
                     with self._at_work():
-                        answer = job()
+                        answer = job(decoder)
                     future.set_result(answer)
                 except Exception as error:
                     future.set_exception(error)

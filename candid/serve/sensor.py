@@ -2,19 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Form, Query, Response, UploadFile
+from fastapi import FastAPI, Form, Query, Request, Response, UploadFile
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from candid._support.errors import CandidError
-from candid.data.images import BadImageError, to_png
-from candid.data.uploads import decode_upload
+from candid._support.numbers import Array
+from candid.data.images import to_png
 from candid.judging.store import LONGEST, Storage, class_name
 from candid.serve import Limits, ServeOptions, schemas
 from candid.serve.lessons import BusyError, Job, Lessons, fresh, too_few
@@ -29,6 +29,9 @@ SECONDS = 1.0
 """Between two looks at whether the state must be written."""
 BUSY = "The server teaches, groups or loads a model already: ask again when it is done."
 Id = Annotated[int, Field(ge=1, le=2**62)]
+Decoded = Array | schemas.UnusableResponse
+Decoding = Callable[[Served, Sequence[UploadFile], Request], Awaitable[list[Decoded]]]
+"""Returns images as a model sees them, or why they can't be used."""
 Problems = Callable[..., dict[int | str, dict[str, Any]]]
 
 
@@ -40,8 +43,6 @@ class Sensor:
     storage: Storage | None = None
     lessons: Lessons | None = None
     errand: Errand = field(default_factory=Errand)
-    decoder: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "stored"))
-    """Decodes stored images, one at a time."""
 
     @classmethod
     def of(cls, options: ServeOptions) -> "Sensor":
@@ -67,7 +68,6 @@ class Sensor:
             if self.lessons is not None:
                 await self.lessons.close()
             await asyncio.gather(keeping, return_exceptions=True)
-            self.decoder.shutdown()
             if self.storage is not None:
                 self.storage.close()
 
@@ -232,7 +232,7 @@ def add_routes(
     problems: Problems,
     sensor: Sensor,
     models: Models,
-    limits: Limits,
+    decoded: Decoding,
 ) -> None:
     """Add the addresses that tell what it has found."""
     common: dict[str, Any] = {"responses": problems(403, 404, 422, 500, 503), "dependencies": security}
@@ -261,26 +261,23 @@ def add_routes(
         ]
         return schemas.VerdictsResponse(stored=await asyncio.to_thread(storage.counts), verdicts=rows)
 
-    def thumbnail(number: int) -> bytes | None:
-        content = storage.content(number)
-        if content is None:
-            return None
-        return to_png(decode_upload(content, models.first.model.preprocessing, limits.max_pixels))
-
     pictures = {200: {"content": {"image/png": {}}}, **problems(403, 404, 422, 500, 503)}
 
     @app.get("/v1/verdicts/image", response_class=Response, responses=pictures, dependencies=security)
     async def image(
+        request: Request,
         id: Annotated[int, Query(ge=1, le=2**62, description="The number of a stored image.")],
     ) -> Response:
-        """A stored image as the model sees it."""
-        try:
-            png = await asyncio.get_running_loop().run_in_executor(sensor.decoder, thumbnail, id)
-        except BadImageError:
-            png = None
-        if png is None:
+        """A stored image as the model that judged it sees it."""
+        stored = await asyncio.to_thread(storage.content, id)
+        if stored is None:
             raise HTTPException(404)
-        return Response(png, media_type="image/png")
+        content, model = stored
+        file = UploadFile(BytesIO(content), filename=str(id))
+        (seen,) = await decoded(models.get(model) or models.first, [file], request)
+        if isinstance(seen, schemas.UnusableResponse):
+            raise HTTPException(404)
+        return Response(await asyncio.to_thread(to_png, seen), media_type="image/png")
 
 
 def add_lesson_routes(

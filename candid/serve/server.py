@@ -1,16 +1,14 @@
 """A server and its connections: it ends when it is told to, once it has answered what it accepted."""
 
 import asyncio
-import ctypes
 import http
 import logging
 import math
 import signal
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from candid._support.errors import CandidError
-from candid._support.processes import Started, ending_signals, silent_libraries
+from candid._support.processes import Started, begin_forking, ending_signals, return_memory, silent_libraries
 from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
@@ -31,10 +29,10 @@ from candid.serve.served import Networks, Served, opened_here
 from candid.serve.worker import working
 
 log = logging.getLogger("candid.serve")
+DECODING = ("candid.data.uploads", "candid.cli.app")
+"""What processes that decode images need, and what the script of the command imports in each of them."""
 GIVE_UP = 180.0
 """Seconds without a network after which the server ends."""
-MMAP_THRESHOLD = -3
-"""In glibc: the size of blocks that are mapped one by one. Without this it grows up to the size of images."""
 WAITING = 512
 """Connections that wait to be accepted."""
 LAST = 5.0
@@ -206,12 +204,12 @@ def serve(
         ahead: processes for networks that were started already; they are taken out of the list.
     """
     return_memory()
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd files; what matters is in their answers
     names = [short_name(Path(model)) for model in models]
     if len(names) != len(set(names)):
         raise CandidError(f"Two models have one name ({listed(names)}): rename a folder.")
     opener = partial(_opened, [] if ahead is None else ahead, options.workers, 2 * limits.timeout)
     with silent_libraries(), listening(options.host, options.port) as sock, ExitStack() as stack:
+        begin_forking(*DECODING)
         sensor = Sensor.of(options)
         served = []
         for model, name in zip(models, names, strict=True):
@@ -264,12 +262,6 @@ def _open_descriptors() -> int:
         return sum(1 for _ in Path("/dev/fd").iterdir())
     except OSError:
         return SPARE
-
-
-def return_memory() -> None:
-    """Let large blocks of memory go back to the system as soon as they are freed, where glibc runs."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1_000_000)
 
 
 def listening(host: str, port: int) -> socket.socket:

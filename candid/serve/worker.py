@@ -1,14 +1,15 @@
-"""A network in a process of its own, which does not share Python's lock with the requests."""
+"""Processes that work for a server: they hold a network, decode images, or run a long job.
+
+None of them shares Python's lock with the requests, and none takes the server with it when it ends.
+"""
 
 import asyncio
 import logging
-import multiprocessing
-import multiprocessing.process
 import os
 import pickle
+import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -16,7 +17,9 @@ from typing import Any
 
 from candid._support.errors import CandidError
 from candid._support.numbers import usable_cpus
-from candid._support.processes import Started, start_process
+from candid._support.processes import Started, answer_calls, packed, start_process
+from candid.data import uploads
+from candid.data.images import BadImageError
 from candid.serve.queue import LostError
 from candid.serve.schemas import ChangedResponse, EncodedResponse, ImageRequest, ImpossibleResponse
 from candid.serve.service import Description, Service
@@ -29,14 +32,141 @@ ERRAND_SECONDS = 1800.0
 """For a function in a process of its own."""
 PAUSES = (0.2, 10.0)
 """Seconds before the second attempt to start a process, and at most; they double in between."""
+TRIES = 2
+"""Decoders that an image may end before it is given up."""
+STACKS = 16_000_000
+"""Bytes for the thread that a decoder may start on each core."""
+AT_ONCE = 65_536
+"""Bytes that fit into the pipe to a process that waits."""
 log = logging.getLogger("candid.serve")
 
 
-class Worker:
+class Remote:
+    """A process that answers calls of one thread at a time, each within a deadline.
+
+    Args:
+        module: where the function is that the process runs, see :func:`start_process`.
+        function: its name.
+        forked: whether the process is forked.
+        started: a process that was started already, to save time.
+    """
+
+    def __init__(
+        self, module: str, function: str, forked: bool = False, started: Started | None = None
+    ) -> None:
+        self._place = module, function, forked
+        self._start(started)
+
+    def call(self, seconds: float, function: Any, *arguments: Any) -> Any:
+        """Return the answer to a call.
+
+        Raises:
+            LostError: the process has ended before it answered.
+            TimeoutError: it has not answered after this number of seconds, and was ended.
+            Exception: whatever the function raised.
+        """
+        answer = self.exchange(seconds, (function, arguments))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def exchange(self, seconds: float, message: object) -> Any:
+        """Return the answer to a message: see :meth:`call`."""
+        content = pickle.dumps(message)
+        late = threading.Event()
+        timer = threading.Timer(seconds, self._end_late, (self.process, late))
+        timer.daemon = True
+        if len(content) > AT_ONCE:  # a process that reads nothing would let the write wait
+            timer.start()
+        try:
+            self._connection.send_bytes(content)
+            if not self._connection.poll(seconds):
+                late.set()
+                raise EOFError
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._lose()
+            if late.is_set():
+                raise TimeoutError("the process does not answer") from error
+            raise LostError(blame=True) from error
+        finally:
+            timer.cancel()
+
+    @staticmethod
+    def _end_late(process: Any, late: threading.Event) -> None:
+        late.set()
+        process.kill()  # which ends a write that waits for it
+
+    def hang_up(self) -> None:
+        """Let the process end, once it has answered."""
+        self._connection.close()
+
+    def join(self) -> None:
+        """Wait for its end, not for long."""
+        self.process.join(LAST_SECONDS)
+        self.end()
+
+    def end(self) -> None:
+        """End the process now."""
+        self.hang_up()
+        self.process.kill()
+        self.process.join()
+
+    def _start(self, started: Started | None = None) -> None:
+        self._connection, self.process = started or start_process(*self._place)
+
+    def _lose(self) -> None:
+        """End the process: a late answer would be taken for that to the next question."""
+        self.end()
+
+
+class Decoder:
+    """Decodes images of senders who are not trusted, for one thread at a time, in a process with limits.
+
+    A process that ends is replaced for the next image: whatever happens in a decoder costs one image. An
+    image is tried again if its process was ended from outside, as where memory is short.
+
+    Args:
+        max_pixels: of the largest image.
+        patience: seconds of the clock that a call may take; CPU time has a limit of its own.
+    """
+
+    def __init__(self, max_pixels: int, patience: float) -> None:
+        self._memory = uploads.BYTES_PER_PIXEL * max_pixels + STACKS * usable_cpus()
+        self._patience = patience
+        self._remote: Remote | None = None
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of :mod:`candid.data.uploads` returns.
+
+        Raises:
+            BadImageError: the image can't be used; its decoder may have crashed, or had no memory or time.
+            OSError, MemoryError: this machine lacks something.
+        """
+        for _ in range(TRIES):
+            if self._remote is None or not self._remote.process.is_alive():
+                self.end()
+                self._remote = Remote(uploads.__name__, uploads.decode_for.__name__, forked=True)
+            try:
+                return self._remote.call(self._patience, uploads.limited, self._memory, function, *arguments)
+            except TimeoutError as error:
+                raise BadImageError("it takes too long to decode") from error
+            except LostError:
+                ended = self._remote.process.exitcode
+            if ended == -signal.SIGPROF:
+                raise BadImageError("it takes too long to decode")
+        raise BadImageError("it makes its decoder crash")
+
+    def end(self) -> None:
+        """End the process."""
+        if self._remote is not None:
+            self._remote.end()
+
+
+class Worker(Remote):
     """Answers as a :class:`Service` does, to one thread at a time, from a process of its own.
 
-    Everything that is done with the process has a deadline: if it passes, the process is ended. A process
-    that has ended is replaced by :meth:`prepare`.
+    A process that has ended is replaced by :meth:`prepare`.
 
     Args:
         model: a model folder or the name of a bundled model; only the process holds the network.
@@ -55,7 +185,7 @@ class Worker:
         self._stopped = threading.Event()
         self.lost_since = time.monotonic()
         """When the process ended or began to start."""
-        self._start(started)
+        super().__init__(__name__, work.__name__, started=started)
 
     @property
     def ready(self) -> bool:
@@ -71,9 +201,7 @@ class Worker:
     def wait(self) -> None:
         """Wait until the model is loaded."""
         try:
-            with self._within(START_SECONDS):
-                self._connection.send_bytes(pickle.dumps((self._model, self._name, self._threads)))
-                answer = pickle.loads(self._connection.recv_bytes())
+            answer = self.exchange(START_SECONDS, (self._model, self._name, self._threads))
         except (LostError, TimeoutError) as ended:
             raise CandidError(
                 "A process for the network ended before it was ready: free some memory, or lower --workers."
@@ -118,70 +246,24 @@ class Worker:
         """See :meth:`Service.change`."""
         return self._ask("change", asked)
 
-    def hang_up(self) -> None:
-        """Let the process end, once it has answered."""
-        self._connection.close()
-
-    def join(self) -> None:
-        """Wait for its end, not for long."""
-        self.process.join(LAST_SECONDS)
-        self.process.kill()
-        self.process.join()
-
-    def _start(self, started: Started | None = None) -> None:
-        """Start a process; :meth:`wait` tells it what to load: a process that ends at once blocks nothing."""
-        self._connection, self.process = started or start_process(__name__, work.__name__)
-
     def _lose(self) -> None:
-        """End the process: a late answer would be taken for that to the next question."""
         if self._loaded:
             self.lost_since = time.monotonic()
         self._loaded = False
-        self.hang_up()
-        self.process.kill()
-        self.process.join()
-
-    @contextmanager
-    def _within(self, seconds: float) -> Iterator[None]:
-        """End the process if this takes longer, which also ends a write or a read that waits for it."""
-        late = threading.Event()
-        process = self.process
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except (EOFError, OSError) as error:
-            self._lose()
-            if late.is_set():
-                raise TimeoutError("the network does not answer") from error
-            raise LostError(blame=True) from error
-        finally:
-            timer.cancel()
+        super()._lose()
 
     def _ask(self, method: str, argument: object, seconds: float | None = None) -> Any:
         """An error if the process has ended, ends or takes too long."""
         if not self.ready:
             raise LostError
-        message = pickle.dumps((method, argument))
-        with self._within(self._patience if seconds is None else seconds):
-            self._connection.send_bytes(message)
-            answer = pickle.loads(self._connection.recv_bytes())
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return self.call(self._patience if seconds is None else seconds, method, argument)
 
 
 class Errand:
     """Runs functions in processes of their own, one at a time and at low priority."""
 
     def __init__(self) -> None:
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._remote: Remote | None = None
 
     async def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what ``function`` returns; it and its arguments can be pickled."""
@@ -189,28 +271,20 @@ class Errand:
 
     def stop(self) -> None:
         """End the function that runs."""
-        if (process := self._process) is not None:  # the thread that waits for it may set this to None
-            process.kill()
+        if (remote := self._remote) is not None:  # the thread that waits for it may set this to None
+            remote.process.kill()
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        connection, process = start_process(__name__, run_errand.__name__)
-        self._process = process
+        self._remote = remote = Remote(__name__, run_errand.__name__)
         try:
-            connection.send_bytes(pickle.dumps((function, arguments)))
-            in_time = connection.poll(ERRAND_SECONDS)
-            answer = pickle.loads(connection.recv_bytes()) if in_time else None
-        except (EOFError, OSError) as error:
+            return remote.call(ERRAND_SECONDS, function, *arguments)
+        except TimeoutError as error:
+            raise CandidError(f"It took longer than {ERRAND_SECONDS:g} s, so it was ended.") from error
+        except LostError as error:
             raise CandidError("The process for it has ended: free some memory, then try again.") from error
         finally:
-            connection.close()
-            process.kill()
-            process.join()
-            self._process = None
-        if not in_time:
-            raise CandidError(f"It took longer than {ERRAND_SECONDS:g} s, so it was ended.")
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            remote.end()
+            self._remote = None
 
 
 @contextmanager
@@ -239,52 +313,21 @@ def working(
 
 
 def work(connection: Connection) -> None:
-    """Answer until the other side is closed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Load a model and answer about it, until the other side is closed."""
     with suppress(EOFError, OSError):  # closed
         model, name, threads = pickle.loads(connection.recv_bytes())
         try:
             service = Service.load(model, name)
             service.use_threads(threads)
         except Exception as error:
-            connection.send_bytes(_packed(error))
+            connection.send_bytes(packed(error))
             return
-        connection.send_bytes(_packed(service.description))
-        while True:
-            method, argument = pickle.loads(connection.recv_bytes())
-            try:
-                answer = getattr(service, method)(argument)
-            except Exception as error:
-                error.add_note(traceback.format_exc())
-                answer = error
-            connection.send_bytes(_packed(answer))
+        connection.send_bytes(packed(service.description))
+        answer_calls(connection, lambda method, argument: getattr(service, method)(argument))
 
 
 def run_errand(connection: Connection) -> None:
-    """Answer one call."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Answer calls at low priority."""
     if hasattr(os, "nice"):
         os.nice(10)
-    with suppress(EOFError, OSError):
-        function, arguments = pickle.loads(connection.recv_bytes())
-        try:
-            answer = function(*arguments)
-        except Exception as error:
-            error.add_note(traceback.format_exc())
-            answer = error
-        connection.send_bytes(_packed(answer))
-
-
-def _end_with_parent() -> None:
-    """End this process when the server has ended, also in the middle of an answer."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _packed(answer: object) -> bytes:
-    try:
-        return pickle.dumps(answer)
-    except Exception as error:
-        return pickle.dumps(RuntimeError(f"an answer can't be sent: {error!r}"))
+    answer_calls(connection)

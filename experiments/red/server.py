@@ -37,6 +37,11 @@ class Served:
         found = children(self.process.pid)
         return [pid for pid in found if "spawn_main" in command_of(pid)]
 
+    def decoders(self) -> list[int]:
+        """Return the ids of its processes that decode images."""
+        found = children(self.process.pid)
+        return [each for pid in found if "forkserver" in command_of(pid) for each in children(pid)]
+
     def log_lines(self) -> list[str]:
         """Return what it has written to standard error."""
         return self.log.read_text(errors="replace").splitlines()
@@ -78,6 +83,15 @@ def children(pid: int) -> list[int]:
         with suppress(OSError):
             found += [int(each) for each in threads.read_text().split()]
     return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, and of those that it has started and that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def command_of(pid: int) -> str:

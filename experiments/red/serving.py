@@ -22,6 +22,7 @@ from experiments.red.attack import attack, check
 from experiments.red.server import (
     Served,
     children,
+    cpu_seconds,
     examine,
     get,
     is_running,
@@ -272,8 +273,11 @@ def odd_files() -> str:
     with served() as server:
 
         def spent() -> float:
-            fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            """CPU time of the server and all its processes but the network, also of those that have ended."""
+            workers, processes = server.workers(), [server.process.pid]
+            for pid in processes:
+                processes += [each for each in children(pid) if each not in workers]
+            return sum(cpu_seconds(pid) for pid in processes)
 
         for name, content in _odd_files().items():
             before = spent()

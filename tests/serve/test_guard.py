@@ -356,7 +356,7 @@ def test_what_the_machine_lacks_is_said_as_503(
     with running(service) as server:
         monkeypatch.setattr("tempfile.TemporaryFile", full)
         assert server.examine(bytes(3_000_000)).status_code == 200  # nothing is written to a file
-        for place in ("starlette.formparsers.SpooledTemporaryFile", "candid.serve.app.decode_upload"):
+        for place in ("starlette.formparsers.SpooledTemporaryFile", "candid.serve.worker.Remote.call"):
             caplog.clear()
             with monkeypatch.context() as patch:
                 patch.setattr(place, full)
@@ -403,7 +403,7 @@ def test_a_server_in_which_nothing_is_answered_says_so(
         until(lambda: server.client.get("/healthz").status_code == 200)
     may = threading.Event()
     with running(service, timeout=0.5) as server, monkeypatch.context() as patch:
-        patch.setattr("candid.serve.app.decode_upload", lambda *_: may.wait(60))
+        patch.setattr("candid.serve.worker.Decoder.__call__", lambda *_: may.wait(60))
         assert [server.examine(picture()).status_code for _ in range(DECODERS)] == [503] * DECODERS
         until(lambda: server.client.get("/healthz").status_code == 503)
         may.set()
