@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from candid.models.importers.torchvision import import_torchvision
     from candid.models.photo.torch_eyes import ModuleEye, ModuleSoftmax
     from candid.models.resnet import ResNet, ResNetConfig
-    from candid.models.saving import save
+    from candid.models.saving import PushResult, push, save
     from candid.reports.audit.record import AuditResult
     from candid.reports.audit.run import audit
     from candid.robustness.attacks.benchmark import attack
@@ -67,6 +67,7 @@ __all__ = [
     "Monitor",
     "NonFiniteError",
     "Predictions",
+    "PushResult",
     "RefitResult",
     "ResNet",
     "ResNetConfig",
@@ -98,6 +99,7 @@ __all__ = [
     "information_bottleneck_loss",
     "load",
     "merge",
+    "push",
     "refit",
     "register_score",
     "rename",
@@ -131,7 +133,7 @@ _LAZY = {
     "models.importers.torchvision": ("import_torchvision",),
     "models.photo.torch_eyes": ("ModuleEye", "ModuleSoftmax"),
     "models.resnet": ("ResNet", "ResNetConfig"),
-    "models.saving": ("save",),
+    "models.saving": ("PushResult", "push", "save"),
     "reports.audit.record": ("AuditResult",),
     "reports.audit.run": ("audit",),
     "robustness.attacks.benchmark": ("attack",),

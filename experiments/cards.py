@@ -10,7 +10,7 @@ from candid._support.files import replacing
 from candid.judging.held_out import HeldOut
 from candid.models import checkpoint, zoo
 from candid.models.resnet import ResNet
-from candid.models.zoo import as_markdown
+from candid.models.zoo import as_readme
 
 CIFAR10 = (
     "CIFAR-10 (Krizhevsky, 2009): 60 000 colour photos of 32 x 32 pixels in ten classes, from the web.",
@@ -43,6 +43,17 @@ NOT_FOR = (
 )
 
 
+TESTED_ON = {
+    "cifar10": "CIFAR-10",
+    "tiny20": "Tiny ImageNet, 20 classes",
+    "everyday": "ImageNet, 100 validation photos of 100 classes",
+    "waste": "TrashNet",
+    "clothing": "clothing data set, ten kinds",
+    "bloodcells": "PBC data set of blood cells",
+}
+"""The data that bundled models were tested on, by how their names begin."""
+LICENCES = {"bloodcells": "cc-by-4.0"}
+"""Of models that are not under the licence of the package: the thumbnails in them are under this one."""
 PRECISIONS = {"32": "in float32", "bf16": "convolutions in bfloat16"}
 
 
@@ -129,7 +140,9 @@ def add_figures(name: str, measured: str, figures: Mapping[str, Any], more: Mapp
 
 def write(name: str, card: dict[str, Any]) -> None:
     """Write the card of the bundled model ``name``, for programs and for people."""
-    for file, text in ((zoo.CARD, json.dumps(card, indent=1) + "\n"), ("README.md", as_markdown(card))):
+    tested = next((data for start, data in TESTED_ON.items() if name.startswith(start)), name)
+    card = {**card, "licence": LICENCES.get(name, "mit"), "tested_on": tested}
+    for file, text in ((zoo.CARD, json.dumps(card, indent=1) + "\n"), ("README.md", as_readme(card))):
         with replacing(zoo.FOLDER / name / file) as temporary:
             temporary.write_text(text, encoding="utf-8")
 

@@ -37,8 +37,8 @@ candid/ had 195: flow/vector.py (a kind of model) and training/vectors.py came w
 judging/by_class.py: results by class, for training, evaluation, reports and cards. models/photo/revised.py,
 training/pieces.py and training/changes.py: more photos for known classes, rename, merge, forget, undo.
 training/again.py, photo_data.py and photo_series.py: training again, and series of photos.
-judging/table_files.py: tables, of candid examine and for other libraries. models/photo/hub.py: networks of
-the Hugging Face Hub. cli/arguments.py (wrong arguments) came out of cli/app.py.
+judging/table_files.py: tables, of candid examine and for other libraries. models/hub.py: the
+Hugging Face Hub. cli/arguments.py (wrong arguments) came out of cli/app.py.
 reports/audit/fitness.py (sentences to decide by) and content.py (what reviewers look for; an audit as JSON).
 judging/bulk.py: shards of many images in, a table for each out, for candid examine.
 trust/estimator.py (predictions as arrays): what other libraries expect.

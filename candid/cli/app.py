@@ -45,7 +45,10 @@ from candid._support.text import show_table as show_table
 from candid.cli.arguments import check_order, sentence
 
 Mark = TypeVar("Mark")
-MODEL_HELP = "A bundled model ('candid models' lists them), a model folder or a run folder."
+MODEL_HELP = (
+    "A bundled model ('candid models' lists them), a model folder, a run folder, or hf:OWNER/NAME[@REVISION] "
+    "of the Hugging Face Hub."
+)
 ModelName = Annotated[str, Option(MODEL_HELP, metavar="MODEL")]
 JsonFlag = Annotated[bool, Option("Print JSON on standard output, and nothing else there.", flag="--json")]
 COMMANDS = {
@@ -73,6 +76,7 @@ COMMANDS = {
     "watch": "candid.cli.watch:watch",
     "serve": "candid.cli.serve:serve",
     "export": "candid.cli.export:export",
+    "push": "candid.cli.export:push",
     "audit": "candid.cli.audit:audit",
     "demo": "candid.cli.demo:demo",
 }
@@ -110,6 +114,7 @@ GROUPS = {
     "Use elsewhere": {
         "serve": "candid serve mine --port 8000",
         "export": "candid export mine --out mine.onnx",
+        "push": "candid push mine hf:user/model",
     },
     "Classifiers from elsewhere, and networks": {
         "adopt": "candid adopt lite0 photos --tree imagenet --out adopted",
@@ -214,7 +219,7 @@ def ordered(command: App, words: Sequence[str]) -> list[str]:
 
 
 def is_model(name: str) -> bool:
-    """Return whether ``name`` is that of a bundled model, or the folder of a model or of a training run.
+    """Return whether ``name`` is that of a model, bundled or on the Hub, or the folder of one or of a run.
 
     >>> is_model("everyday"), is_model("photos")
     (True, False)
@@ -223,7 +228,8 @@ def is_model(name: str) -> bool:
 
     path = Path(name)
     records = (path / record for record in (zoo.RECORD, zoo.RUN / zoo.RECORD))
-    return name in zoo.MODELS or path.name == zoo.RECORD or any(map(Path.is_file, records))
+    named = name in zoo.MODELS or name.startswith(zoo.HUB)
+    return named or path.name == zoo.RECORD or any(map(Path.is_file, records))
 
 
 @dataclasses.dataclass(frozen=True)

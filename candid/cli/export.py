@@ -1,4 +1,4 @@
-"""The command that turns a model into a file for other programs."""
+"""The commands that take a model elsewhere: into a file for other programs, and to the Hugging Face Hub."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from candid._support.errors import CandidError
 from candid._support.options import Option
 from candid._support.progress import TerminalProgress
-from candid.cli.app import JsonFlag, ModelName, command, safe
+from candid._support.text import printable
+from candid.cli.app import JsonFlag, ModelName, command, safe, show_table
 from candid.models import Format
 
 
@@ -86,3 +87,46 @@ def _write_thresholds(model: str, files: list[Path]) -> list[Path]:
     text = json.dumps(limits) + "\n"
     names = dict.fromkeys(file.with_suffix(".json") for file in files)
     return [file for name in names for file in write_texts({name.name: text}, name.parent)]
+
+
+@command
+def push(
+    model: ModelName,
+    repository: Annotated[
+        str, Option("Where to upload it; the repository is made if there is none.", metavar="hf:OWNER/NAME")
+    ],
+    /,
+    *,
+    licence: Annotated[
+        str | None,
+        Option(
+            "The licence of the model, as the Hub writes it: apache-2.0, mit, …", default="none is stated"
+        ),
+    ] = None,
+    private: Annotated[bool, Option("Only you see the repository, if it is made now.")] = False,
+    yes: Annotated[bool, Option("Upload. Without this, the command only shows what it would do.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Upload a model to the Hugging Face Hub; without --yes, show what would be uploaded, and send nothing.
+
+    Its folder goes there with a card (README.md) that says what is known of it: classes, accuracy, licence.
+    'candid examine hf:OWNER/NAME photo.jpg' uses it then, on any machine.
+    """
+    from dataclasses import asdict
+
+    from candid.models.saving import push as run
+
+    result = run(model, repository, licence=licence, private=private, upload=yes)
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    print(printable(result.card))
+    sizes = [(file, f"{size / 1e6:.3f}") for file, size in result.files.items()]
+    total = ("all", f"{sum(result.files.values()) / 1e6:.3f}")
+    show_table(f"{model} to {repository}", ("file", "MB"), [*sizes, total])
+    for line in (f"Licence: {result.licence}.", *result.notes):
+        print(printable(line))
+    if yes:
+        print(f"Uploaded. This name always means it as it is now: {result.name}")
+    else:
+        print("Nothing was uploaded. To upload it, add --yes.")

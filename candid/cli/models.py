@@ -1,13 +1,14 @@
 """The commands about models themselves: list the bundled ones, describe one, import weights."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.options import Option
 from candid._support.text import METRICS, number, printable
-from candid.cli.app import JsonFlag, command, show_table
+from candid.cli.app import JsonFlag, command, is_model, show_table
 from candid.models import zoo
 
 
@@ -15,7 +16,11 @@ from candid.models import zoo
 def models(
     name: Annotated[
         str | None,
-        Option("Show the card of this bundled model, or of a model of yours.", default="all models"),
+        Option(
+            "Show the card of this bundled model, or of a model of yours. For hf:OWNER/NAME it asks the Hub "
+            "for the newest commit.",
+            default="all models",
+        ),
     ] = None,
     /,
     history: Annotated[bool, Option("Show the changes of a model of yours since its training.")] = False,
@@ -25,7 +30,13 @@ def models(
 
     A folder of a model of yours shows its card: classes, results by class, changes.
     """
-    if name is not None and name not in zoo.MODELS and Path(name).exists():
+    if name is not None and name.startswith(zoo.HUB):
+        from candid.models.hub import fetched_model
+
+        found = fetched_model(name, newest=True)
+        print(printable(f"{found.name}, licence: {found.licence}"), file=sys.stderr)
+        name = found.name
+    if name is not None and name not in zoo.MODELS and (name.startswith(zoo.HUB) or Path(name).exists()):
         _show_own(name, history, as_json)
         return
     if history:
@@ -136,7 +147,7 @@ def info(
     """Show parameters, cost and sizes of a model, stage by stage, next to a ResNet of the same layout."""
     from candid.models.info import describe
 
-    if classes is None and mixing is None and (Path(target).is_dir() or target in zoo.MODELS):
+    if classes is None and mixing is None and is_model(target):
         photo = _photo(target)
         if photo is not None:
             print(json.dumps(photo)) if as_json else _show_photo(target, photo)
@@ -187,7 +198,7 @@ def _config(target: str, **changes: Any) -> Any:
     changes = {key: value for key, value in changes.items() if value is not None}
     if target in PRESETS:
         return preset(target, **changes)
-    if not Path(target).exists() and target not in zoo.names():
+    if not Path(target).exists() and not is_model(target):
         known = [*PRESETS, *zoo.names()]
         raise CandidError(f"There is no preset or model '{target}': {did_you_mean(target, known)}")
     if changes:

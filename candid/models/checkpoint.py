@@ -96,7 +96,8 @@ def load(path: str | os.PathLike[str], memory: "Memory" = "plain", held_out: boo
 
     Args:
         path: the folder of a saved model or of a training run (then its ``model/best``), or the name of a
-            bundled model: :mod:`candid.models.zoo`.
+            bundled model: :mod:`candid.models.zoo`. ``hf:OWNER/NAME[@REVISION]`` is a model of the Hugging
+            Face Hub, which is downloaded if the Hub's cache does not have it.
         memory: ``"inverse"`` lets a generative classifier recompute activations in training.
         held_out: whether to load the held-out scores, which p-values come from.
 
@@ -211,6 +212,11 @@ def load_weights(model: ModelBase, state: Mapping[str, Array], source: str) -> N
 
 def own_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of a model that may be changed; a bundled model may not."""
+    if is_on_hub(path):
+        raise CheckpointError(
+            f"'{path}' is on the Hub and stays as it is: write the changed model to a folder of your own "
+            "(--out), or save a copy with candid.save and change that."
+        )
     folder = model_folder(path)
     if folder.parent == zoo.FOLDER:
         raise CheckpointError(
@@ -229,8 +235,17 @@ def is_bundled(name: str | os.PathLike[str]) -> bool:
     return os.fspath(name) in zoo.MODELS and not is_model
 
 
+def is_on_hub(name: str | os.PathLike[str]) -> bool:
+    """Return whether ``name`` means a model of the Hugging Face Hub: it begins with ``hf:``."""
+    return os.fspath(name).startswith(zoo.HUB)
+
+
 def model_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder with the ``model.json`` that ``path`` means: see :func:`load`."""
+    if is_on_hub(path):
+        from candid.models.hub import fetched_model
+
+        return fetched_model(os.fspath(path)).path
     if is_bundled(path):
         name = os.fspath(path)
         if Path(name).exists() and name not in _HIDDEN:

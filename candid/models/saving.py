@@ -1,4 +1,4 @@
-"""Writing the folder of a model, which :mod:`candid.models.checkpoint` reads.
+"""Writing the folder of a model, which :mod:`candid.models.checkpoint` reads, and uploading it to the Hub.
 
 The record is replaced last and atomically, so at any moment the folder holds one whole model.
 """
@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 from safetensors import SafetensorError
 
 from candid._support import __version__
-from candid._support.errors import CheckpointError
+from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import SAVE_SECONDS, file_hash, locked, remove_unfinished, replacing, write_by_hash
 from candid._support.numbers import Array
 from candid._support.options import to_dict
+from candid.models import hub
 from candid.models.checkpoint import (
     FORMAT,
     FORMAT_VERSION,
@@ -26,13 +28,19 @@ from candid.models.checkpoint import (
     OURS,
     PARTS,
     RECORD,
+    is_on_hub,
+    load,
+    model_folder,
     own_folder,
     read_json,
     scores_belong,
     sealed,
 )
+from candid.models.photo.eye import PREPROCESSOR
 from candid.models.protocol import Model
+from candid.models.zoo import HUB, as_readme
 
+CARD = "README.md"
 EXACT = ("mixture.", "flow.span.")
 """Tensors that are never rounded to half precision: posteriors depend on them directly."""
 
@@ -119,6 +127,8 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False, expecte
     True
     """
     folder = Path(path)
+    if is_on_hub(path):
+        raise CheckpointError(f"'{path}' is no folder: save the model in one, then 'candid push' uploads it.")
     if folder.is_file():
         raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
     if getattr(model, "kind", None) not in KINDS:
@@ -171,3 +181,145 @@ def save_held_out(model: Model, path: str | os.PathLike[str]) -> None:
         record = read_json(folder)
         record.pop("calibration", None)
         write_parts(folder, record, {"held_out": model.held_out})
+
+
+# to the Hugging Face Hub
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What :func:`push` uploads, or would upload."""
+
+    name: str
+    """``hf:OWNER/NAME``; with the commit once it is uploaded."""
+    files: dict[str, int]
+    """Bytes of each file."""
+    card: str
+    """The README.md, with the YAML that the Hub reads."""
+    licence: str
+    notes: tuple[str, ...]
+    """What a person should know before everyone can see it."""
+    uploaded: bool = False
+
+
+def push(
+    model: str | os.PathLike[str],
+    name: str,
+    licence: str | None = None,
+    private: bool = False,
+    upload: bool = False,
+) -> PushResult:
+    """Upload a model to the Hugging Face Hub, or say what would be uploaded.
+
+    ``candid.load(name)`` loads it then, and ``candid examine NAME`` uses it.
+
+    Args:
+        model: the folder of a model or of a run, or a bundled name.
+        name: ``hf:OWNER/NAME``; the repository is made if there is none.
+        licence: the licence of the model, as the Hub writes it, such as ``apache-2.0``.
+        private: whether only you see a repository that is made.
+        upload: without it, nothing is sent and no network is needed.
+
+    Raises:
+        CandidError: if the name is wrong, the model is not whole, its eye can't be had by others, or the Hub
+            refuses it.
+
+    Example:
+        >>> plan = push("waste", "hf:me/waste")
+        >>> plan.licence, plan.uploaded, "model.json" in plan.files
+        ('mit', False, True)
+    """
+    match = hub.NAME.fullmatch(name)
+    if match is None or match["revision"] or match["file"]:
+        raise CandidError(f"'{name}' is no repository to upload to: write hf:OWNER/NAME.")
+    folder = model_folder(model)
+    loaded, record = load(folder), read_json(folder)
+    parts = {part: folder / record[part]["file"] for part in PARTS if isinstance(record.get(part), dict)}
+    paths = [folder / RECORD, *parts.values(), *_eye_files(loaded, folder)]
+    card = hub.card_in(folder)
+    if card.startswith("---") and licence is not None:
+        raise CandidError(f"'{folder / CARD}' states a licence: change it there, and leave --licence out.")
+    if not card.startswith("---"):
+        card = card_of(loaded, name, licence, card)
+    files = {path.name: path for path in paths}
+    sizes = {CARD: len(card.encode()), **{file: path.stat().st_size for file, path in files.items()}}
+    plan = PushResult(name, sizes, card, hub.licence_of(card), tuple(_notes(loaded, card)))
+    if not upload:
+        return plan
+    commit = hub.upload(match["repo"], {**files, CARD: card.encode()}, private)
+    return replace(plan, name=f"{name}@{commit}", uploaded=True)
+
+
+def _eye_files(model: Any, folder: Path) -> list[Path]:
+    """Return the files of an eye that others can't have from elsewhere; they go with the model."""
+    from candid.models.photo.opening import moved
+
+    found: list[Path] = []
+    for part in model.config.eye.split("+") if "eye" in model.can else ():
+        path = Path(moved(part, folder))
+        if part.startswith(HUB) or not (path.suffix in (".onnx", ".pt2") or path.is_absolute()):
+            if part == "module":
+                raise CandidError("Its network was given in Python: adopt an ONNX file of it instead.")
+            continue
+        if path.suffix != ".onnx":
+            raise CandidError(f"Its eye '{path}' can't be uploaded: train with an ONNX file of this network.")
+        near = (hub.near(path, each) for each in (PREPROCESSOR, "config.json"))
+        graph = [each for each in sorted(path.parent.iterdir()) if each.name.startswith(path.name)]
+        found += [*graph, *(each for each in near if each is not None)]
+    wrong = [each for each in found if not hub.OF_MODELS.fullmatch(each.name)]
+    if wrong or len({each.name for each in found}) < len({*found}):
+        raise CandidError("The files of its eyes have names that the Hub can't hold together: rename them.")
+    return found
+
+
+def _notes(model: Any, card: str) -> Iterator[str]:
+    """Return what a person should know before everyone can see the model."""
+    if hub.licence_of(card).startswith("unknown"):
+        yield "It states no licence, so others may not use it: add one, such as --licence apache-2.0."
+    if "eye" in model.can:
+        eye = f"Its eye '{model.config.eye}' ({model.eye.licence})"
+        if HUB in model.config.eye:
+            yield f"{eye} is not uploaded: others get it with 'candid eyes {model.config.eye}'."
+        elif model.config.eye.endswith(".onnx"):
+            yield f"{eye} is uploaded: its licence must allow that."
+        else:
+            yield f"{eye} is not uploaded: it is installed with candid, or by its package."
+    if photos := len(model.thumbnails.get("labels", ())):
+        yield f"It shows {photos} small photos of its training: 'candid train --no-thumbnails' keeps none."
+    if data := model.metadata.get("training", {}).get("config", {}).get("data"):
+        yield f"{RECORD} names the data of its training: '{data}'."
+
+
+def card_of(model: Any, name: str, licence: str | None, text: str = "") -> str:
+    """Return the README.md of a model that was made here; ``text`` follows its YAML if there is one."""
+    from scipy.stats import binomtest
+
+    rows = model.metadata.get("by_class", {}).get("classes", [])
+    right, images = (sum(row[key] for row in rows) for key in ("right", "images"))
+    figures: dict[str, Any] = {}
+    if images:
+        low, high = binomtest(right, images).proportion_ci()
+        figures = {"accuracy": right / images, "intervals": {"accuracy": (low, high)}}
+    card = {
+        "name": name.rpartition("/")[2],
+        "licence": licence,
+        "summary": "An image classifier that says when not to trust it.",
+        "classes": list(model.class_names),
+        "data": ["The data are those of its author."],
+        "training": [f"A model of the kind '{model.kind}', made with candid-vision {__version__}."],
+        "storage": [
+            f"`pip install 'candid-vision[hub]'`, then `candid examine {name} photo.jpg`.",
+            "Loading it runs no code from the files.",
+        ],
+        "measured": f"On {images:,} images of its author that it had not seen.",
+        "tested_on": "images of its author",
+        "figures": figures,
+        "more_figures": {},
+        "limits": [
+            "It knows its classes only. What looks like one of them may be accepted.",
+            "The p-values hold for images like those that were held out.",
+        ],
+        "not_for": ["Security: it does not withstand an adversary."],
+    }
+    made = as_readme(card)
+    return made if not text else made[: made.index("---\n", 4) + 4] + "\n" + text

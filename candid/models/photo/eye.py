@@ -16,8 +16,6 @@ TIMM = "timm:"
 """How the names of networks of timm begin."""
 PREPROCESSOR = "preprocessor_config.json"
 """The file of the Hub that says how a network sees images."""
-HUB = "hf:"
-"""How the names of networks of the Hugging Face Hub begin."""
 
 
 class Eye(ABC):

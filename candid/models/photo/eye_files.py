@@ -16,7 +16,7 @@ from candid.models.photo.eye import PREPROCESSOR, Eye
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-    from candid.models.photo.hub import HubInput
+    from candid.models.hub import HubInput
 
 OUTPUTS = {"last_hidden_state", "pooler_output", "image_embeds"}
 """Outputs that are used, with logits, if a graph has any of them; attentions and hidden states are not."""
@@ -95,14 +95,14 @@ class OnnxEye(FileEye):
     """A network in an ONNX file, run by onnxruntime. Gradients don't reach the images.
 
     A ``preprocessor_config.json`` next to it, as repositories of the Hugging Face Hub have it, says how it
-    sees images; without one, it takes images in [0, 1] of a fixed size. See :mod:`candid.models.photo.hub`.
+    sees images; without one, it takes images in [0, 1] of a fixed size. See :mod:`candid.models.hub`.
     """
 
     input: "HubInput | None" = None
     """How it sees images, if a file says it."""
 
     def _prepare(self) -> None:
-        from candid.models.photo.hub import HubInput
+        from candid.models.hub import HubInput
 
         try:
             self.content, files = with_weights(self.content, self.path)
@@ -149,8 +149,8 @@ class OnnxEye(FileEye):
 
 
 def hub_eye(name: str, download: bool = True) -> OnnxEye:
-    """Return a network of the Hugging Face Hub; see :func:`candid.models.photo.hub.fetched`."""
-    from candid.models.photo.hub import fetched
+    """Return a network of the Hugging Face Hub; see :func:`candid.models.hub.fetched`."""
+    from candid.models.hub import fetched
 
     files = fetched(name, download)
     eye = OnnxEye(files.path)

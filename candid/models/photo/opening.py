@@ -16,9 +16,10 @@ from candid.data.formats import kinds_above
 from candid.data.images import Preprocessing, path_of
 from candid.models.checkpoint import is_bundled, named_model
 from candid.models.photo.efficientnet import PackagedEye, package_folder, read_weights, weights_file
-from candid.models.photo.eye import FILES, HUB, TIMM, Eye, JoinedEyes, SoftmaxEye
+from candid.models.photo.eye import FILES, TIMM, Eye, JoinedEyes, SoftmaxEye
 from candid.models.photo.eye_files import FileEye, OnnxEye, described, hub_eye
 from candid.models.photo.eyes import EYES, EyeInfo
+from candid.models.zoo import HUB
 from candid.trust.tree import Tree
 
 EARLY = 2

@@ -14,6 +14,8 @@ RECORD = "model.json"
 """What makes a folder that of a model."""
 RUN = Path("model", "best")
 """Where the folder of a training run has its best model."""
+HUB = "hf:"
+"""How the names of repositories of the Hugging Face Hub begin."""
 DEFAULT = "everyday"
 """The model of commands that are given none."""
 
@@ -49,6 +51,41 @@ def card(name: str) -> dict[str, Any]:
 
 SHOWN = 20
 """Classes that a card names."""
+
+
+TAGS = ("uncertainty", "out-of-distribution-detection", "conformal-prediction")
+
+
+def as_readme(card: dict[str, Any]) -> str:
+    """Return the card as Markdown, with the YAML on top that the Hugging Face Hub reads.
+
+    The accuracy is in it if the card has one; the licence, if ``card["licence"]`` is one.
+    """
+    head: dict[str, Any] = {"license": card["licence"]} if card.get("licence") else {}
+    head |= {"library_name": "candid-vision", "pipeline_tag": "image-classification", "tags": list(TAGS)}
+    if card["figures"]:
+        accuracy = {"type": "accuracy", "value": round(card["figures"]["accuracy"], 4)}
+        data = {"name": card["tested_on"], "type": "images"}
+        task = {"type": "image-classification"}
+        results = [{"task": task, "dataset": data, "metrics": [accuracy]}]
+        head["model-index"] = [{"name": card["name"], "results": results}]
+    return "\n".join(["---", *_yaml(head), "---", "", as_markdown(card)])
+
+
+def _yaml(value: Any, indent: str = "") -> Iterator[str]:
+    """Return the lines of nested lists and dictionaries; texts as in JSON, which is YAML, too."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(each, dict | list):
+                yield f"{indent}{key}:"
+                yield from _yaml(each, indent + "  ")
+            else:
+                yield f"{indent}{key}: {json.dumps(each, ensure_ascii=False)}"
+    else:
+        for each in value:
+            first, *rest = _yaml(each, indent + "  ") if isinstance(each, dict) else [json.dumps(each)]
+            yield f"{indent}- {first.strip()}"
+            yield from rest
 
 
 def as_markdown(card: dict[str, Any]) -> str:

@@ -17,8 +17,9 @@ from candid.explanations.similarity import similarity
 from candid.judging.held_out import HeldOut
 from candid.models import zoo
 from candid.models.checkpoint import sealed
+from candid.models.hub import FREE, licence_of
 from candid.models.protocol import require
-from candid.models.zoo import as_markdown
+from candid.models.zoo import as_markdown, as_readme
 from tests.helpers import candid_command
 
 MODELS = zoo.names()
@@ -77,7 +78,23 @@ def test_a_card_says_what_the_model_is_and_how_it_did(name: str) -> None:
     assert 0 < card["figures"]["accuracy"] < 1
     assert ("bits_per_dim" in card["figures"]) == (card["kind"] == "generative")
     assert all(card[part] for part in ("data", "training", "storage", "limits", "not_for", "more_figures"))
-    assert (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8") == as_markdown(card)
+    assert (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8") == as_readme(card)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_card_begins_with_what_the_hub_reads(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (zoo.FOLDER / name / "README.md").read_text(encoding="utf-8")
+    _, head, body = text.split("---\n", 2)
+    assert body.lstrip().startswith(f"# {name}\n") and as_markdown(zoo.card(name)) == body[1:]
+    found = yaml.safe_load(head)
+    assert found["license"] in FREE and licence_of(text) == found["license"]
+    assert (found["library_name"], found["pipeline_tag"]) == ("candid-vision", "image-classification")
+    ((model,), accuracy) = found["model-index"], zoo.card(name)["figures"]["accuracy"]
+    (result,) = model["results"]
+    assert model["name"] == name and result["task"]["type"] == "image-classification"
+    assert result["dataset"].keys() == {"name", "type"}
+    assert result["metrics"] == [{"type": "accuracy", "value": pytest.approx(accuracy, abs=1e-4)}]
 
 
 ABILITIES = {

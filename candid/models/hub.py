@@ -1,29 +1,41 @@
-"""Networks as the Hugging Face Hub has them: what their files say, and what they need to be eyes.
+"""The Hugging Face Hub: networks that are eyes, and models of candid.
 
-A repository has an ONNX graph (``pixel_values`` to ``last_hidden_state``, ``pooler_output`` or
+The repository of a network has an ONNX graph (``pixel_values`` to ``last_hidden_state``, ``pooler_output`` or
 ``image_embeds``), ``preprocessor_config.json`` (how a photo becomes pixel values) and ``config.json`` (the
 patch size). Its name is ``hf:OWNER/NAME``, with ``@REVISION`` and ``:FILE`` if these are not the usual ones.
-Models store the commit. What a name means is downloaded once, by training or ``candid eyes``, and never when
-a model is used.
+The repository of a model has the files of its folder; its name is ``hf:OWNER/NAME[@REVISION]``.
+
+Only what a user names is downloaded: an eye for training, or a model. It stays in the Hub's cache, and what
+is there needs no network. Models store the commit of their eye, which is not downloaded when they are used.
 """
 
 import json
+import logging
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from candid._support.errors import CandidError, require_extra
+from candid._support.text import plural
 from candid.data.images import Preprocessing, Resampling
+from candid.models import zoo
 from candid.models.photo.eye import PREPROCESSOR
 
 NAME = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(:(?P<file>[\w./-]+\.onnx))?")
 USUAL = ("onnx/vision_model.onnx", "onnx/model.onnx", "model.onnx")
 """Files that are looked for if a name has none."""
+OF_MODELS = re.compile(r"[\w.-]+\.(safetensors|onnx|onnx[._][\w.-]+)|config\.json|README\.md|" + PREPROCESSOR)
+"""Files that the folder of a model may have next to its record."""
 FREE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "isc", "unlicense"}
 """Licences that allow any use."""
 RESAMPLING: dict[Any, Resampling] = {2: "bilinear", 3: "bicubic"}
 """Numbers of PIL's filters."""
+TENSORS = re.compile(r"[a-z_]+-[0-9a-f]{16}\.safetensors")
+"""Files of tensors as models of candid have them."""
+log = logging.getLogger("candid")
 SAY_NOTHING = {
     *("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "auto_map"),
     *("_valid_processor_keys", "data_format", "input_data_format", "return_tensors", "device"),
@@ -63,10 +75,10 @@ class HubInput:
     @classmethod
     def read(cls, path: Path) -> "HubInput | None":
         """Return what ``preprocessor_config.json`` and ``config.json`` say of a graph; None without them."""
-        file = _near(path, PREPROCESSOR)
+        file = near(path, PREPROCESSOR)
         if file is None:
             return None
-        given, config = _json(file), _near(path, "config.json")
+        given, config = _json(file), near(path, "config.json")
         model = {} if config is None else _json(config)
         vision = model.get("vision_config", model)
         vision = vision if isinstance(vision, dict) else {}
@@ -83,7 +95,7 @@ class HubInput:
         return cls(**fields, patch=patch, registers=registers, labels=names)
 
 
-def _near(path: Path, name: str) -> Path | None:
+def near(path: Path, name: str) -> Path | None:
     """Return a file next to a graph, or above it if its folder is ``onnx``."""
     folders = [path.parent, *([path.parent.parent] if path.absolute().parent.name == "onnx" else [])]
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
@@ -162,17 +174,18 @@ def _side(size: Any) -> int:
 
 @dataclass(frozen=True)
 class HubFiles:
-    """A graph of the Hub in the cache on this machine."""
+    """Files of the Hub in the cache on this machine."""
 
     name: str
-    """With its commit and its file."""
+    """With its commit, and with the file of a graph."""
     path: Path
+    """A graph, or the folder of a model."""
     licence: str
     """That of the card; what is not known to be free says so."""
 
 
 def fetched(name: str, download: bool = True) -> HubFiles:
-    """Return where the files of ``hf:OWNER/NAME[@REVISION][:FILE]`` are.
+    """Return where the files of the network ``hf:OWNER/NAME[@REVISION][:FILE]`` are.
 
     Args:
         name: without a revision, the newest commit.
@@ -195,10 +208,64 @@ def fetched(name: str, download: bool = True) -> HubFiles:
         raise CandidError(f"'{name}' is not in the cache of the Hub, and HF_HUB_OFFLINE is set.")
     if path is None and not download:
         raise CandidError(f"'{name}' is not in the cache of the Hub: get it with 'candid eyes {name}'.")
-    path = path or _downloaded(hub, repository, revision, files)
+
+    def chosen(names: list[str]) -> list[str]:
+        graph = next((file for file in files if file in names), None)
+        if graph is None:
+            others = ", ".join(each for each in names if each.endswith(".onnx")) or "none"
+            raise CandidError(f"'{repository}' has no {' or '.join(files)}; its ONNX files: {others}.")
+        wanted = [each for each in (PREPROCESSOR, "config.json", "README.md") if each in names]
+        return [*wanted, *(each for each in names if each.startswith(graph) and each != graph), graph]
+
+    instead = "check the network, or use an eye that is installed, such as lite0"
+    path = path or _downloaded(hub, repository, revision, chosen, instead)
     parts = path.parts[len(path.parts) - path.parts[::-1].index("snapshots") :]  # commit, folders, file
     folder = path.parents[len(parts) - 2]
-    return HubFiles(f"hf:{repository}@{parts[0]}:{'/'.join(parts[1:])}", path, _licence(hub, folder))
+    return HubFiles(f"hf:{repository}@{parts[0]}:{'/'.join(parts[1:])}", path, licence_of(card_in(folder)))
+
+
+def fetched_model(name: str, newest: bool = False) -> HubFiles:
+    """Return where the folder of the model ``hf:OWNER/NAME[@REVISION]`` is.
+
+    What the cache has is used without network. Anything else is downloaded, and the commit is said.
+
+    Args:
+        name: without a revision, the commit that was downloaded last, or the newest one.
+        newest: whether to ask the Hub for the newest commit, unless ``HF_HUB_OFFLINE`` is set.
+
+    Raises:
+        CandidError: if there is no such repository, if it has no model, if it is gated, or without network.
+    """
+    match = NAME.fullmatch(name)
+    if match is None or match["file"] is not None:
+        raise CandidError(f"'{name}' is no name of a model on the Hub: write hf:OWNER/NAME[@REVISION].")
+    hub = require_extra("huggingface_hub", "hub", f"The model '{name}'")
+    from huggingface_hub import constants
+
+    repository, revision = match["repo"], match["revision"] or "main"
+    cached = _cached(hub, repository, revision, (zoo.RECORD,))
+    if cached is None and constants.HF_HUB_OFFLINE:
+        raise CandidError(f"The model '{name}' is not in the cache of the Hub, and HF_HUB_OFFLINE is set.")
+    if cached is not None and (constants.HF_HUB_OFFLINE or not newest):
+        return _model_in(repository, cached.parent)
+
+    def chosen(names: list[str]) -> list[str]:
+        if zoo.RECORD not in names:
+            raise CandidError(
+                f"'{repository}' has no {zoo.RECORD}, so it is no model of candid: an ONNX network can be an "
+                f"eye (candid train --eye hf:{repository}), a classifier can be adopted (candid adopt)."
+            )
+        return [*filter(OF_MODELS.fullmatch, names), zoo.RECORD]
+
+    record = _downloaded(hub, repository, revision, chosen, "check the network, or name a folder")
+    files = _model_in(repository, record.parent)
+    if cached is None or cached.parent != files.path:
+        log.warning("%s always means this commit; its licence: %s", files.name, files.licence)
+    return files
+
+
+def _model_in(repository: str, folder: Path) -> HubFiles:
+    return HubFiles(f"hf:{repository}@{folder.name}", folder, licence_of(card_in(folder)))
 
 
 def _cached(hub: Any, repository: str, revision: str, files: tuple[str, ...]) -> Path | None:
@@ -206,22 +273,33 @@ def _cached(hub: Any, repository: str, revision: str, files: tuple[str, ...]) ->
     return next((Path(each) for each in found if isinstance(each, str)), None)
 
 
-def _downloaded(hub: Any, repository: str, revision: str, files: tuple[str, ...]) -> Path:
-    """Download a graph and what belongs to it, the graph last: if it is there, all is."""
+def _downloaded(
+    hub: Any, repository: str, revision: str, chosen: Callable[[list[str]], list[str]], instead: str
+) -> Path:
+    """Download the files that ``chosen`` returns, the last of them last: if it is there, all are."""
+    with asking(repository, revision, "can't be downloaded from the Hub", instead):
+        found = hub.HfApi().model_info(repository, revision=revision, timeout=30, files_metadata=True)
+        sizes = {each.rfilename: each.size or 0 for each in found.siblings}
+        files = chosen(sorted(sizes))
+        size = sum(map(sizes.__getitem__, files)) / 1e6
+        missing = [each for each in files if _cached(hub, repository, found.sha, (each,)) is None]
+        if missing:
+            log.warning(
+                "downloading %s from the Hub: %s, %.1f MB", repository, plural(len(files), "file"), size
+            )
+        paths = [hub.hf_hub_download(repository, each, revision=found.sha) for each in files]
+        # the cache then knows which commit the name means, for HF_HUB_OFFLINE
+        hub.hf_hub_download(repository, files[0], revision=revision)
+    return Path(paths[-1])
+
+
+@contextmanager
+def asking(repository: str, revision: str, failed: str, instead: str) -> Iterator[None]:
+    """Turn what the Hub refuses, and a missing network, into one sentence."""
     from huggingface_hub import errors
 
     try:
-        found = hub.HfApi().model_info(repository, revision=revision, timeout=30)
-        names = sorted(each.rfilename for each in found.siblings)
-        graph = next((file for file in files if file in names), None)
-        if graph is None:
-            others = ", ".join(each for each in names if each.endswith(".onnx")) or "none"
-            raise CandidError(f"'{repository}' has no {' or '.join(files)}; its ONNX files: {others}.")
-        wanted = [each for each in (PREPROCESSOR, "config.json", "README.md") if each in names]
-        wanted += [each for each in names if each.startswith(graph) and each != graph]
-        paths = [hub.hf_hub_download(repository, each, revision=found.sha) for each in (*wanted, graph)]
-        # the cache then knows which commit the name means, for HF_HUB_OFFLINE
-        hub.hf_hub_download(repository, (*wanted, graph)[0], revision=revision)
+        yield
     except CandidError:
         raise
     except errors.GatedRepoError as error:
@@ -236,19 +314,57 @@ def _downloaded(hub: Any, repository: str, revision: str, files: tuple[str, ...]
             "with 'hf auth login'."
         ) from error
     except Exception as error:  # of several libraries
-        raise CandidError(
-            f"'{repository}' can't be downloaded from the Hub ({type(error).__name__}): check the network, "
-            "or use an eye that is installed, such as lite0."
-        ) from error
-    return Path(paths[-1])
+        raise CandidError(f"'{repository}' {failed} ({_reason(error)}): {instead}.") from error
 
 
-def _licence(hub: Any, folder: Path) -> str:
-    """Return what the card in a folder says; if it is not known to be free, with a warning."""
-    try:
-        card = hub.ModelCard.load(folder / "README.md").data
-        licence = card.license_name if card.license == "other" else card.license
-    except Exception:  # no card, or one that can't be read
-        licence = None
-    licence = str(licence or "unknown")
+def _reason(error: Exception) -> str:
+    """Return the kind of an error, or the answer of the Hub."""
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    return type(error).__name__ if code is None else f"it answers {code}"
+
+
+def licence_of(card: str) -> str:
+    r"""Return the licence on a card; if it is not known to be free, with a warning.
+
+    >>> licence_of("---\nlicense: mit\n---\n# A model")
+    'mit'
+    """
+    head = re.match(r"---\s*\n(.*?)\n---", card, re.DOTALL)
+    given = re.findall(r"^(license\w*): *[\"']?([^\"'\n]+?)[\"']? *$", head[1] if head else "", re.MULTILINE)
+    lines = {"license": "unknown", **dict(given)}
+    licence = lines.get("license_name", "other") if lines["license"] == "other" else lines["license"]
     return licence if licence in FREE else f"{licence}: not known to be free, read its card"
+
+
+def card_in(folder: Path) -> str:
+    """Return the README.md in a folder; "" without one."""
+    try:
+        return (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, ValueError):  # none, or one that can't be read
+        return ""
+
+
+def upload(repository: str, files: dict[str, Path | bytes], private: bool) -> str:
+    """Put files into a repository, in one commit, and return the commit.
+
+    The repository is made if there is none. Tensors of an earlier model there are removed.
+    """
+    hub = require_extra("huggingface_hub", "hub", "An upload to the Hub")
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise CandidError("Nothing can be uploaded while HF_HUB_OFFLINE is set.")
+    if hub.get_token() is None:
+        raise CandidError("The Hub needs to know who you are: log in with 'hf auth login', or set HF_TOKEN.")
+    api = hub.HfApi()
+    instead = "check the network, the name, and whether your token may write there"
+    with asking(repository, "main", "can't be uploaded to the Hub", instead):
+        api.create_repo(repository, exist_ok=True, private=private or None)
+        there = [each.rfilename for each in api.model_info(repository).siblings or ()]
+        old = [each for each in there if TENSORS.fullmatch(each) and each not in files]
+        operations = [
+            *(hub.CommitOperationAdd(each, content) for each, content in files.items()),
+            *(hub.CommitOperationDelete(each) for each in old),
+        ]
+        message = "Upload a model with candid push"
+        return str(api.create_commit(repository, operations, commit_message=message).oid)
