@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from candid.explanations.overview import explain
     from candid.inference.predictions import Predictions
     from candid.judging.calibrate import calibrate
-    from candid.judging.columns import table
     from candid.judging.examine import Examiner, examine, examine_stream
     from candid.judging.group import GroupResult, group
+    from candid.judging.table_files import table
     from candid.models.checkpoint import load
     from candid.models.export import export
     from candid.models.flow.classifier import GenerativeClassifier
@@ -121,7 +121,7 @@ _LAZY = {
     "judging.examine": ("Examiner", "examine", "examine_stream"),
     "judging.group": ("GroupResult", "group"),
     "judging.calibrate": ("calibrate",),
-    "judging.columns": ("table",),
+    "judging.table_files": ("table",),
     "models.checkpoint": ("load",),
     "models.export": ("export",),
     "models.flow.classifier": ("GenerativeClassifier",),

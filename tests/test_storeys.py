@@ -42,7 +42,8 @@ cli/arguments.py (wrong arguments) and cli/tables.py came out of cli/app.py.
 reports/audit/fitness.py (sentences to decide by), governance.py (what reviewers look for) and content.py (an
 audit as JSON).
 judging/bulk.py: shards of many images in, a table for each out, for candid examine.
-trust/estimator.py (predictions as arrays) and judging/columns.py (tables): what other libraries expect.
+trust/estimator.py (predictions as arrays): what other libraries expect. training/many_photos.py: more photos
+than one process can hold; judging/columns.py went into table_files.py.
 judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
 corrections are taught while the server runs, and models are switched; serve/ had 9.
 

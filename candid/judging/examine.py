@@ -40,7 +40,7 @@ from candid.trust.sets import Posterior
 from candid.trust.verdict import Examination, UnusableImage, discovered
 
 if TYPE_CHECKING:
-    from candid.judging.columns import Table
+    from candid.judging.table_files import Table
 
 AHEAD = 2
 """Batches that are decoded while one passes the network."""
@@ -248,7 +248,7 @@ class Examiner:
             A mapping of columns as :func:`candid.table` gives it, with ``to_pandas()``, ``to_polars()`` and
             ``to_arrow()``.
         """
-        from candid.judging.columns import Table
+        from candid.judging.table_files import Table
 
         given = (_one(image, str(i)) for i, image in enumerate(images))
         if names is not None:

@@ -7,7 +7,7 @@ import pytest
 
 import candid
 from candid import CandidError, Examination
-from candid.judging.columns import COLUMNS, LIBRARIES
+from candid.judging.table_files import COLUMNS, LIBRARIES
 
 FOUND: list[Any] = [
     Examination("a.png", {"cat": 0.9, "dog": 0.1}, 0.4, 0.5, "accept", ("cat",)),

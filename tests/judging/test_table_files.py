@@ -8,7 +8,7 @@ import pytest
 
 from candid import CandidError
 from candid.judging.examine import image_paths
-from candid.judging.table_files import COLUMNS, TableFile
+from candid.judging.table_files import CSV_COLUMNS, TableFile
 from tests.helpers import candid_command
 from tests.photo_models import PhotoRun, photo
 
@@ -30,7 +30,7 @@ def test_tables_have_a_row_for_each_image_and_promises_once(
     assert done.exit_code == 2  # one image can't be used
     with (tmp_path / "t.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert [Path(row["path"]).name for row in rows] == ["=bad.png", "dots 1.png", "dots 2.png", "dots 10.png"]
     assert "not an image" in rows[0]["error"] and rows[1]["verdict"] in ("accept", "ambiguous", "novel")
     promises = json.loads((tmp_path / "t.promises.json").read_text())
