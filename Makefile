@@ -43,11 +43,11 @@ docs: $(DOCS) ## The documentation as a site with search, in build/site (a broke
 bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
 	$(BIN)/python -m benchmarks
 
-engines: ## Ray Data in an environment of its own: two workers, one of them killed (needs the network; about 5 minutes)
+engines: ## Ray Data in an environment of its own: two workers, one of them killed (COUNT=5000; needs the network; about 5 minutes)
 	$(PYTHON) -m venv build/engines
 	build/engines/bin/pip install --quiet --constraint constraints.txt --editable '.[bulk]'
 	build/engines/bin/pip install --quiet 'ray[data]>=2.50'
-	build/engines/bin/python -m experiments.engines
+	build/engines/bin/python -m experiments.engines --photos $(or $(COUNT),600)
 
 red: $(READY) ## Attack the server, models, runs and caches on this machine (about 6 minutes)
 	$(BIN)/python -m experiments.red

@@ -41,7 +41,8 @@ judging/table_files.py: tables, of candid examine and for other libraries. model
 Hugging Face Hub. cli/arguments.py (wrong arguments) came out of cli/app.py.
 reports/audit/fitness.py (sentences to decide by) and content.py (what reviewers look for; an audit as JSON).
 judging/bulk.py: shards of many images in, a table for each out, for candid examine.
-trust/estimator.py (predictions as arrays): what other libraries expect.
+trust/estimator.py (predictions as arrays): what other libraries expect. training/many_photos.py: more photos
+than one process can hold.
 judging/store.py (it was in serve/sensor.py; commands read stores, too), serve/served.py and serve/lessons.py:
 corrections are taught while the server runs, and models are switched; serve/ had 9.
 

@@ -17,6 +17,7 @@ from candid.data import Part
 from candid.data.class_names import named
 from candid.data.datasets import open_images, open_part, trained_on
 from candid.data.formats import FORMATS, Query, format_of, part_folders, subfolders
+from candid.data.groups import GroupTable
 from candid.data.images import image_keys, path_of
 from candid.data.splits import ArraySplit, FileSplit, IndexedSplit, Split
 from candid.inference.predictions import FEATURES, Predictions
@@ -25,6 +26,7 @@ from candid.judging.calibrate import (
     FEWEST_IMAGES,
     fewer,
     held_out_scores,
+    in_named_series,
     without_training_images,
 )
 from candid.judging.held_out import HeldOut
@@ -32,8 +34,9 @@ from candid.models import saving
 from candid.models.photo.adopted import AdoptedModel
 from candid.models.photo.opening import open_softmax, tree_of
 from candid.training.options import AdoptOptions
-from candid.trust.arrays import fixed_halves
+from candid.trust.arrays import fixed_halves, series_of
 from candid.trust.gaussians import Moments
+from candid.trust.scores import Columns
 from candid.trust.tree import Tree
 
 ALIKE = "All images look the same to the classifier: give different ones."
@@ -86,7 +89,8 @@ def adopt(
     progress = progress if processes.is_global_zero else SILENT
     adopted = AdoptedModel.of(open_softmax(model, _names(chosen.class_names)))
     adopted.tree = tree_of(chosen.tree, adopted.class_names, data)
-    fit, held_out = _splits(adopted, data, chosen, progress)
+    table = None if chosen.together is None else GroupTable.together(chosen.together)
+    fit, held_out = _splits(adopted, data, chosen, table, progress)
     runner = Runner(adopted, processes, None, chosen.workers, progress)
     fitted = _pass(runner, fit, "images", chosen, progress)
     if fitted is not None:
@@ -97,6 +101,8 @@ def adopt(
         return adopted
     adopted.held_out = {"training_keys": np.unique(fitted.columns["keys"])}
     unseen = without_training_images(unseen, adopted, progress)
+    if table is not None:
+        unseen = in_named_series(unseen, table, fitted.paths, progress)
     count = len(unseen)
     adopted.metadata["adopted"] = {"images": len(fitted), "held_out": count, "labels": _labelled(unseen)}
     if count >= FEWEST_IMAGES:
@@ -117,7 +123,9 @@ def _names(file: Path | None) -> list[str] | None:
         raise CandidError(f"'{file}' can't be read as a text file with class names: {error}.") from error
 
 
-def _splits(model: AdoptedModel, data: str, options: AdoptOptions, progress: Progress) -> tuple[Split, Split]:
+def _splits(
+    model: AdoptedModel, data: str, options: AdoptOptions, table: GroupTable | None, progress: Progress
+) -> tuple[Split, Split]:
     """Return the images that the density is fitted to, and those that are held out."""
     training = model.record.config
     labelled = _has_labels(data, model.class_names, progress)
@@ -134,7 +142,8 @@ def _splits(model: AdoptedModel, data: str, options: AdoptOptions, progress: Pro
         return fit, part("val" if trained or "val" in parts else "test")
     if not isinstance(fit, IndexedSplit):
         raise CandidError(f"'{data}' is read from end to end: name images to hold out with --held-out.")
-    first, second = fixed_halves(_copies(fit))
+    names = None if table is None else table.of(fit.named(np.arange(len(fit))))
+    first, second = fixed_halves(series_of(Columns({"keys": _copies(fit)}), names))
     if not len(first):
         raise CandidError(ALIKE)
     return fit.subset(first), fit.subset(second)

@@ -316,5 +316,13 @@ class AdoptOptions(ReadOptions):
         Path | None,
         Option("A text file with one class name on each line.", metavar="FILE", default="the classifier's"),
     ] = None
+    together: Annotated[
+        str | None,
+        Option(
+            "Images of one object, scene or day count once and are not divided, by a column of a table with "
+            "a 'path'.",
+            metavar="FILE.csv:COLUMN",
+        ),
+    ] = None
     tree: Annotated[str | None, TREE] = None
     devices: Devices = None

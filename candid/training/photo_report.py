@@ -18,7 +18,8 @@ from candid.training.features import Features
 
 SUSPECT = 0.05
 """A label is suspect if its out-of-fold posterior is below this and another class is likely."""
-LIKELY = 0.8
+LIKELY, LEAST_LIKELY = 0.8, 0.5
+"""The highest and the lowest posterior from which on another class is likely; see :class:`Usual`."""
 SAME = 0.95
 """Cosine of standardised statistics from which on two photos count as near-duplicates."""
 FAR = 5.0
@@ -32,6 +33,13 @@ ROWS = 1024
 KINDS = ("label", "conflict", "duplicate", "leak", "odd")
 PAIRS = ("conflict", "duplicate", "leak")
 """Kinds of findings that are two photos."""
+CSV_COLUMNS = (
+    *("path", "given_label", "predicted_label"),
+    *("is_label_issue", "label_score", "is_outlier_issue", "outlier_score"),
+    *("is_near_duplicate_issue", "near_duplicate_score"),
+    *("near_duplicate_of", "near_duplicate_label", "near_duplicate_kind"),
+)
+"""Columns of photos.csv. The last three are not of cleanlab, which lists the numbers of rows in a set."""
 MOST_PAIRS = 3
 """Pairs of classes that a warning names."""
 
@@ -83,7 +91,7 @@ class DataReport:
         looked = [part for name, part in predictions.items() if name != "train" or scanned is None]
         findings = list(scanned or ())
         for part in looked:
-            findings += [*wrong_labels(part, class_names), *usual.odd(part, class_names)]
+            findings += [*usual.wrong_labels(part, class_names), *usual.odd(part, class_names)]
         suspects = sorted((each for each in findings if each.kind == "label"), key=lambda each: each.value)
         odd = sorted((each for each in findings if each.kind == "odd"), key=lambda each: -each.value)
         return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names, by_class)
@@ -117,9 +125,25 @@ class DataReport:
         return sentences
 
     def csv(self) -> str:
-        """Return all findings as CSV."""
-        rows = ((*each[:4], f"{each.value:.4f}", each.other_label) for each in self.findings)
-        return as_csv([Finding._fields, *rows])
+        """Return one row for each photo with findings, as CSV; the columns have the names of cleanlab.
+
+        Scores lie between 0 and 1, and low ones are bad: the posterior of the given label, 1 / deviations
+        above the median of an odd photo, and 1 - cosine of a near-duplicate.
+        """
+        rows: dict[str, dict[str, object]] = {}
+        for each in self.findings:
+            row = rows.setdefault(each.path, {"path": each.path, "given_label": each.label})
+            if each.kind == "label":
+                row |= {"predicted_label": each.other, "is_label_issue": True, "label_score": each.value}
+            elif each.kind == "odd":
+                row |= {"is_outlier_issue": True, "outlier_score": 1 / each.value}
+            else:
+                row |= {"is_near_duplicate_issue": True, "near_duplicate_score": max(0.0, 1 - each.value)}
+                row |= {"near_duplicate_of": each.other, "near_duplicate_label": each.other_label}
+                row["near_duplicate_kind"] = each.kind
+        return as_csv(
+            [CSV_COLUMNS, *([_cell(row.get(name), name) for name in CSV_COLUMNS] for row in rows.values())]
+        )
 
     def html(self) -> str:
         """Return a page with thumbnails."""
@@ -151,6 +175,12 @@ class DataReport:
             said = "".join(f"<p>{html.escape(each)}</p>" for each in self.by_class.sentences())
             parts.insert(0, f"<section><h2>Results by class</h2>{said}{self.by_class.html()}</section>")
         return PAGE.format(body="\n".join(parts))
+
+
+def _cell(value: object, name: str) -> object:
+    if name.startswith("is_"):
+        return bool(value)
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else value
 
 
 def _conflict_warning(conflicts: list[Finding]) -> str:
@@ -215,18 +245,40 @@ def _picture(path: str) -> str:
 
 
 class Usual(NamedTuple):
-    """How far photos usually are outside of the span of the classes."""
+    """What heads usually say of training photos that they have not seen: others are compared with it."""
 
     centre: float
-    """The median."""
+    """The median distance outside of the span of the classes."""
     deviation: float
+    """The median deviation from it, scaled as for a normal distribution."""
+    likely: Array
+    """From which posterior on each class counts as likely, (K,): the mean one of the photos of that class,
+    at most :data:`LIKELY`. With few photos all posteriors are lower."""
 
     @classmethod
     def of(cls, part: Predictions) -> "Usual":
         """Measure it on photos that were scored out of fold."""
-        outside = _outside(part)
+        outside, classes = _outside(part), part.logits.shape[1]
         centre = _median(outside)
-        return cls(centre, 1.4826 * max(_median(np.abs(outside - centre)), 1e-12))
+        counts = np.bincount(part.labels, minlength=classes)
+        means = np.bincount(part.labels, _of_labels(part), classes) / counts.clip(min=1)
+        likely = np.where(counts > 0, means, LIKELY).clip(LEAST_LIKELY, LIKELY)
+        return cls(centre, 1.4826 * max(_median(np.abs(outside - centre)), 1e-12), likely)
+
+    def wrong_labels(self, part: Predictions, class_names: Sequence[str]) -> list[Finding]:
+        """Return the photos whose label is improbable while another class is likely."""
+        labelled, best = _of_labels(part), part.posterior.max(1)
+        predicted = part.posterior.argmax(1)
+        return [
+            Finding(
+                "label",
+                part.paths[i],
+                class_names[int(part.labels[i])],
+                class_names[int(predicted[i])],
+                float(labelled[i]),
+            )
+            for i in np.flatnonzero((labelled < SUSPECT) & (best >= self.likely[predicted])).tolist()
+        ]
 
     def odd(self, part: Predictions, class_names: Sequence[str]) -> list[Finding]:
         """Return the photos that are far more outside than usual."""
@@ -237,6 +289,11 @@ class Usual(NamedTuple):
         ]
 
 
+def _of_labels(part: Predictions) -> Array:
+    """Return the posterior of the label of each photo, (N,)."""
+    return np.take_along_axis(part.posterior, part.labels[:, None], 1)[:, 0]
+
+
 def _outside(part: Predictions) -> Array:
     return part.columns["novelty"][:, 2].astype(float)
 
@@ -244,23 +301,6 @@ def _outside(part: Predictions) -> Array:
 def _median(values: Array) -> float:
     """Return the lower of the two middle values, so that it is one of them."""
     return float(np.sort(values)[(len(values) - 1) // 2])
-
-
-def wrong_labels(part: Predictions, class_names: Sequence[str]) -> list[Finding]:
-    """Return the photos whose label is improbable while another class is likely."""
-    posterior = part.posterior
-    labelled = np.take_along_axis(posterior, part.labels[:, None], 1)[:, 0]
-    best, predicted = posterior.max(1), posterior.argmax(1)
-    return [
-        Finding(
-            "label",
-            part.paths[i],
-            class_names[int(part.labels[i])],
-            class_names[int(predicted[i])],
-            float(labelled[i]),
-        )
-        for i in np.flatnonzero((labelled < SUSPECT) & (best > LIKELY)).tolist()
-    ]
 
 
 def standardised(values: Array, by: Array) -> Array:

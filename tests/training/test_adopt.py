@@ -168,6 +168,21 @@ def test_a_broken_image(tmp_path: Path) -> None:
     assert counts["images"] + counts["held_out"] == 59
 
 
+def test_images_of_one_object_are_not_divided_and_count_once(tmp_path: Path) -> None:
+    photos, progress = write(tmp_path / "photos"), RecordedProgress()
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    rows = [f"{name},{number // 3}" for number, name in enumerate(names)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,object", *rows]))
+    table = f"{tmp_path / 'table.csv'}:object"
+    model = candid.adopt(eye(), photos, progress=progress, together=table, workers=0)
+    held_out = HeldOut.of(model)
+    assert held_out is not None and len(held_out) == model.metadata["adopted"]["held_out"] == 60
+    assert "60 held-out images in 20 series: each series counts once" in progress.messages
+    assert len(np.unique(held_out.statistics["series"])) == 20
+    with pytest.raises(CandidError, match="leaves 0 series of held-out images"):  # all are trained on
+        candid.adopt(eye(), photos, held_out=str(photos / "red"), together=table, workers=0)
+
+
 def test_the_command(tmp_path: Path) -> None:
     config = candid.ResNetConfig(3, SIDE, SIDE, classes=3, blocks=(1,), widths=(4,), stem="3x3")
     candid.save(candid.ResNet(config, CLASSES, seed=0).eval(), tmp_path / "resnet")

@@ -1,5 +1,6 @@
 """Training on photos: what it says, what it caches, how it survives."""
 
+import csv
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -314,8 +316,25 @@ def test_the_report_finds_wrong_labels_copies_and_odd_photos() -> None:
     assert report.counts() == {"label": 2, "conflict": 0, "duplicate": 1, "leak": 1, "odd": 1}
     assert report.sentences()[0].startswith("warning: 1 photo nearly equals a photo of another part")
     assert report.sentences()[1].endswith("2 labels that are probably wrong, 1 near-duplicate, 1 odd photo")
-    assert len(report.csv().splitlines()) == 6
+    rows = {row["path"]: row for row in csv.DictReader(report.csv().splitlines())}
+    assert len(rows) == 5
+    wrong, odd, copy = (rows[f"train/{number}.png"] for number in ("007", "022", "032"))
+    assert (wrong["given_label"], wrong["predicted_label"], wrong["is_label_issue"]) == ("b", "a", "True")
+    assert 0 < float(wrong["label_score"]) < 0.05 and wrong["is_outlier_issue"] == "False"
+    assert odd["is_outlier_issue"] == "True" and 0 < float(odd["outlier_score"]) < 0.2
+    assert copy["near_duplicate_of"] == "train/030.png" and float(copy["near_duplicate_score"]) < 0.05
     assert "Near-duplicates within a part: 1" in report.html()
+
+
+def test_a_wrong_label_is_found_where_all_posteriors_are_low() -> None:
+    train, by_fold = made_part("train", 60)
+    logits = np.column_stack((0.2 * by_fold.logits, np.full(60, -1.5))).astype(np.float32)
+    logits[7] = [1.2, -1.8, -0.1]  # of the second class
+    logits[9] = [1.0, 0.0, -1.5]
+    by_fold = replace(by_fold, logits=logits, log_priors=np.zeros(3))
+    assert by_fold.posterior[8].max() < by_fold.posterior[7].max() < 0.8 and by_fold.posterior[7, 1] < 0.05
+    report = DataReport.of({"train": train}, {"train": by_fold}, ("a", "b", "c"))
+    assert [each.path for each in report.of_kind("label")] == ["train/007.png"]
 
 
 def test_the_same_photo_in_two_classes_is_a_warning() -> None:
