@@ -1,26 +1,36 @@
-# Every target makes its own .venv first; that is done again only when the dependencies change.
+# Every target makes its own .venv first, with what it needs; that is done again only when the dependencies change.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+VENV := .venv/.made
+DEMO := .venv/.demo
 READY := .venv/.ready
 DOCS := .venv/.docs
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: help demo test check docs lint bench engines red models results planes clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
 
-$(READY): pyproject.toml constraints.txt
+$(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Candid needs Python 3.11 or newer: run 'make PYTHON=/path/to/python3.11'."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(DEMO): pyproject.toml constraints.txt | $(VENV)
+	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) '.[paper,web]'
+	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(VENV)
+	$(INSTALL) '.[dev]'
 	@touch $@
 
 $(DOCS): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	@touch $@
 
-demo: $(READY) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (about a minute after set-up)
+demo: $(DEMO) ## Verdicts on photos, a classifier of your own, a new class, the paper's system; one page (about a minute after set-up)
 	$(BIN)/candid demo
 
 lint: $(READY) ## Style and types
@@ -40,7 +50,7 @@ docs: $(DOCS) ## The documentation as a site with search, in build/site (a broke
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
 	@echo "build/site/docs/index.html"
 
-bench: $(READY) ## Speed and memory next to peers and the machine's limit (on a quiet machine, about 22 minutes)
+bench: $(READY) ## Speed and memory next to peers and the machine's limit; writes docs/speed.json and docs/speed.md (on a quiet machine, at most 25 minutes)
 	$(BIN)/python -m benchmarks
 
 engines: ## Ray Data in an environment of its own: two workers, one of them killed (COUNT=5000; needs the network; about 5 minutes)

@@ -12,6 +12,7 @@ All of it is in float32, as the networks are. :func:`candidates` of bfloat16 are
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,15 +82,12 @@ def candidates(quick: bool, dtype: torch.dtype = torch.float32) -> Iterator[Work
     for n in SIZES[:1] if quick else SIZES:
         a, b = torch.rand(n, n).to(dtype), torch.rand(n, n).to(dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(b, n)
-        yield Work(f"torch.mm, {n}, {kind}", n**3, lambda a=a, b=b: torch.mm(a, b))
-        yield Work(
-            f"oneDNN product, {n}, {kind}",
-            n**3,
-            lambda a=a, packed=packed: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], ""),
-        )
+        in_onednn = partial(torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], "")
+        yield Work(f"torch.mm, {n}, {kind}", n**3, partial(torch.mm, a, b))
+        yield Work(f"oneDNN product, {n}, {kind}", n**3, in_onednn)
         if dtype is torch.float32:
             left, right = a.numpy(), b.numpy()
-            yield Work(f"numpy, {n}", n**3, lambda left=left, right=right: left @ right)
+            yield Work(f"numpy, {n}", n**3, partial(np.matmul, left, right))
             yield Work(f"onnxruntime product, {n}", n**3, _in_onnxruntime("MatMul", left, right))
     for channels, side in CHANNELS[:1] if quick else CHANNELS:
         for kernel in (1, 3):
@@ -114,8 +112,7 @@ def of_networks(networks: Sequence[nn.Module], x: Tensor) -> list[Work]:
         key = (*given[0].shape, *weight.shape, str(module.stride), type(module).__name__)
         if key not in seen:
             name = f"{type(module).__name__} {tuple(weight.shape)} of {tuple(given[0].shape)}"
-            given_now = torch.rand_like(given[0])
-            run = _inference(module, given_now)
+            run = partial(_inference, module, torch.rand_like(given[0]))
             seen[key] = Work(name, result.numel() * weight[0].numel(), run)
 
     for network in networks:
@@ -130,29 +127,21 @@ def of_networks(networks: Sequence[nn.Module], x: Tensor) -> list[Work]:
     return list(seen.values())
 
 
-def _inference(module: nn.Module, x: Tensor) -> Callable[[], object]:
-    def run() -> object:
-        with torch.inference_mode():
-            return module(x)
-
-    return run
+@torch.inference_mode()
+def _inference(module: nn.Module, x: Tensor) -> object:
+    return module(x)
 
 
 def _convolution(name: str, conv: nn.Conv2d, x: Tensor) -> Work:
     """Return a convolution of oneDNN with packed weights."""
-    layout = {"memory_format": torch.channels_last}
+    plain = conv.weight.detach().contiguous(memory_format=torch.channels_last).to_mkldnn()
     weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(
-        conv.weight.detach().to(**layout).to_mkldnn(), conv.padding, (1, 1), (1, 1), 1, list(x.shape)
+        plain, conv.padding, (1, 1), (1, 1), 1, list(x.shape)
     )
-    x = x.to(**layout)
+    x = x.contiguous(memory_format=torch.channels_last)
+    rest = (None, conv.padding, (1, 1), (1, 1), 1, "none", [], "")
     macs = x.numel() * conv.weight[0].numel()
-
-    def run() -> object:
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, weight, None, conv.padding, (1, 1), (1, 1), 1, "none", [], ""
-        )
-
-    return Work(name, macs, run)
+    return Work(name, macs, partial(torch.ops.mkldnn._convolution_pointwise, x, weight, *rest))
 
 
 def _in_onnxruntime(operator: str, x: Any, weight: Any, **attributes: Any) -> Callable[[], object]:
@@ -171,4 +160,4 @@ def _in_onnxruntime(operator: str, x: Any, weight: Any, **attributes: Any) -> Ca
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return lambda: session.run(None, {"x": x})
+    return partial(session.run, None, {"x": x})

@@ -75,14 +75,13 @@ def measure(case: Case, rounds: int) -> dict[str, Timing]:
             SORTED: lambda: np.argsort(-new[0], axis=1),
         },
         rounds,
-        warmup=2,
     )
 
 
 def main() -> int:
     options = parsed(parser("benchmarks.monitor", __doc__))
     cases = {
-        case.title: measure(case, 1 if options.quick else 7) for case in (SMALL if options.quick else CASES)
+        case.title: measure(case, 1 if options.quick else 5) for case in (SMALL if options.quick else CASES)
     }
     figures = {}
     ours: dict[str, dict[str, Timing]] = {}
