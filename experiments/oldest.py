@@ -27,6 +27,8 @@ TOOLS = ("httpx", "hypothesis", "pytest", "schemathesis", "mpmath", "FrEIA")
 TESTS = tuple(
     f"tests/{room}" for room in ("_support", "trust", "data", "models", "inference", "judging", "serve")
 )
+PAGES = "--ignore-glob=*_page.py"
+"""They need a browser."""
 FLOOR = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?>=([0-9][0-9A-Za-z.]*)")
 
 
@@ -67,17 +69,8 @@ def make(folder: Path, torch: str) -> Path:
 
 def run(python: Path, tests: Iterable[str]) -> int:
     """Run tests; warnings are none of their failures, since old packages warn of Python's news."""
-    command = [
-        python,
-        "-m",
-        "pytest",
-        "-m",
-        "not slow",
-        "-o",
-        "filterwarnings=ignore",
-        "-p",
-        "no:cacheprovider",
-    ]
+    words = ("-m", "not slow", "-o", "filterwarnings=ignore", "-p", "no:cacheprovider", PAGES)
+    command = [str(python), "-m", "pytest", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *tests], cwd=ROOT, env=environment).returncode
 

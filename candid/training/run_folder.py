@@ -35,6 +35,7 @@ from candid._support.text import plural
 from candid.data.datasets import Dataset
 from candid.data.splits import ArraySplit, FileSplit, Split
 from candid.models import saving
+from candid.models.checkpoint import RECORD, read_json
 from candid.models.protocol import Model
 from candid.training.options import PhotoOptions, TrainOptions, VectorOptions
 from candid.training.recipes import read_toml, write_toml
@@ -263,7 +264,7 @@ class RunFolder:
 
         path = self.path / "state.pt"
         if not self.has_state:
-            if self.last.exists() or (self.path / "results.json").exists():
+            if (self.path / "results.json").exists() or self._saved_epochs() > 1:
                 raise CheckpointError(f"'{path}' is missing, so that the run can't be resumed: {RESTORE}")
             return None
         try:
@@ -283,6 +284,13 @@ class RunFolder:
         if state.rows and not self.has_best:
             raise CheckpointError(f"The run's best model '{self.best}' is missing: {RESTORE}")
         return state
+
+    def _saved_epochs(self) -> int:
+        """Return after how many epochs the last model was saved: one, if the first save was killed."""
+        if not (self.last / RECORD).is_file():
+            return 0
+        training = read_json(self.last)["metadata"].get("training", {})
+        return int(training.get("epoch", 2))
 
     def save_model(self, model: Model, *, is_best: bool) -> None:
         for folder in [self.best, self.last] if is_best else [self.last]:

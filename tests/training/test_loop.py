@@ -296,6 +296,16 @@ def test_a_damaged_run_is_not_resumed(
         train(small_config(epochs=1), tmp_path / "run", resume=True)
 
 
+def test_a_run_that_was_killed_in_its_first_save_is_resumed(one_epoch: Path, tmp_path: Path) -> None:
+    """The model of the first epoch was saved, and the state was not yet."""
+    shutil.copytree(one_epoch, tmp_path / "run")
+    for file in ("state.pt", "results.json"):
+        (tmp_path / "run" / file).unlink()
+    resumed = train(small_config(epochs=1), tmp_path / "run", resume=True)
+    whole = json.loads((one_epoch / "results.json").read_text())
+    assert resumed.finished and resumed.results["test"] == whole["test"]
+
+
 def test_an_edited_configuration_is_not_resumed(one_epoch: Path, tmp_path: Path) -> None:
     shutil.copytree(one_epoch, tmp_path / "run")
     config = tmp_path / "run" / "config.toml"
