@@ -97,12 +97,12 @@ def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[P
     return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 
-def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
+def _print_explanation(explanation: Mapping[str, Any], files: Sequence[Path]) -> None:
     console = Console()
     table = Table(title="Closest classes", title_justify="left")
     for column in ("", "", "distance (σ)", "expected uncertainty", "measured"):
         table.add_column(column, justify="right" if column else "left")
-    for pair in found["closest_pairs"]:
+    for pair in explanation["closest_pairs"]:
         expected, measured = pair["expected_uncertainty"], pair["measured_uncertainty"]
         table.add_row(
             *map(safe, pair["classes"]),
@@ -111,27 +111,27 @@ def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
             "–" if measured is None else f"{100 * measured:.3g} %{' *' if pair['differs'] else '  '}",
         )
     console.print(table)
-    if found["measured_on"] is not None:
+    if explanation["measured_on"] is not None:
         console.print(
-            f"Measured on {safe(found['measured_on'])}; * differs from the expected one by more than a "
+            f"Measured on {safe(explanation['measured_on'])}; * differs from the expected one by more than a "
             "factor of 1.5.",
             soft_wrap=True,
             highlight=False,
         )
-    if found["distances_of_means"] and found["mean_spread"] is not None:
+    if explanation["distances_of_means"] and explanation["mean_spread"] is not None:
         console.print(
             "Distances are those of the class means, of which much decides little: run 'candid calibrate' to "
             "measure them on held-out images, or name images with --data.",
             soft_wrap=True,
             highlight=False,
         )
-    if found["missing"] is not None:
-        console.print(found["missing"], soft_wrap=True, highlight=False, markup=False)
-    if found["receptive_fields"]:
+    if explanation["missing"] is not None:
+        console.print(explanation["missing"], soft_wrap=True, highlight=False, markup=False)
+    if explanation["receptive_fields"]:
         table = Table(title="Effective receptive field", title_justify="left")
         for column in ("model", "full width at half maximum (pixels)"):
             table.add_column(column, justify="left" if column == "model" else "right")
-        for name, field in found["receptive_fields"].items():
+        for name, field in explanation["receptive_fields"].items():
             width = field["width_at_half_maximum_pixels"]
             table.add_row(safe(name), "not within the image" if width is None else f"{width:.1f}")
         console.print(table)

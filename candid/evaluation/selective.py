@@ -171,9 +171,9 @@ def selective_metrics(
     )
     for name, rule in (("plain", plain), ("without_novelty", alone)):
         least = float(confidence[rule].min()) if k else math.inf
-        confident = {each: judged.confidence >= least for each, judged in sets.items()}
+        confident = {name: judged.confidence >= least for name, judged in sets.items()}
         if rule is plain:
-            confident = {each: flags & ordinary[each] for each, flags in confident.items()}
+            confident = {name: flags & ordinary[name] for name, flags in confident.items()}
         shares = _shares({"coverage": rule, "accepted": right[rule]}, confident)
         metrics[name] = {"threshold": 1 / (1 + math.exp(-least)), **shares}
     lost = alone & novel

@@ -15,12 +15,12 @@ SIDE = 112
 """Pixels of a thumbnail."""
 
 
-def write_groups(found: GroupResult, out: Path) -> list[Path]:
+def write_groups(result: GroupResult, out: Path) -> list[Path]:
     """Write ``groups.csv`` and ``groups.html`` into the folder ``out``, and return the files."""
-    return write_texts({"groups.csv": found.csv(), "groups.html": groups_page(found)}, out)
+    return write_texts({"groups.csv": result.csv(), "groups.html": groups_page(result)}, out)
 
 
-def groups_page(found: GroupResult) -> str:
+def groups_page(result: GroupResult) -> str:
     """Return the page as HTML that needs no other file."""
     environment = Environment(
         loader=PackageLoader("candid.reports"),
@@ -31,10 +31,10 @@ def groups_page(found: GroupResult) -> str:
     )
     page = environment.get_template("groups.html.j2")
     sheets: list[tuple[str, str | None, tuple[Examination, ...]]]
-    sheets = [(group.name, group.nearest, group.members) for group in found.groups]
-    if found.singles:
-        sheets.append(("single images", None, found.singles))
-    return page.render(found=found, sheets=sheets, thumbnail=_thumbnail, short=_short, most=MOST)
+    sheets = [(group.name, group.nearest, group.members) for group in result.groups]
+    if result.singles:
+        sheets.append(("single images", None, result.singles))
+    return page.render(result=result, sheets=sheets, thumbnail=_thumbnail, short=_short, most=MOST)
 
 
 def _short(examined: Examination) -> str:

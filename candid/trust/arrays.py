@@ -154,8 +154,8 @@ class ArrayFile:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "new.npz"
         >>> np.savez(file, logits=[[2.0, 0.0], [0.0, 1.0]], labels=[0, 1], site=["north", "south"])
-        >>> found = ArrayFile.read(file, by="site")
-        >>> found.labels, found.paths, found.groups
+        >>> stored = ArrayFile.read(file, by="site")
+        >>> stored.labels, stored.paths, stored.groups
         (array([0, 1]), ('0', '1'), ('north', 'south'))
     """
 
