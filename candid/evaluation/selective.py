@@ -126,7 +126,7 @@ def selective_metrics(
         confidence: log odds of the most probable class of n images, (n,).
         right: whether the most probable class is the true one, (n,) bool.
         kinds: the verdicts; without them there is only the curve.
-        foreign: other sets of images by name, which had better not be accepted.
+        foreign: other sets of images by name, which should not be accepted.
 
     Returns:
         ``aurc`` and ``augrc`` of the confidence and its ``curve``. With verdicts also three rules that accept

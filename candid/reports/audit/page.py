@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from candid._support import __version__
@@ -24,6 +23,7 @@ from candid.reports.audit.fitness import comparisons, figures, fitness
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import AuditedModel, AuditResult, grades_of, missing, results_by_class
+from candid.reports.pages import environment
 from candid.robustness.attacks.benchmark import NOTES, attack_tables
 from candid.robustness.corruptions.metrics import table as corruption_table
 from candid.trust.verdict import KINDS
@@ -87,17 +87,11 @@ def write(result: AuditResult) -> tuple[dict[str, Any], list[Path]]:
 
 def page(result: AuditResult, grades: dict[str, list[Grade]]) -> str:
     """Return the audit as one HTML page that needs no other file."""
-    environment = Environment(
-        loader=PackageLoader("candid.reports.audit"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= {"marked": marked, "listed": listed, "percent": percent, "number": number}
+    templates = environment("candid.reports.audit")
+    templates.filters |= {"marked": marked, "listed": listed, "percent": percent, "number": number}
     numbers = count(1)
     shown = result.examples or "examples" in result.absent
-    return environment.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         title=f"Audit of {listed(model.name for model in result.models)}",
         policy=POLICY,
         sections={key: title for key, title in SECTIONS.items() if shown or key != "examples"},

@@ -1,8 +1,8 @@
-"""The page of grouped images: one contact sheet for each group, with thumbnails inside the page."""
+"""Pages of HTML: what all templates share, and the page of grouped images with a contact sheet for each."""
 
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from candid._support.files import write_texts
 from candid.data.thumbnails import inline_thumbnail
@@ -15,6 +15,17 @@ SIDE = 112
 """Pixels of a thumbnail."""
 
 
+def environment(*packages: str) -> Environment:
+    """Return what renders the templates of some packages: text is escaped, and unknown names are errors."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 def write_groups(result: GroupResult, out: Path) -> list[Path]:
     """Write ``groups.csv`` and ``groups.html`` into the folder ``out``, and return the files."""
     return write_texts({"groups.csv": result.csv(), "groups.html": groups_page(result)}, out)
@@ -22,14 +33,7 @@ def write_groups(result: GroupResult, out: Path) -> list[Path]:
 
 def groups_page(result: GroupResult) -> str:
     """Return the page as HTML that needs no other file."""
-    environment = Environment(
-        loader=PackageLoader("candid.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("groups.html.j2")
+    page = environment("candid.reports").get_template("groups.html.j2")
     sheets: list[tuple[str, str | None, tuple[Examination, ...]]]
     sheets = [(group.name, group.nearest, group.members) for group in result.groups]
     if result.singles:
