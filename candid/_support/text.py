@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -283,6 +284,24 @@ def _escaped(text: str) -> str:
     special |= {"Δ": r"$\Delta$", "κ": r"$\kappa$", "∞": r"$\infty$", "β": r"$\beta$", "→": r"$\to$"}
     special |= {c: f"\\{c}" for c in "%_&#{}$"}
     return "".join(special.get(c, c) for c in text)
+
+
+def in_all_formats(
+    title: str,
+    record: object,
+    rows: Iterable[Sequence[object]],
+    tables: Mapping[str, Grid],
+    notes: Sequence[str],
+) -> dict[str, str]:
+    """Return what is written of a study, by file name: a record, rows, and tables as people read them."""
+    texts = {
+        "json": json.dumps(record, indent=1, allow_nan=False) + "\n",
+        "csv": as_csv(rows),
+        "md": markdown(tables, notes),
+        "tex": latex(tables),
+        "html": html_page(title, tables, notes),
+    }
+    return {f"{title.lower()}.{ending}": text for ending, text in texts.items()}
 
 
 def html_page(title: str, tables: Mapping[str, Grid], notes: Sequence[str] = ()) -> str:

@@ -174,8 +174,8 @@ def run(arguments: list[str]) -> int | None:
     if not name.startswith("-") and name not in COMMANDS:
         raise CandidError(f"There is no command '{name}': {did_you_mean(name, COMMANDS)}")
     if name in ("-h", "--help"):
-        for each in COMMANDS:  # the list needs their first sentences
-            app[each].help  # noqa: B018
+        for listed in COMMANDS:  # the list needs their first sentences
+            app[listed].help  # noqa: B018
     if name in COMMANDS:
         arguments = [name, *ordered(app[name], arguments[1:])]
     result = app(arguments, exit_on_error=False, print_error=False)
@@ -196,8 +196,8 @@ def ordered(command: App, words: Sequence[str]) -> list[str]:
         CandidError: if the images come before the model.
     """
     declared = command.assemble_argument_collection()
-    with_value = {name for each in declared if each.token_count()[0] for name in each.names}
-    wanted = [each.parameter.metavar or "" for each in declared if each.index is not None]
+    with_value = {name for argument in declared if argument.token_count()[0] for name in argument.names}
+    wanted = [argument.parameter.metavar or "" for argument in declared if argument.index is not None]
     by_name = DATA not in with_value and bool(wanted) and wanted[-1].endswith("DATA")
     options: list[str] = []
     positionals: list[str] = []
@@ -271,7 +271,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
             field = config.Field.of(parameter.name, hint, default)
             positional = parameter.kind is parameter.POSITIONAL_ONLY
             flat[parameter.name] = _parameter(field, positional, group=group)
-    parameters = sorted(flat.values(), key=lambda each: each.kind)
+    parameters = sorted(flat.values(), key=lambda parameter: parameter.kind)
 
     @functools.wraps(function)
     def run(*positionals: Any, **given: Any) -> int | None:
@@ -286,7 +286,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
         return function(*positionals, **direct, **built)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = reflowed(function.__doc__ or "")
     del run.__wrapped__
     return run
@@ -294,11 +294,11 @@ def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
 
 def _declared_by(cls: type, name: str) -> str:
     """Return the class that declares a field of ``cls``: itself, or one that it is based on."""
-    return next(each.__name__ for each in cls.__mro__ if name in vars(each).get("__annotations__", ()))
+    return next(base.__name__ for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
 
 
 def _mark(hint: Any, kind: type[Mark]) -> Mark | None:
-    return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, kind)), None)
+    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, kind)), None)
 
 
 def _parameter(

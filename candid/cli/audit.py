@@ -65,6 +65,6 @@ def _print_grades(record: dict[str, Any]) -> None:
         table.add_column(safe(model["name"]), overflow="fold")
     for row in zip(*(model["grades"] for model in record["models"]), strict=True):
         words = ("not known" if e["grade"] == "unknown" else f"{e['grade']}: {safe(e['value'])}" for e in row)
-        cells = [COLOURS[each["grade"]].format(word) for each, word in zip(row, words, strict=True)]
+        cells = [COLOURS[cell["grade"]].format(word) for cell, word in zip(row, words, strict=True)]
         table.add_row(row[0]["aspect"], *cells)
     Console().print(table)

@@ -64,11 +64,11 @@ def _figures(result: "EvaluationResult", out: Path) -> list[Path]:
     from candid.trust.ranking import new_detector
     from candid.trust.scores import SCORES
 
-    own, scaled, detection = result.predictions, result.scaled, result.detection
+    predictions, scaled, detection = result.predictions, result.scaled, result.detection
     drawn = {
         "calibration": plots.calibration(
-            all_bins(own.posterior, own.labels),
-            top_bins(own.posterior, own.labels),
+            all_bins(predictions.posterior, predictions.labels),
+            top_bins(predictions.posterior, predictions.labels),
             scaled=None if scaled is None else top_bins(scaled.posterior, scaled.labels),
         ),
         "risk_coverage": plots.risk_coverage(result.metrics["selective"]),

@@ -5,13 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from candid._support.errors import CandidError
 from candid._support.options import Option
-from candid._support.text import short_name
-from candid.cli.app import JsonFlag, ModelName, Typed, command, safe
+from candid._support.text import named_pairs, printable, short_name, show_table
+from candid.cli.app import JsonFlag, ModelName, Typed, command
 from candid.explanations.options import ExplainOptions
 
 if TYPE_CHECKING:
@@ -41,7 +37,7 @@ def explain(
 
     Of a photo model: similar classes, and the known photos of each.
     """
-    options = {**given, "groups": _groups(group)}
+    options = {**given, "groups": named_pairs(group, "--group", "NAME=CLASSES")}
     out = out or Path("explanation") / short_name(Path(model))
 
     from candid._support.files import replacing
@@ -59,80 +55,65 @@ def explain(
         _print_explanation(record, files)
 
 
-def _groups(values: Sequence[str]) -> dict[str, str]:
-    """Return ``{"cats": "3,5"}`` for ``["cats=3,5"]``."""
-    groups: dict[str, str] = {}
-    for value in values:
-        name, _, classes = value.partition("=")
-        if not name or not classes or name in groups:
-            raise CandidError(f"--group takes NAME=CLASSES, each name once, not '{value}'.")
-        groups[name] = classes
-    return groups
-
-
-def _draw(found: "Overview", temperatures: Sequence[float], out: Path) -> list[Path]:
+def _draw(overview: "Overview", temperatures: Sequence[float], out: Path) -> list[Path]:
     from candid.explanations.similarity import dct_basis
     from candid.reports.plots import explanations as explanation_plots
     from candid.reports.plots import latent as latent_plots
     from candid.reports.plots import style
 
-    names = found.class_names
-    figures = {"similarity": explanation_plots.similarity(found.similarity)}
-    if found.spread is not None:
-        figures["dct_basis"] = explanation_plots.dct_basis(dct_basis(*found.spread.shape))
-        figures["mean_spread"] = explanation_plots.mean_spread(found.spread)
-    if found.samples is not None:
-        shown = [names[y] for y in found.sampled]
-        figures["samples"] = latent_plots.samples(found.samples, shown, temperatures)
-    if found.known:
-        figures["known_photos"] = latent_plots.known_photos(found.known, names)
-    if found.groups:
-        figures["similarity_groups"] = explanation_plots.similarity_groups(found.groups)
-    if found.fields:
-        figures["receptive_fields"] = explanation_plots.receptive_fields(found.fields)
-    if found.interpolations:
-        figures["interpolation"] = latent_plots.interpolation(found.interpolations, names)
-    if found.plane is not None:
-        figures["decision_plane"] = latent_plots.decision_plane(found.plane, found.points, found.labels)
+    names = overview.class_names
+    figures = {"similarity": explanation_plots.similarity(overview.similarity)}
+    if overview.spread is not None:
+        figures["dct_basis"] = explanation_plots.dct_basis(dct_basis(*overview.spread.shape))
+        figures["mean_spread"] = explanation_plots.mean_spread(overview.spread)
+    if overview.samples is not None:
+        shown = [names[y] for y in overview.sampled]
+        figures["samples"] = latent_plots.samples(overview.samples, shown, temperatures)
+    if overview.known:
+        figures["known_photos"] = latent_plots.known_photos(overview.known, names)
+    if overview.groups:
+        figures["similarity_groups"] = explanation_plots.similarity_groups(overview.groups)
+    if overview.fields:
+        figures["receptive_fields"] = explanation_plots.receptive_fields(overview.fields)
+    if overview.interpolations:
+        figures["interpolation"] = latent_plots.interpolation(overview.interpolations, names)
+    if overview.plane is not None:
+        figures["decision_plane"] = latent_plots.decision_plane(
+            overview.plane, overview.points, overview.labels
+        )
     return [style.save(figure, out / f"{name}.png", svg=True) for name, figure in figures.items()]
 
 
-def _print_explanation(found: Mapping[str, Any], files: Sequence[Path]) -> None:
-    console = Console()
-    table = Table(title="Closest classes", title_justify="left")
-    for column in ("", "", "distance (σ)", "expected uncertainty", "measured"):
-        table.add_column(column, justify="right" if column else "left")
-    for pair in found["closest_pairs"]:
-        expected, measured = pair["expected_uncertainty"], pair["measured_uncertainty"]
-        table.add_row(
-            *map(safe, pair["classes"]),
+def _print_explanation(explanation: Mapping[str, Any], files: Sequence[Path]) -> None:
+    rows = [
+        (
+            *pair["classes"],
             f"{pair['distance']:.2f}",
-            f"{100 * expected:.3g} %",
+            f"{100 * pair['expected_uncertainty']:.3g} %",
             "–" if measured is None else f"{100 * measured:.3g} %{' *' if pair['differs'] else '  '}",
         )
-    console.print(table)
-    if found["measured_on"] is not None:
-        console.print(
-            f"Measured on {safe(found['measured_on'])}; * differs from the expected one by more than a "
-            "factor of 1.5.",
-            soft_wrap=True,
-            highlight=False,
-        )
-    if found["distances_of_means"] and found["mean_spread"] is not None:
-        console.print(
+        for pair in explanation["closest_pairs"]
+        for measured in [pair["measured_uncertainty"]]
+    ]
+    show_table("Closest classes", ("", "", "distance (σ)", "expected uncertainty", "measured"), rows, left=2)
+    if explanation["measured_on"] is not None:
+        on = printable(explanation["measured_on"])
+        print(f"Measured on {on}; * differs from the expected one by more than a factor of 1.5.")
+    if explanation["distances_of_means"] and explanation["mean_spread"] is not None:
+        print(
             "Distances are those of the class means, of which much decides little: run 'candid calibrate' to "
-            "measure them on held-out images, or name images with --data.",
-            soft_wrap=True,
-            highlight=False,
+            "measure them on held-out images, or name images with --data."
         )
-    if found["missing"] is not None:
-        console.print(found["missing"], soft_wrap=True, highlight=False, markup=False)
-    if found["receptive_fields"]:
-        table = Table(title="Effective receptive field", title_justify="left")
-        for column in ("model", "full width at half maximum (pixels)"):
-            table.add_column(column, justify="left" if column == "model" else "right")
-        for name, field in found["receptive_fields"].items():
-            width = field["width_at_half_maximum_pixels"]
-            table.add_row(safe(name), "not within the image" if width is None else f"{width:.1f}")
-        console.print(table)
-    console.print(f"Written: {', '.join(map(safe, files))}", soft_wrap=True, highlight=False)
+    if explanation["missing"] is not None:
+        print(explanation["missing"])
+    if explanation["receptive_fields"]:
+        widths = {
+            name: field["width_at_half_maximum_pixels"]
+            for name, field in explanation["receptive_fields"].items()
+        }
+        shown = [
+            (name, "not within the image" if width is None else f"{width:.1f}")
+            for name, width in widths.items()
+        ]
+        show_table("Effective receptive field", ("model", "full width at half maximum (pixels)"), shown)
+    print(printable(f"Written: {', '.join(map(str, files))}"))

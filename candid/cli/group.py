@@ -41,7 +41,7 @@ def group(
     from candid.judging.group import group as group_images
     from candid.judging.group import is_sorted_copy
     from candid.judging.group import sort_into as copy_images
-    from candid.reports.sheets import write_groups
+    from candid.reports.pages import write_groups
 
     paths = image_paths(images)
     if sort_into is not None:

@@ -78,7 +78,7 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
 def class_results(folders: Sequence[Path]) -> dict[str, ByClass]:
     """Return the results by class of each evaluation that has them, by the name of the model."""
     stored = {_name(folder): _metrics(folder).get("by_class") for folder in folders}
-    return {name: ByClass.from_dict(each) for name, each in stored.items() if each is not None}
+    return {name: ByClass.from_dict(results) for name, results in stored.items() if results is not None}
 
 
 def class_table(results: dict[str, ByClass], most: int = MOST_SHOWN) -> tuple[list[str], list[list[str]]]:
@@ -89,8 +89,8 @@ def class_table(results: dict[str, ByClass], most: int = MOST_SHOWN) -> tuple[li
             recalls.setdefault(row.name, {})[model] = row.recall
 
     def spread(name: str) -> tuple[float, float]:
-        known = [share for share in recalls[name].values() if share is not None]
-        return min(known) - max(known), min(known)
+        shares = [share for share in recalls[name].values() if share is not None]
+        return min(shares) - max(shares), min(shares)
 
     rows = [
         [name, *(percent(recalls[name].get(model), sign=False) for model in results)]

@@ -311,15 +311,15 @@ def with_verdicts(
         metrics["detected_in_class"] = {
             name: float((images.class_p_values <= LEVEL).mean()) for name, images in judged.items()
         }
-    own = judged[metrics["part"]]
+    data = judged[metrics["part"]]
     metrics |= {
-        "by_class": class_metrics(result, own.kinds),
+        "by_class": class_metrics(result, data.kinds),
         "verdicts": verdict_metrics(rule, judged, groups),
         "selective": selective(judged, kept),
     }
     if groups is not None:
         shared = [rule.promises[group] for group in (ALL, OTHERS) if group in rule.promises]
-        metrics["groups"] = group_metrics(groups, judged[metrics["part"]], shared)
+        metrics["groups"] = group_metrics(groups, data, shared)
     return replace(result, metrics=metrics, scaled=scaled, detection=detection, judged=judged)
 
 

@@ -126,7 +126,7 @@ def selective_metrics(
         confidence: log odds of the most probable class of n images, (n,).
         right: whether the most probable class is the true one, (n,) bool.
         kinds: the verdicts; without them there is only the curve.
-        foreign: other sets of images by name, which had better not be accepted.
+        foreign: other sets of images by name, which should not be accepted.
 
     Returns:
         ``aurc`` and ``augrc`` of the confidence and its ``curve``. With verdicts also three rules that accept
@@ -171,9 +171,9 @@ def selective_metrics(
     )
     for name, rule in (("plain", plain), ("without_novelty", alone)):
         least = float(confidence[rule].min()) if k else math.inf
-        confident = {each: judged.confidence >= least for each, judged in sets.items()}
+        confident = {name: judged.confidence >= least for name, judged in sets.items()}
         if rule is plain:
-            confident = {each: flags & ordinary[each] for each, flags in confident.items()}
+            confident = {name: flags & ordinary[name] for name, flags in confident.items()}
         shares = _shares({"coverage": rule, "accepted": right[rule]}, confident)
         metrics[name] = {"threshold": 1 / (1 + math.exp(-least)), **shares}
     lost = alone & novel

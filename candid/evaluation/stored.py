@@ -129,15 +129,14 @@ def _check_alike(file: ArrayFile, held_out: ArrayFile) -> None:
             f"'{file.file}' and '{held_out.file}' have different class_names: give those of one classifier, "
             "in the same order."
         )
-    width, known_width = (
-        "no features"
-        if given.arrays.features is None
-        else f"{given.arrays.features.shape[1]} features an image"
-        for given in (file, held_out)
+    width, held_out_width = (
+        "no features" if arrays.features is None else f"{arrays.features.shape[1]} features per image"
+        for arrays in (file.arrays, held_out.arrays)
     )
-    if width != known_width:
+    if width != held_out_width:
         raise CandidError(
-            f"'{file.file}' has {width} and '{held_out.file}' has {known_width}: give the same in all files."
+            f"'{file.file}' has {width} and '{held_out.file}' has {held_out_width}: give the same in all "
+            "files."
         )
 
 

@@ -50,12 +50,14 @@ def named_models(models: Any) -> dict[str, Model]:
     ['cifar10-beta1', 'cifar10-resnet']
     """
     if isinstance(models, Mapping):
-        return {name: checkpoint.resolve(each) for name, each in models.items()}
-    given = list(models) if isinstance(models, list | tuple) else [models]
-    if not given:
+        return {name: checkpoint.resolve(model) for name, model in models.items()}
+    listed = list(models) if isinstance(models, list | tuple) else [models]
+    if not listed:
         raise CandidError("Name at least one model.")
-    known = {str(each) if isinstance(each, str | Path) else f"model-{id(each)}": each for each in given}
-    paths = [Path(each) if isinstance(each, str | Path) else Path(each.kind) for each in known.values()]
+    sources = {
+        str(model) if isinstance(model, str | Path) else f"model-{id(model)}": model for model in listed
+    }
+    paths = [Path(model) if isinstance(model, str | Path) else Path(model.kind) for model in sources.values()]
     names = short_names(paths)
     unique = [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names, 1)]
-    return {name: checkpoint.resolve(each) for name, each in zip(unique, known.values(), strict=True)}
+    return {name: checkpoint.resolve(model) for name, model in zip(unique, sources.values(), strict=True)}

@@ -132,17 +132,17 @@ class ByClass:
             kinds: the verdicts, (N,); None for a model without them.
             trained: the number of training images of each class, if it is known.
         """
-        count, known = len(class_names), labels >= 0
-        labels, predicted = labels[known].astype(np.int64), predicted[known].astype(np.int64)
+        count, labelled = len(class_names), labels >= 0
+        labels, predicted = labels[labelled].astype(np.int64), predicted[labelled].astype(np.int64)
         pairs = _pairs(labels, predicted, count)
         accepted = novel = wrong = None
         if kinds is not None:
-            words = np.array([str(kind) for kind in kinds])[known]
+            words = np.array([str(kind) for kind in kinds])[labelled]
             accepts = words == "accept"
             accepted = np.bincount(labels[accepts], minlength=count)
             wrong = np.bincount(labels[accepts & (labels != predicted)], minlength=count)
             novel = np.bincount(labels[words == "novel"], minlength=count)
-        images, taken = (np.bincount(each, minlength=count) for each in (labels, predicted))
+        images, taken = (np.bincount(classes, minlength=count) for classes in (labels, predicted))
         right = np.bincount(labels[labels == predicted], minlength=count)
         confused: dict[int, list[tuple[str, int]]] = {}
         for (label, other), number in sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0])):
@@ -155,7 +155,10 @@ class ByClass:
                     int(right[y]),
                     int(taken[y]),
                     tuple(confused.get(y, ())),
-                    *(None if each is None else int(each[y]) for each in (accepted, wrong, novel, trained)),
+                    *(
+                        None if counts is None else int(counts[y])
+                        for counts in (accepted, wrong, novel, trained)
+                    ),
                 )
                 for y, name in enumerate(class_names)
             )
@@ -223,8 +226,8 @@ class ByClass:
 
     def confusions(self, most: int | None = None) -> list[tuple[str, str, int]]:
         """Return the true class, the class that it is taken for, and how many images; most frequent first."""
-        found = [(row.name, other, count) for row in self.rows for other, count in row.taken_for]
-        return sorted(found, key=lambda each: (-each[2], each[:2]))[:most]
+        confusions = [(row.name, other, count) for row in self.rows for other, count in row.taken_for]
+        return sorted(confusions, key=lambda confusion: (-confusion[2], confusion[:2]))[:most]
 
     def sentences(self) -> list[str]:
         """Return the weakest classes with what they are taken for and what would help."""
@@ -270,11 +273,11 @@ class ByClass:
         A class with fewer photos than the median class is brought to the median, but at most to three times
         its number; the class that it is mostly taken for counts as the median if it has more.
         """
-        known = {each.name: each.trained for each in self.rows if each.trained is not None}
-        if row.trained is None or not known:
+        trained = {other.name: other.trained for other in self.rows if other.trained is not None}
+        if row.trained is None or not trained:
             return 0
-        rival = known.get(row.taken_for[0][0], 0) if row.taken_for else 0
-        enough = max(int(np.median(list(known.values()))), rival)
+        rival = trained.get(row.taken_for[0][0], 0) if row.taken_for else 0
+        enough = max(int(np.median(list(trained.values()))), rival)
         more = min(enough - row.trained, 2 * row.trained)
         if more < 0.2 * row.trained:
             return 0

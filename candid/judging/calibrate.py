@@ -162,14 +162,14 @@ def measure(
 
 
 def in_named_series(
-    found: Predictions, table: GroupTable, trained: Iterable[str], progress: Progress
+    images: Predictions, table: GroupTable, trained: Iterable[str], progress: Progress
 ) -> Predictions:
     """Return the held-out images with their series; without those whose series was trained on."""
-    names = np.array(table.of(found.paths))
+    names = np.array(table.of(images.paths))
     seen = np.isin(names, [name for name in table.of(trained, needed=False) if name])
     if seen.any():
         progress.log(f"{int(seen.sum()):,} held-out images are left out: their series is trained on")
-        found, names = found[np.flatnonzero(~seen)], names[~seen]
+        images, names = images[np.flatnonzero(~seen)], names[~seen]
     different, series = np.unique(names, return_inverse=True)
     if len(different) < FEWEST_SERIES:
         raise CandidError(
@@ -177,7 +177,7 @@ def in_named_series(
             "objects, scenes or days, or leave it out."
         )
     progress.log(f"{len(names):,} held-out images in {len(different):,} series: each series counts once")
-    return replace(found, columns={**found.columns, "series": series})
+    return replace(images, columns={**images.columns, "series": series})
 
 
 def without_training_images(images: Predictions, model: Model, progress: Progress) -> Predictions:
@@ -205,9 +205,9 @@ def held_out_scores(
     """Return the scores of held-out images from what a model says of them.
 
     Args:
-        found: labelled images that the model was not trained on.
+        images: labelled images that the model was not trained on.
         known: other images, with features, that scores of features are fitted to. If None, they are fitted to
-            one half of ``found`` if it has features and no density, and the other half is held out; no copy
+            one half of ``images`` if it has features and no density, and the other half is held out; no copy
             of an image, and no other one of its series, is in the other half.
         tree: kinds above the classes.
         distances: of the class means of a trained mixture, (M, M); they are then measured on the images.
@@ -242,11 +242,11 @@ def held_out_scores(
     )
 
 
-def scored(found: Predictions, scores: Mapping[str, LearnedScore]) -> Predictions:
+def scored(images: Predictions, scores: Mapping[str, LearnedScore]) -> Predictions:
     """Return the predictions with the values of fitted scores as columns, in place of the features."""
-    columns = {name: score.score(score_columns(found)) for name, score in scores.items()}
-    columns |= {name: column for name, column in found.columns.items() if name not in FEATURES}
-    return replace(found, columns=columns)
+    columns = {name: score.score(score_columns(images)) for name, score in scores.items()}
+    columns |= {name: column for name, column in images.columns.items() if name not in FEATURES}
+    return replace(images, columns=columns)
 
 
 def held_out_groups(table: GroupTable, model: Model, data: str, held_out: HeldOut) -> list[str]:

@@ -250,10 +250,10 @@ class Examiner:
         """
         from candid.judging.table_files import Table
 
-        given = (_one(image, str(i)) for i, image in enumerate(images))
+        named = (_one(image, str(i)) for i, image in enumerate(images))
         if names is not None:
-            given = ((str(name), image) for name, (_, image) in zip(names, given, strict=True))
-        return Table(self.named(given))
+            named = ((str(name), image) for name, (_, image) in zip(names, named, strict=True))
+        return Table(self.named(named))
 
     def examine(self, images: Any) -> Iterator[Examination | UnusableImage]:
         """Yield one judgement per image of what :func:`examine` takes, a few batches at a time.
@@ -268,8 +268,8 @@ class Examiner:
             yield from self._one_by_one(images)
             return
         judged = list(self._one_by_one(images))
-        together = iter(discovered([each for each in judged if isinstance(each, Examination)], self.fdr))
-        yield from (next(together) if isinstance(each, Examination) else each for each in judged)
+        together = iter(discovered([entry for entry in judged if isinstance(entry, Examination)], self.fdr))
+        yield from (next(together) if isinstance(entry, Examination) else entry for entry in judged)
 
     def _one_by_one(self, images: Iterable[tuple[str, Any]]) -> Iterator[Examination | UnusableImage]:
         for names, decoded in _decoded(images, self.preprocessing, self.batch):

@@ -220,8 +220,8 @@ def group(
     Example:
         >>> import candid
         >>> noise = np.random.default_rng(0).random((6, 32, 32, 3))
-        >>> found = candid.group("cifar10-resnet", noise, groups=1)
-        >>> [(each.name, len(each.members)) for each in found.groups]
+        >>> result = candid.group("cifar10-resnet", noise, groups=1)
+        >>> [(group.name, len(group.members)) for group in result.groups]
         [('unknown 1', 6)]
     """
     chosen = build(ExamineOptions, options)
@@ -231,9 +231,9 @@ def group(
     whiten = Whitener(loaded, held_out, name)
     examiner = Examiner(loaded, name, chosen, evidence=True, held_out=held_out)
     examinations, unusable, novel = [], [], []
-    given = list(sources(images))
-    judged = examiner.examine([source for _, source in given])
-    for examined in progress.track(judged, "examining", len(given)):
+    named = list(sources(images))
+    judged = examiner.examine([source for _, source in named])
+    for examined in progress.track(judged, "examining", len(named)):
         if isinstance(examined, UnusableImage):
             if not chosen.skip_bad:
                 raise CandidError(
@@ -247,8 +247,8 @@ def group(
         if examined.verdict == "novel":
             outputs = examined.evidence.outputs
             novel.append((light, outputs.features[0], outputs.logits[0].astype(np.float64)))
-    made, singles = _grouped(novel, whiten, loaded.class_names, groups)
-    return GroupResult(tuple(examinations), made, singles, tuple(unusable))
+    grouped, singles = _grouped(novel, whiten, loaded.class_names, groups)
+    return GroupResult(tuple(examinations), grouped, singles, tuple(unusable))
 
 
 def _grouped(

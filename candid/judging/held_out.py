@@ -319,7 +319,7 @@ def code_lengths_by_scale(images: Array, outputs: Outputs | None = None) -> Arra
     """Return :func:`code_lengths` of 8-bit images (B, C, H, W), and of them shrunk to 1/2 and 1/4, (B, S).
 
     Where neighbours are averages of each other, as in blurred, enlarged or compressed images, the lengths do
-    not fall with the scale as they do elsewhere. Scales that leave less than four pixels a side are left out.
+    not fall with the scale as they do elsewhere. Scales with fewer than four pixels per side are left out.
 
     >>> code_lengths_by_scale(np.zeros((2, 3, 32, 32), np.uint8)).shape
     (2, 3)
@@ -330,7 +330,7 @@ def code_lengths_by_scale(images: Array, outputs: Outputs | None = None) -> Arra
 
 
 def _shrunk(images: Array, scale: int) -> Array:
-    """Return the rounded means of squares of ``scale`` pixels a side."""
+    """Return the rounded means of squares of ``scale`` pixels per side."""
     if scale == 1:
         return images
     b, c, h, w = (*images.shape[:2], images.shape[2] // scale, images.shape[3] // scale)

@@ -98,7 +98,7 @@ class FileWatch:
             batch = self.examiner.batch
             for start in range(0, len(paths), batch):
                 counted = self._count(paths[start : start + batch])
-                broken |= {each.path: sizes.get(Path(each.path)) for each in counted.unusable}
+                broken |= {image.path: sizes.get(Path(image.path)) for image in counted.unusable}
                 yield counted
             if self.once:
                 return
@@ -107,14 +107,14 @@ class FileWatch:
     def _count(self, paths: list[Path]) -> Counted:
         watch, before, rang = self.watch, self.watch.images, self.watch.alarm
         unusable: dict[str, UnusableImage] = {}
-        for each in self.examiner.examine(paths):
-            if isinstance(each, UnusableImage):
-                unusable[each.path] = each
+        for examined in self.examiner.examine(paths):
+            if isinstance(examined, UnusableImage):
+                unusable[examined.path] = examined
                 continue
-            assert each.sighting is not None
-            score, predicted, confidence = each.sighting
+            assert examined.sighting is not None
+            score, predicted, confidence = examined.sighting
             seen = score if SCORES in watch.watched else None
-            watch.update(seen, predicted if CLASSES in watch.watched else None, confidence, [each.path])
+            watch.update(seen, predicted if CLASSES in watch.watched else None, confidence, [examined.path])
         self.state.count([self._name(path) for path in paths if str(path) not in unusable])
         return Counted(watch, watch.images - before, watch.alarm and not rang, [*unusable.values()])
 

@@ -70,7 +70,7 @@ class Arrays:
 
 def _numbers(name: str, values: Any, dtype: Any) -> Array:
     try:
-        array = np.asarray(_on_cpu(values))
+        array = np.asarray(on_cpu(values))
         array = np.array(array if array.dtype.kind == "f" else array.astype(np.float64), dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CandidError(f"The {name} must be an array of numbers: {error}.") from error
@@ -87,7 +87,7 @@ def _numbers(name: str, values: Any, dtype: Any) -> Array:
     return array
 
 
-def _on_cpu(values: Any) -> Any:
+def on_cpu(values: Any) -> Any:
     """Return a tensor without its gradient, on the CPU; anything else as it is."""
     return values.detach().cpu() if hasattr(values, "detach") else values
 
@@ -115,7 +115,7 @@ def checked_labels(labels: Any, arrays: Arrays, class_names: Sequence[str]) -> A
 def checked_classes(labels: Any, arrays: Arrays) -> Array:
     """Return the true classes of the images as whole numbers."""
     n, classes = arrays.logits.shape
-    array = np.asarray(_on_cpu(labels))
+    array = np.asarray(on_cpu(labels))
     if array.shape != (n,):
         raise CandidError(f"There must be one label for each of the {n} images, not {array.shape}.")
     if array.dtype.kind not in "biuf" or (array != np.floor(array)).any():
@@ -154,8 +154,8 @@ class ArrayFile:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "new.npz"
         >>> np.savez(file, logits=[[2.0, 0.0], [0.0, 1.0]], labels=[0, 1], site=["north", "south"])
-        >>> found = ArrayFile.read(file, by="site")
-        >>> found.labels, found.paths, found.groups
+        >>> stored = ArrayFile.read(file, by="site")
+        >>> stored.labels, stored.paths, stored.groups
         (array([0, 1]), ('0', '1'), ('north', 'south'))
     """
 
@@ -210,15 +210,9 @@ class ArrayFile:
         return cls(file, arrays, labels, tuple(paths), class_names, groups, series)
 
     def keys(self) -> Array:
-        """Return a number for each image, (N,), equal for equal rows."""
-        columns = (
-            self.arrays.columns[name] for name in ("logits", "features") if name in self.arrays.columns
-        )
-        digests = [
-            hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=8).digest()
-            for row in zip(*columns, strict=True)
-        ]
-        return np.array([int.from_bytes(digest, signed=True) for digest in digests], np.int64)
+        """Return a digest for each image, (N,), equal for equal rows."""
+        columns = self.arrays.columns
+        return np.array(digests(*(columns[name] for name in ("logits", "features") if name in columns)))
 
 
 @contextmanager

@@ -205,8 +205,8 @@ class Watch:
             raise CandidError("Give classes to both fit and update of a watch, or to neither.")
         if (confidence is None) != (self._confidence[0].n == 0):
             raise CandidError("Give the confidence to both fit and update of a watch, or to neither.")
-        given = classes if scores is None else scores
-        values = numbers("classes" if scores is None else "scores", given)
+        counted = classes if scores is None else scores
+        values = numbers("classes" if scores is None else "scores", counted)
         bins = {} if scores is None else {SCORES: bins_of(values)}
         if classes is not None:
             bins[CLASSES] = self._classes(classes, len(values))
@@ -234,7 +234,7 @@ class Watch:
         if confidence is not None and leading is not None and leading.low_at < self.images:
             self._confidence[1].add(float(confidence))
         if self._rang is None and self._log_evidence >= -math.log(self.level):
-            key = max(self._martingales, key=lambda each: self._martingales[each].peak)
+            key = max(self._martingales, key=lambda number: self._martingales[number].peak)
             leading = self._martingales[key]
             self._rang = {
                 "after": self.images,

@@ -13,7 +13,7 @@ import numpy as np
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.numbers import Array
 from candid._support.options import checked_names
-from candid.trust.arrays import ROUNDING, Arrays
+from candid.trust.arrays import ROUNDING, Arrays, on_cpu
 from candid.trust.verdict import Examination
 
 SMALLEST = 1e-12
@@ -107,34 +107,20 @@ def given(logits: Any, features: Any, from_probabilities: bool, classes: int | N
         from_probabilities: whether the logits are probabilities.
         classes: M, if it is known: a single image needs it.
     """
-    rows, columns = _rows(logits, classes), features
-    if rows is not logits and features is not None:
-        columns = np.atleast_2d(_plain(features))
-    return Arrays.of(_logarithms(rows, from_probabilities), columns)
-
-
-def _plain(values: Any) -> Any:
-    """Return a tensor without its gradient, on the CPU; anything else as it is."""
-    return values.detach().cpu() if hasattr(values, "detach") else values
-
-
-def _rows(logits: Any, classes: int | None) -> Any:
-    """Return the logits, with a single image as (1, M)."""
     try:
-        row = np.asarray(_plain(logits), np.float64)
+        numbers = np.asarray(on_cpu(logits), np.float64)
     except (TypeError, ValueError, RuntimeError):
-        return logits  # what is wrong is said by the check that follows
-    return row[None] if classes is not None and row.shape == (classes,) else logits
+        return Arrays.of(logits, features)  # which says what is wrong
+    if classes is not None and numbers.shape == (classes,):
+        logits = numbers = numbers[None]
+        features = None if features is None else np.atleast_2d(on_cpu(features))
+    if numbers.ndim == 2 and not np.isnan(numbers).any():
+        logits = _logarithms(logits, numbers, from_probabilities)
+    return Arrays.of(logits, features)
 
 
-def _logarithms(values: Any, from_probabilities: bool) -> Any:
+def _logarithms(values: Any, numbers: Array, from_probabilities: bool) -> Any:
     """Return logarithms of probabilities, and of log-probabilities those with finite ones for zeros."""
-    try:
-        numbers = np.asarray(_plain(values), np.float64)
-    except (TypeError, ValueError, RuntimeError):
-        return values  # what is wrong is said by the check that follows
-    if numbers.ndim != 2 or np.isnan(numbers).any():
-        return values
     if from_probabilities:
         if (numbers < 0).any() or (abs(numbers.sum(1) - 1) > ROUNDING).any():
             raise CandidError(
@@ -144,9 +130,8 @@ def _logarithms(values: Any, from_probabilities: bool) -> Any:
         return np.log(np.maximum(numbers, SMALLEST))
     if not np.isneginf(numbers).any() or (numbers > 0).any():
         return values
-    are_logarithms = (
-        abs(np.exp(numbers).sum(1) - 1) < ROUNDING
-    ).all()  # such as predict_log_proba of a forest
+    # such as predict_log_proba of a forest
+    are_logarithms = (abs(np.exp(numbers).sum(1) - 1) < ROUNDING).all()
     return np.maximum(numbers, np.log(SMALLEST)) if are_logarithms else values
 
 
@@ -155,9 +140,9 @@ def numbered(labels: Any, class_names: Sequence[str] | None, columns: int) -> tu
 
     Names of text without ``class_names`` are sorted, as in ``classes_`` of scikit-learn's classifiers.
     """
-    array = np.asarray(_plain(labels))
+    array = np.asarray(on_cpu(labels))
     names = None if class_names is None else list(map(str, class_names))
-    if array.dtype.kind not in "UO" or array.ndim != 1 or not all(isinstance(each, str) for each in array):
+    if array.dtype.kind not in "UO" or array.ndim != 1 or not all(isinstance(name, str) for name in array):
         return labels, checked_names(names, columns)
     if names is None:
         names = sorted(set(array.tolist()))

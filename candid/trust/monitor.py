@@ -20,7 +20,6 @@ from candid._support import __version__
 from candid._support.errors import CandidError, CheckpointError
 from candid._support.files import SAVE_SECONDS, file_hash, locked, remove_unfinished, replacing, write_by_hash
 from candid._support.numbers import Array, digest, tensors_of
-from candid._support.old_formats import current_monitor, monitor_options
 from candid._support.options import from_dict, loaded_again, to_dict, without_repeats
 from candid._support.text import plural
 from candid.trust.arrays import FEWEST_IMAGES, Arrays, checked_classes, checked_groups, checked_labels
@@ -408,6 +407,8 @@ def _write(folder: Path, record: dict[str, Any], arrays: dict[str, Array]) -> No
 
 
 def _load(folder: Path) -> tuple[Levels, bool, Fitted]:
+    from candid._support.old_formats import current_monitor, monitor_options
+
     record = _read_record(folder)
     arrays = _read_numbers(folder, record["numbers"])
     try:

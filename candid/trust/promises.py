@@ -251,8 +251,8 @@ def walk(
     Example:
         >>> import numpy as np
         >>> sure = np.linspace(0.5, 1, 1000)
-        >>> found = walk(sure, sure < 0.7, risk=0.05)
-        >>> found.accepted, found.errors, round(found.threshold, 2)
+        >>> risk = walk(sure, sure < 0.7, risk=0.05)
+        >>> risk.accepted, risk.errors, round(risk.threshold, 2)
         (621, 21, 0.69)
     """
     import numpy as np

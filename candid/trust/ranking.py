@@ -29,7 +29,6 @@ from candid.trust.conformal import (
     p_values,
     rounding,
 )
-from candid.trust.gaussians import FitImages
 from candid.trust.scores import Columns, Score, learning_scores
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class CombinedRanks:
         """Return the p-values of N images from their scores (N, J), (N,): 1 / (n + 1), ..., 1.
 
         A combination lies between those with lower and with higher scores of the new image. It is added up
-        only where these lie on both sides of the new one, which is seldom. The memory is bounded.
+        only where these lie on both sides of the new one, which is rare. The memory is bounded.
         """
         rows = self._checked(scores)
         rows = rows - rounding(rows)
@@ -451,6 +450,8 @@ def fit_learners(learners: Sequence[Score], columns: Columns) -> "dict[str, Lear
     new = {score.name: score.new_learner() for score in learners}
     if not new:
         return {}
+    from candid.trust.gaussians import FitImages
+
     needed = dict.fromkeys(name for learner in new.values() for name in learner.columns)
     assert columns.labels is not None
     images = FitImages.of(needed, columns, columns.labels)

@@ -276,9 +276,9 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "test",
         changed("features", lambda v: v[:, :4]),
-        "'test.npz' has 4 features an image and 'val.npz' has 6",
+        "'test.npz' has 4 features per image and 'val.npz' has 6",
     ),
-    ("far", without("features"), "'far.npz' has no features and 'val.npz' has 6 features an image"),
+    ("far", without("features"), "'far.npz' has no features and 'val.npz' has 6 features per image"),
     ("val", changed("features", lambda v: v[:10]), "features of 10 images and logits of 600"),
     ("test", changed("logits", lambda v: v[:, :2]), "(?s)In 'test.npz'|'test.npz' has logits of 2 classes"),
     ("far", changed("logits", lambda v: v[:, :2]), "'far.npz' has logits of 2 classes and 'val.npz' of 3"),

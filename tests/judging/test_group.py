@@ -24,7 +24,7 @@ from candid.cli.app import run as command
 from candid.judging import group as sort
 from candid.judging.group import GroupResult, Whitener, _joined, clusters
 from candid.judging.held_out import HeldOut
-from candid.reports.sheets import groups_page
+from candid.reports.pages import groups_page
 from tests.photo_models import PhotoRun, photo, write_photos
 
 

@@ -32,7 +32,7 @@ class LatentMixture(nn.Module):
     prototypes, norms through their K x K Gram matrix. ``rank=None`` gives every class a prototype of
     its own (full rank, for few classes), ``rank=0`` leaves the second part out. ``planar`` means lie in one
     plane of all D dimensions, without a free part: ``mu_y = prototypes[0] + alpha_y @ prototypes[1:]``, two
-    numbers a class. On a ``circle`` they have one radius, and an angle each, with E the orthonormal axes of
+    numbers per class. On a ``circle`` they have one radius, and an angle each, with E the orthonormal axes of
     the plane (``prototypes[1:]`` after Gram and Schmidt)::
 
         mu_y = prototypes[0] + radius * (cos angle_y, sin angle_y) @ E

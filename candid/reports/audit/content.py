@@ -169,8 +169,8 @@ def _changes(model: AuditedModel) -> Iterator[str]:
         yield "Not known: only arrays of the classifier are here."
         return
     metadata = model.model.metadata
-    changes = [str(each.get("text")) for each in metadata.get("changes", ()) if isinstance(each, dict)]
-    taught = [str(each.get("name")) for each in metadata.get("taught", ()) if isinstance(each, dict)]
+    changes = [str(entry.get("text")) for entry in metadata.get("changes", ()) if isinstance(entry, dict)]
+    taught = [str(entry.get("name")) for entry in metadata.get("taught", ()) if isinstance(entry, dict)]
     if changes:
         yield f"Since its training: {'; '.join(changes[-MOST_CHANGES:])}."
     elif taught:
@@ -196,14 +196,14 @@ def digests(result: AuditResult) -> list[Digest]:
         trained = training.get("digests", {}).get("data", "") if isinstance(training, dict) else ""
         if trained:
             rows.append(Digest("training data", str(model.model.record.data), trained, "its files"))
-        if not any(each.of == "test data" for each in rows):
+        if not any(row.of == "test data" for row in rows):
             for name, predictions in {
                 evaluation.metrics["part"]: evaluation.predictions,
                 **{name: judged.predictions for name, judged in evaluation.judged.items()},
             }.items():
-                own = name == evaluation.metrics["part"]
-                label = f"{result.data} ({name})" if own else name
-                rows.append(_of_images("test data" if own else "foreign images", label, predictions))
+                is_data = name == evaluation.metrics["part"]
+                label = f"{result.data} ({name})" if is_data else name
+                rows.append(_of_images("test data" if is_data else "foreign images", label, predictions))
     return [*rows, Digest("software", "candid", "", __version__)]
 
 
@@ -254,7 +254,7 @@ def record(result: AuditResult, graded: dict[str, list[Grade]]) -> dict[str, Any
             "criteria": CRITERIA,
             "absent": result.absent,
             "side_by_side": comparisons(result),
-            "digests": [asdict(each) for each in digests(result)],
+            "digests": [asdict(entry) for entry in digests(result)],
             "models": [_model(result, i, graded) for i in range(len(result.models))],
             "examples": [_example(result, example) for example in result.examples],
         }
@@ -270,8 +270,12 @@ def _attack(result: AuditResult) -> dict[str, Any] | None:
 
 def _model(result: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[str, Any]:
     model = result.models[i]
-    corrupted = {each["model"]: each for each in result.corruptions.to_dict()} if result.corruptions else {}
-    attacked = {each.name: each.metrics for each in result.attacks or ()}
+    corrupted = (
+        {measured["model"]: measured for measured in result.corruptions.to_dict()}
+        if result.corruptions
+        else {}
+    )
+    attacked = {measured.name: measured.metrics for measured in result.attacks or ()}
     overview, field = result.overviews.get(model.name), result.fields.get(model.name)
     return {
         "name": model.name,
@@ -280,14 +284,14 @@ def _model(result: AuditResult, i: int, graded: dict[str, list[Grade]]) -> dict[
         "beta": None if model.beta is None else str(model.beta),
         "parameters": model.parameters,
         "held_out_images": model.held_out,
-        "grades": [asdict(each) for each in graded[model.name]],
+        "grades": [asdict(grade) for grade in graded[model.name]],
         "missing": missing(result)[model.name],
         "evaluation": result.evaluations[i].metrics,
         "fitness": asdict(fit := fitness(result, i)),
         "by_class": results_by_class(result.evaluations[i]).to_dict(),
         "statement": [asdict(part) for part in statement(result, i, fit)],
         "corruptions": corrupted.get(model.name),
-        "attacks": [each.to_dict() for each in attacked[model.name]] if model.name in attacked else None,
+        "attacks": [attack.to_dict() for attack in attacked[model.name]] if model.name in attacked else None,
         "explanation": None if overview is None else overview.to_dict(),
         "receptive_field_width_pixels": None if field is None else field.width_at_half_maximum,
     }

@@ -199,11 +199,16 @@ def _doubtful(by_class: ByClass) -> list[ClassResult]:
 
 def _corruptions(result: AuditResult, model: AuditedModel) -> CorruptedModel | None:
     """Return how a model stands corruptions, if that was measured."""
-    return next((each for each in result.corruptions or () if each.name == model.name), None)
+    return next((measured for measured in result.corruptions or () if measured.name == model.name), None)
 
 
 def _attacks(result: AuditResult, model: AuditedModel) -> list[AttackMetrics]:
-    return [metrics for each in result.attacks or () if each.name == model.name for metrics in each.metrics]
+    return [
+        metrics
+        for measured in result.attacks or ()
+        if measured.name == model.name
+        for metrics in measured.metrics
+    ]
 
 
 def untested(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
@@ -239,10 +244,12 @@ def untested(result: AuditResult, i: int, by_class: ByClass) -> Iterator[str]:
 
 def figures(result: AuditResult) -> tuple[list[str], list[list[Cell | str]]]:
     """Return head and rows of the table to decide by: out of 1,000 images, with 95 % intervals."""
-    sets = list(dict.fromkeys(name for each in result.evaluations for name in _foreign(each.metrics)))
+    sets = list(
+        dict.fromkeys(name for evaluation in result.evaluations for name in _foreign(evaluation.metrics))
+    )
     words = ["answered by itself (accepted)", "of these, wrong", "left to a person"]
     words += [f"accepted of 1,000 foreign images, '{name}'" for name in sets]
-    rows: list[list[Cell | str]] = [[each] for each in words]
+    rows: list[list[Cell | str]] = [[word] for word in words]
     for evaluation in result.evaluations:
         metrics = evaluation.metrics
         rule, (coverage, right, _) = metrics["selective"].get("verdicts"), _rule(metrics)
@@ -281,9 +288,9 @@ def _compared(result: AuditResult, first: int, second: int) -> Iterator[str]:
         right = right_ones(one.predictions), right_ones(two.predictions)
         yield f"Accuracy of {names}: {_difference(*right)}."
     metrics = one.metrics, two.metrics
-    if not all("verdicts" in each["selective"] for each in metrics):
+    if not all("verdicts" in measured["selective"] for measured in metrics):
         return
-    (covered, right_one, _), (other, right_two, _) = (_rule(each) for each in metrics)
+    (covered, right_one, _), (other, right_two, _) = (_rule(measured) for measured in metrics)
     yield (
         f"Answered by {names}: {percent(covered)} and {percent(other)} of the images; right of these: "
         f"{percent(right_one)} and {percent(right_two)}."
@@ -291,12 +298,12 @@ def _compared(result: AuditResult, first: int, second: int) -> Iterator[str]:
     yield f"Answered wrongly, of all images, by {names}: {_difference(*map(_wrong_accepted, (one, two)))}."
     coverage = min(covered, other)
     if coverage:
-        equal = [_most_confident(each, coverage) for each in (one, two)]
+        equal = [_most_confident(evaluation, coverage) for evaluation in (one, two)]
         yield (
             f"If {names} answered equally many, {percent(coverage)} of the images (the most confident ones "
             f"that are not novel), {percent(equal[0])} and {percent(equal[1])} of the answers would be right."
         )
-    shares = [_foreign(each) for each in metrics]
+    shares = [_foreign(measured) for measured in metrics]
     for name in [name for name in shares[0] if name in shares[1]]:
         a, b = shares[0][name], shares[1][name]
         clear = a.low > b.high or b.low > a.high

@@ -94,12 +94,12 @@ class AuditOptions(ImageOptions):
     @property
     def of_arrays(self) -> tuple[str, ...]:
         """The other sets of stored arrays: without ``held_out`` none, next to a model npz files."""
-        return () if self.held_out is None else tuple(each for each in self.ood if each.endswith(".npz"))
+        return () if self.held_out is None else tuple(other for other in self.ood if other.endswith(".npz"))
 
     @property
     def of_images(self) -> tuple[str, ...]:
         """The other sets of images."""
-        return tuple(each for each in self.ood if each not in self.of_arrays)
+        return tuple(other for other in self.ood if other not in self.of_arrays)
 
     @property
     def image_sets(self) -> dict[str, str]:

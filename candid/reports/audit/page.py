@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from candid._support import __version__
@@ -24,6 +23,7 @@ from candid.reports.audit.fitness import comparisons, figures, fitness
 from candid.reports.audit.grades import CRITERIA, Grade
 from candid.reports.audit.pictures import Pictures
 from candid.reports.audit.record import AuditedModel, AuditResult, grades_of, missing, results_by_class
+from candid.reports.pages import environment
 from candid.robustness.attacks.benchmark import NOTES, attack_tables
 from candid.robustness.corruptions.metrics import table as corruption_table
 from candid.trust.verdict import KINDS
@@ -87,17 +87,11 @@ def write(result: AuditResult) -> tuple[dict[str, Any], list[Path]]:
 
 def page(result: AuditResult, grades: dict[str, list[Grade]]) -> str:
     """Return the audit as one HTML page that needs no other file."""
-    environment = Environment(
-        loader=PackageLoader("candid.reports.audit"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= {"marked": marked, "listed": listed, "percent": percent, "number": number}
+    templates = environment("candid.reports.audit")
+    templates.filters |= {"marked": marked, "listed": listed, "percent": percent, "number": number}
     numbers = count(1)
     shown = result.examples or "examples" in result.absent
-    return environment.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         title=f"Audit of {listed(model.name for model in result.models)}",
         policy=POLICY,
         sections={key: title for key, title in SECTIONS.items() if shown or key != "examples"},
@@ -212,7 +206,7 @@ def _decision(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
         "digests": Table(
             "What was audited: SHA-256",
             ["of", "name", "SHA-256", "computed from"],
-            [[each.of, each.name, each.sha256 or "–", each.how] for each in digests(result)],
+            [[entry.of, entry.name, entry.sha256 or "–", entry.how] for entry in digests(result)],
         ),
     }
 
@@ -287,7 +281,7 @@ def _ten_crop(result: AuditResult) -> Table | None:
         for evaluation in result.evaluations
         if "ten_crop" in evaluation.metrics
     ]
-    row = ["top-1 accuracy, ten crops", *(percent(each["accuracy"]) for each in crops)]
+    row = ["top-1 accuracy, ten crops", *(percent(metrics["accuracy"]) for metrics in crops)]
     return Table("Posteriors averaged over ten crops", ["metric", *_names(result)], [row]) if crops else None
 
 
@@ -295,8 +289,8 @@ def _calibration(result: AuditResult) -> Table:
     table = _metrics(result, "Calibration errors", CALIBRATION)
     scaled = [evaluation.metrics.get("temperature_scaled") for evaluation in result.evaluations]
     cells = [
-        "–" if each is None else f"{percent(each['top1_ece'], 2)} (T = {each['temperature']:.2f})"
-        for each in scaled
+        "–" if metrics is None else f"{percent(metrics['top1_ece'], 2)} (T = {metrics['temperature']:.2f})"
+        for metrics in scaled
     ]
     return table._replace(rows=[*table.rows, ["ECE, top class, with temperature", *cells]])
 
@@ -378,14 +372,14 @@ def _area(metrics: dict[str, Any]) -> Cell:
 def _corruptions(result: AuditResult, pictures: Pictures) -> dict[str, Any]:
     corrupted = result.corruptions
     assert corrupted is not None
-    means = listed(f"{each.name} {percent(each.mean_error)}" for each in corrupted)
+    means = listed(f"{model.name} {percent(model.mean_error)}" for model in corrupted)
     (_, *head), rows = corruption_table(corrupted)
     relative = "" if corrupted.reference is None else f"; mCE relative to {corrupted.reference.name}"
     return {
         "chart": {
             "labels": [name.replace("_", " ") for name in corrupted.models[0].errors],
-            "shares": {each.name: list(each.mean_errors.values()) for each in corrupted},
-            "lines": {each.name: each.clean_error for each in corrupted},
+            "shares": {model.name: list(model.mean_errors.values()) for model in corrupted},
+            "lines": {model.name: model.clean_error for model in corrupted},
             "alt": f"Errors by corruption. Means: {means}.",
         },
         "table": Table(

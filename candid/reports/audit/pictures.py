@@ -74,7 +74,7 @@ class Pictures:
     def trade_off(self) -> Picture | str:
         """Or why there is none; nothing where no two models trade a likelihood of pixels."""
         pairs = zip(self.result.models, self.result.evaluations, strict=True)
-        models = [model for model, found in pairs if "L_X" in found.metrics or model.is_resnet]
+        models = [model for model, evaluation in pairs if "L_X" in evaluation.metrics or model.is_resnet]
         if len(models) < 2 or all(model.is_resnet for model in models):
             return ""
         try:
@@ -234,8 +234,10 @@ class Pictures:
         )
 
     def _image(self) -> Array | None:
-        opinions = [opinion for each in self.result.examples for opinion in each.opinions]
-        shown = [each.examined.evidence.image for each in opinions if each.examined.evidence is not None]
+        opinions = [opinion for example in self.result.examples for opinion in example.opinions]
+        shown = [
+            opinion.examined.evidence.image for opinion in opinions if opinion.examined.evidence is not None
+        ]
         if self.result.attacks is not None:
             shown.append(self.result.attacks.models[0].inputs.images[0])
         return shown[0] if shown else None

@@ -132,8 +132,8 @@ def results_by_class(evaluation: EvaluationResult) -> ByClass:
 def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
     """Return the grades of each model, by name."""
     by_name: dict[str, list[Grade]] = {}
-    corrupted = {each.name: each for each in result.corruptions or ()}
-    attacked = {each.name: each.metrics for each in result.attacks or ()}
+    corrupted = {model.name: model for model in result.corruptions or ()}
+    attacked = {model.name: model.metrics for model in result.attacks or ()}
     for model, evaluation in zip(result.models, result.evaluations, strict=True):
         corruptions, attacks = corrupted.get(model.name), attacked.get(model.name, ())
         absent = result.absent if model.loaded is not None else dict.fromkeys(STUDIES, NO_NETWORK)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from candid._support import __version__
 from candid._support.progress import Progress
 from candid._support.text import listed
@@ -15,6 +13,7 @@ from candid.data.thumbnails import data_uri, inline_thumbnail
 from candid.judging.examine import examine
 from candid.judging.group import group, sort_into
 from candid.reports.demo import SAMPLES
+from candid.reports.pages import environment
 from candid.training.teach import teach
 from candid.training.train import train
 from candid.trust.verdict import KINDS, Examination
@@ -89,15 +88,9 @@ def page(chapters: Sequence[Chapter], next_steps: Sequence[tuple[str, str]]) -> 
         chapters: what was done.
         next_steps: commands that can be copied, each with what it does.
     """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("candid.reports.demo"), PackageLoader("candid.reports.audit")]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["data_uri"] = lambda path: data_uri(Path(path).read_bytes(), "png")
-    template = environment.get_template("demo.html.j2")
+    templates = environment("candid.reports.demo", "candid.reports.audit")
+    templates.filters["data_uri"] = lambda path: data_uri(Path(path).read_bytes(), "png")
+    template = templates.get_template("demo.html.j2")
     return template.render(chapters=chapters, next_steps=next_steps, policy=POLICY, version=__version__)
 
 

@@ -1,6 +1,5 @@
 """The attack benchmark: how far models are from being fooled, how confident they are then, who notices."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from candid._support.options import build
 from candid._support.processes import Processes, first_error, gathered, launch
 from candid._support.progress import SILENT, Progress
 from candid._support.randomness import draws
-from candid._support.text import Cell, Grid, area_cell, as_csv, html_page, latex, markdown, with_interval
+from candid._support.text import Cell, Grid, area_cell, in_all_formats, with_interval
 from candid.data.batches import named_batches
 from candid.data.splits import Split
 from candid.inference.runner import Runner
@@ -280,18 +279,10 @@ def _load(file: Path) -> AttackedImages | None:
 
 def write_attack_tables(result: AttackResult, out: Path) -> list[Path]:
     """Write ``attacks`` as .json (all metrics), .csv (one line per image), .md, .tex and .html."""
-    tables = attack_tables(result)
     asked = ", ".join(f"{key} {value}" for key, value in result.options.described(result.data).items())
     notes = (f"Attack: {asked}.", *NOTES)
     return write_texts(
-        {
-            "attacks.json": json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
-            "attacks.csv": as_csv(_lines(result)),
-            "attacks.md": markdown(tables, notes),
-            "attacks.tex": latex(tables),
-            "attacks.html": html_page("Attacks", tables, notes),
-        },
-        out,
+        in_all_formats("Attacks", result.to_dict(), _lines(result), attack_tables(result), notes), out
     )
 
 

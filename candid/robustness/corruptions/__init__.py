@@ -82,9 +82,9 @@ def corruption(
         name = function.__name__
         key = (1 << 32) + zlib.crc32(name.encode()) if number is None else number
         entry = Corruption(name, short or name, kind, function, parameters, lengths, alexnet, key)
-        together = sorted((*CORRUPTIONS.values(), entry), key=lambda each: each.number)
+        together = sorted((*CORRUPTIONS.values(), entry), key=lambda entry: entry.number)
         CORRUPTIONS.clear()
-        CORRUPTIONS.update((each.name, each) for each in together)
+        CORRUPTIONS.update((entry.name, entry) for entry in together)
         return function
 
     return register

@@ -4,7 +4,6 @@ All corruptions and severities change the same images. So an interval says what 
 could give, each with all its versions.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import numpy as np
 
 from candid._support.files import write_texts
 from candid._support.numbers import Array
-from candid._support.text import Cell, area_cell, as_csv, html_page, latex, markdown, with_interval
+from candid._support.text import Cell, area_cell, in_all_formats, with_interval
 from candid.inference.metrics import bootstrap_intervals, placement_interval, share_interval
 from candid.inference.study import Note
 from candid.robustness.corruptions import CORRUPTIONS, SEVERITIES
@@ -245,18 +244,8 @@ def error_intervals(errors: Array, reference: Array) -> tuple[Ends | None, Ends 
 
 def write_tables(result: CorruptionResult, out: Path) -> list[Path]:
     """Write ``corruptions`` as .json (all), .csv (a row per model and corruption), .md, .tex and .html."""
-    tables = {"": table(result)}
-    note = ["Brackets show 95 % intervals."]
-    return write_texts(
-        {
-            "corruptions.json": json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
-            "corruptions.csv": as_csv(_lines(result)),
-            "corruptions.md": markdown(tables, note),
-            "corruptions.tex": latex(tables),
-            "corruptions.html": html_page("Corruptions", tables, note),
-        },
-        out,
-    )
+    tables, notes = {"": table(result)}, ["Brackets show 95 % intervals."]
+    return write_texts(in_all_formats("Corruptions", result.to_dict(), _lines(result), tables, notes), out)
 
 
 def table(result: CorruptionResult, intervals: bool = True) -> tuple[list[str], list[list[Cell]]]:

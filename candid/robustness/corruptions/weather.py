@@ -141,7 +141,9 @@ def frosted_windows(size: int) -> Array:
     """
     if size != TEXTURE:
         channels = [Image.fromarray(channel) for window in frosted_windows(TEXTURE) for channel in window]
-        resized = [np.asarray(each.resize((size, size), Image.Resampling.BILINEAR)) for each in channels]
+        resized = [
+            np.asarray(channel.resize((size, size), Image.Resampling.BILINEAR)) for channel in channels
+        ]
         return np.stack(resized).reshape(len(WINDOWS), 3, size, size)
     ice = np.zeros((len(WINDOWS), TEXTURE, TEXTURE), np.float32)
     for octave, crystals in enumerate((24, 60, 100)):
