@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from candid._support.errors import CandidError
 from candid._support.options import Option, check_fields
@@ -78,6 +78,13 @@ class ServeOptions:
         ),
     ] = None
 
+    log: Annotated[
+        Literal["text", "json"],
+        Option(
+            "What goes to standard error: text, only what an operator must know; json, one JSON object a "
+            "line, also for each request, with its X-Request-ID."
+        ),
+    ] = "text"
     state: Annotated[
         Path | None,
         Option("Folder for the state of the watch for drift, which then survives a restart.", metavar="DIR"),

@@ -51,7 +51,7 @@ ADDRESSES = {
     for file in PAGE.iterdir()
 }
 """Where each file of the page is."""
-PUBLIC = frozenset(ADDRESSES.values()) | {"/healthz", "/openapi.json"}
+PUBLIC = frozenset(ADDRESSES.values()) | {"/healthz", "/readyz", "/openapi.json"}
 """What needs no token: the page without what it shows, whether the server runs, and what it can be asked."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 WORK_PROBLEMS = (400, 403, 404, 408, 413, 415, 422, 429, 500, 503)
@@ -244,13 +244,19 @@ class _Api:
 
         @self.app.get("/healthz", responses=_problems(False, 503))
         async def health() -> schemas.HealthResponse:
-            """Whether the server takes requests."""
-            if self.models.seconds_lost():
-                raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
+            """Whether the server works; if not, it should be started again."""
             late = 2 * self.limits.timeout
-            if self.turns.is_stuck(late) or any(each.queue.is_stuck(late) for each in self.models):
+            lost = self.models.seconds_lost() > late
+            if lost or self.turns.is_stuck(late) or any(each.queue.is_stuck(late) for each in self.models):
                 raise HTTPException(503, f"Nothing was decoded or judged for {late:g} s: start it again.")
             return schemas.HealthResponse(needs_token=secret)
+
+        @self.app.get("/readyz", responses=_problems(False, 503))
+        async def ready() -> schemas.ReadyResponse:
+            """Whether the server should be sent requests: every model is loaded, and it is not stopping."""
+            if self.models.seconds_lost():
+                raise HTTPException(503, "The network is being loaded again: ask again later.", RETRY)
+            return schemas.ReadyResponse()
 
         scraped = _problems(secret, 403, 500)
 

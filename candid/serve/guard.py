@@ -9,8 +9,10 @@ import logging
 import re
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -51,7 +53,13 @@ LINGER, LEFT = 1.0, 100_000
 GRACE, RATE = 5.0, 1000.0
 """A body may come at this many bytes a second or more; its first seconds are free."""
 LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
+SANE_ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
+"""An X-Request-ID that is taken over; any other one is replaced."""
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
+"""The X-Request-ID of the request that is being answered."""
 log = logging.getLogger("candid.serve")
+requests_log = logging.getLogger("candid.serve.requests")
+"""One message for each request, at a level that is shown with ``--log json`` alone."""
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper ends of the buckets of latencies."""
@@ -186,7 +194,10 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started = time.monotonic()
-        request, answer = _Request(receive), _Answer(send)
+        given = _headers(scope).get("x-request-id", "")
+        name = given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        REQUEST.set(name)  # each request is a task, with variables of its own
+        request, answer = _Request(receive), _Answer(send, name)
         try:
             await self._answered(scope, request, answer)
         except _RefusedError as refusal:
@@ -206,7 +217,10 @@ class Guard:
         finally:
             self._held -= request.held
         path = scope["path"] if scope["path"] in self.addresses.counted else "other"
-        self.metrics.answered(path, answer.status, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self.metrics.answered(path, answer.status, seconds)
+        facts = {"method": scope["method"], "path": path, "status": answer.status, "seconds": seconds}
+        requests_log.info("answered", extra={"facts": facts})
 
     async def _answered(self, scope: Message, request: "_Request", answer: "_Answer") -> None:
         path, headers = scope["path"], _headers(scope)
@@ -357,15 +371,15 @@ class _Request:
 class _Answer:
     """Sends on what the application answers, with the headers that every answer has."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, request: str) -> None:
+        self._send, self._headers = send, {**HEADERS, "x-request-id": request}
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = {name.lower() for name, _ in message.get("headers", ())}
-            more = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in own]
+            more = [(n.encode(), v.encode()) for n, v in self._headers.items() if n.encode() not in own]
             message = {**message, "headers": [*message.get("headers", ()), *more]}
         await self._send(message)
 

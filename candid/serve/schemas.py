@@ -433,8 +433,14 @@ class LessonsResponse(BaseModel):
     lessons: list[LessonResponse] = Field(description="Oldest first.")
 
 
+class ReadyResponse(BaseModel):
+    """The server answers requests at once."""
+
+    status: Literal["ready"] = "ready"
+
+
 class HealthResponse(BaseModel):
-    """The server accepts requests."""
+    """The server works."""
 
     status: Literal["ok"] = "ok"
     needs_token: bool

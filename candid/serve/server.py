@@ -2,13 +2,15 @@
 
 import asyncio
 import http
+import json
 import logging
 import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,7 +25,16 @@ from candid._support.processes import Started, begin_forking, ending_signals, re
 from candid._support.text import listed, short_name
 from candid.serve import Limits, ServeOptions
 from candid.serve.app import guarded_app
-from candid.serve.guard import ACCEPTED, HEADERS, RETRY, Guard, encoded_problem, is_loopback
+from candid.serve.guard import (
+    ACCEPTED,
+    HEADERS,
+    REQUEST,
+    RETRY,
+    Guard,
+    encoded_problem,
+    is_loopback,
+    requests_log,
+)
 from candid.serve.sensor import Sensor
 from candid.serve.served import Networks, Served, opened_here
 from candid.serve.worker import working
@@ -45,6 +56,42 @@ SPARE = 16
 """Descriptors for everything else, as starting a process."""
 MOST = 1000
 """Connections at a time, at most."""
+
+
+class JsonLines(logging.Formatter):
+    """Writes each message as one JSON object on one line, with the X-Request-ID that it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
+        if request := REQUEST.get():
+            line["request"] = request
+        line |= getattr(record, "facts", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+@contextmanager
+def json_lines(wanted: bool) -> Iterator[None]:
+    """Let all messages of this process, warnings included, be JSON on standard error."""
+    if not wanted:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    root, before = logging.getLogger(), requests_log.level
+    root.addHandler(handler)
+    requests_log.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        requests_log.setLevel(before)
+        root.removeHandler(handler)
 
 
 class Connection(H11Protocol):
@@ -138,6 +185,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="on",
             backlog=BACKLOG,
+            log_config=None,  # its messages go where all others go
             log_level=logging.ERROR,
             access_log=False,
             server_header=False,
@@ -208,7 +256,10 @@ def serve(
     if len(names) != len(set(names)):
         raise CandidError(f"Two models have one name ({listed(names)}): rename a folder.")
     opener = partial(_opened, [] if ahead is None else ahead, options.workers, 2 * limits.timeout)
-    with silent_libraries(), listening(options.host, options.port) as sock, ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(silent_libraries())
+        stack.enter_context(json_lines(options.log == "json"))
+        sock = stack.enter_context(listening(options.host, options.port))
         begin_forking(*DECODING)
         sensor = Sensor.of(options)
         served = []

@@ -217,7 +217,7 @@ def test_the_schema_names_the_classes_and_every_error(server: Running) -> None:
     schema = server.client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
         *("/v1/examine", "/v1/counterfactual", "/v1/picture", "/v1/models", "/v1/example", "/v1/drift"),
-        *("/healthz", "/metrics"),
+        *("/healthz", "/readyz", "/metrics"),
     }
     codes = set(schema["paths"]["/v1/examine"]["post"]["responses"])
     assert codes == {"200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "503"}

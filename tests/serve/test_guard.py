@@ -59,6 +59,7 @@ def test_every_answer_has_the_headers(server: Running) -> None:
         "/style.css",
         "/api",
         "/healthz",
+        "/readyz",
         "/metrics",
         "/v1/models",
         "/openapi.json",
@@ -70,7 +71,7 @@ def test_every_answer_has_the_headers(server: Running) -> None:
         server.client.post("/v1/examine"),
         server.client.get("/v1/examine"),
     ]
-    assert [each.status_code for each in answers] == [200] * 8 + [404, 200, 422, 405]
+    assert [each.status_code for each in answers] == [200] * 9 + [404, 200, 422, 405]
     for answer in answers:
         check_headers(answer)
     policy = answers[0].headers["content-security-policy"]
@@ -125,7 +126,7 @@ def addresses(server: Running) -> list[tuple[str, str]]:
 
 
 def test_the_public_addresses_are_known_and_every_other_route_needs_the_token(guarded: Running) -> None:
-    others = {"/style.css", "/icon.svg", "/healthz", "/openapi.json"}
+    others = {"/style.css", "/icon.svg", "/healthz", "/readyz", "/openapi.json"}
     assert {*PAGES, *others, *(f"/{name}.js" for name in SCRIPTS)} == PUBLIC
     assert {path for _, path in addresses(guarded)} == {*PUBLIC, *SECRET}
     with stranger(guarded) as client:

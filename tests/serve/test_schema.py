@@ -15,7 +15,7 @@ WORK = ("/v1/examine", "/v1/counterfactual")
 FILES = (picture(), picture(1, (40, 30), "JPEG"), picture(2)[:-20])
 """What a description can't describe: images, one of them cut."""
 CASES = [(address, mode) for address in WORK for mode in GenerationMode]
-CASES += [(address, GenerationMode.POSITIVE) for address in ("/v1/models", "/healthz", "/metrics")]
+CASES += [(address, GenerationMode.POSITIVE) for address in ("/v1/models", "/healthz", "/readyz", "/metrics")]
 
 
 @pytest.mark.parametrize(("address", "mode"), CASES)
