@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from candid.judging.calibrate import calibrate
     from candid.judging.examine import Examiner, examine, examine_stream
     from candid.judging.group import GroupResult, group
+    from candid.judging.held_out import export
     from candid.judging.table_files import table
     from candid.models.checkpoint import load
-    from candid.models.export import export
     from candid.models.flow.classifier import GenerativeClassifier
     from candid.models.flow.config import PRESETS, ClassifierConfig, FlowConfig
     from candid.models.flow.mixture import information_bottleneck_loss
@@ -122,10 +122,10 @@ _LAZY = {
     "inference.predictions": ("Predictions",),
     "judging.examine": ("Examiner", "examine", "examine_stream"),
     "judging.group": ("GroupResult", "group"),
+    "judging.held_out": ("export",),
     "judging.calibrate": ("calibrate",),
     "judging.table_files": ("table",),
     "models.checkpoint": ("load",),
-    "models.export": ("export",),
     "models.flow.classifier": ("GenerativeClassifier",),
     "models.flow.config": ("PRESETS", "ClassifierConfig", "FlowConfig"),
     "models.flow.mixture": ("information_bottleneck_loss",),

@@ -46,17 +46,16 @@ def export(
     from rich.console import Console
     from rich.table import Table
 
+    from candid.judging.held_out import export as run_export
     from candid.models.export import TOLERANCE
-    from candid.models.export import export as run_export
 
     both: tuple[Format, ...] = ("onnx", "torch-export")
     chosen = None if format is None else tuple(each for each in both if format in (each, "both"))
     with TerminalProgress().console.status("exporting and checking"):
         files = run_export(Path(model), out, chosen, None if batch == "dynamic" else int(batch))
-        limits = _write_thresholds(model, [each.path for each in files])
     if as_json:
-        records = [vars(each) | {"path": str(each.path), "batch": each.batch or "dynamic"} for each in files]
-        print(json.dumps(records))
+        records = [vars(each) | {"batch": each.batch or "dynamic"} for each in files]
+        print(json.dumps(records, default=str))
         return
     table = Table(title=f"{safe(model)}: difference from the model itself", title_justify="left")
     for column in ("file", "batch", "MB", *files[0].differences):
@@ -71,22 +70,9 @@ def export(
         f"log_density); at most {TOLERANCE:g} is allowed.",
         highlight=False,
     )
+    limits = {str(each.verdicts): None for each in files if each.verdicts is not None}
     if limits:
-        console.print(f"Thresholds and held-out scores: {', '.join(map(str, limits))}", highlight=False)
-
-
-def _write_thresholds(model: str, files: list[Path]) -> list[Path]:
-    """Write what verdicts need next to the files of a model that has novelty scores of its own."""
-    from candid._support.files import write_texts
-    from candid.judging.held_out import thresholds
-    from candid.models import checkpoint
-
-    limits = thresholds(checkpoint.load(model))
-    if limits is None:
-        return []
-    text = json.dumps(limits) + "\n"
-    names = dict.fromkeys(file.with_suffix(".json") for file in files)
-    return [file for name in names for file in write_texts({name.name: text}, name.parent)]
+        console.print(f"Thresholds and held-out scores: {', '.join(limits)}", highlight=False)
 
 
 @command

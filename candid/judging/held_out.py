@@ -1,17 +1,21 @@
 """What a model knows of images that it was not trained on: p-values, verdicts and its rule come from it."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from candid._support.errors import CandidError
+from candid._support.files import write_texts
 from candid._support.numbers import Array
 from candid._support.old_formats import COLUMN_NAMES, MAHALANOBIS, with_taught
 from candid._support.randomness import draws
 from candid.inference.predictions import Measure, half_features
+from candid.models import checkpoint
 from candid.models.checkpoint import FINGERPRINT, scores_belong
 from candid.models.protocol import Model, Outputs
 from candid.trust.conformal import FARTHEST, checked_level
@@ -22,6 +26,10 @@ from candid.trust.rule import Rule, under
 from candid.trust.scores import OWN_PARTS, SCORES, Columns, Score, available_scores, chosen_score
 from candid.trust.tree import Tree
 from candid.trust.verdict import rounded_up
+
+if TYPE_CHECKING:
+    from candid.models import Format
+    from candid.models.export import Exported
 
 HEADER = 4
 """Bits that name the code of a row: a Rice parameter of 0 to 6, no bits at all, or plain bytes."""
@@ -313,6 +321,46 @@ def thresholds(model: Model) -> dict[str, Any] | None:
     rule = held_out.rule(Levels(score="combined"))
     seen = {"class_names": list(model.class_names), "margin": model.preprocessing.margin}
     return {**seen, "fingerprint": model.fingerprint(), **rule.to_dict()}
+
+
+def export(
+    model: Any,
+    out: str | os.PathLike[str] = ".",
+    formats: "Sequence[Format] | None" = None,
+    batch: int | None = None,
+) -> "list[Exported]":
+    """Write a model as files for other programs, and next to them what turns their outputs into verdicts.
+
+    Each file is run and compared with the model before it is written. A photo model and an adopted one, also
+    of a network that was given in Python, get a JSON file: see :func:`thresholds`.
+
+    Args:
+        model: a model, its folder, the folder of a run, or a bundled name.
+        out: a file, whose ending then says the format (.onnx, .pt2), or a folder.
+        formats: of the files in a folder; None for ONNX.
+        batch: the number of images that the network takes at a time; None for any.
+
+    Returns:
+        The files that were written. If one of them is wrong, none is written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     (made,) = export("waste", folder)
+        >>> made.path.name, made.verdicts.name
+        ('waste.onnx', 'waste.json')
+    """
+    from candid.models.export import export as write_files
+
+    loaded = checkpoint.resolve(model)
+    name = model if isinstance(model, str | os.PathLike) else "model"
+    files, limits = write_files(loaded, out, formats, batch, name), thresholds(loaded)
+    if limits is None:
+        return files
+    texts = {each.path.with_suffix(".json"): json.dumps(limits) + "\n" for each in files}
+    for path, text in texts.items():
+        write_texts({path.name: text}, path.parent)
+    return [replace(each, verdicts=each.path.with_suffix(".json")) for each in files]
 
 
 def code_lengths_by_scale(images: Array, outputs: Outputs | None = None) -> Array:

@@ -59,6 +59,8 @@ class Exported:
     bytes: int
     differences: dict[str, float]
     """Largest difference from the model by output; see :func:`difference`."""
+    verdicts: Path | None = None
+    """The JSON file with the rest that verdicts need."""
 
 
 def export(
@@ -66,6 +68,7 @@ def export(
     out: str | os.PathLike[str] = ".",
     formats: Sequence[Format] | None = None,
     batch: int | None = None,
+    name: str | os.PathLike[str] = "model",
 ) -> list[Exported]:
     """Write a model as files for other programs; each is run and compared with the model before.
 
@@ -74,6 +77,7 @@ def export(
         out: a file, whose ending then says the format (.onnx, .pt2), or a folder.
         formats: of the files in a folder; None for ONNX.
         batch: the number of images that the network takes at a time; None for any.
+        name: of the files in a folder, if ``model`` is neither a name nor a folder.
 
     Returns:
         The files that were written. If one of them is wrong, none is written.
@@ -83,7 +87,7 @@ def export(
     ...     export("cifar10-resnet", folder, formats=("torch-export",), batch=1)[0].path.name
     'cifar10-resnet.pt2'
     """
-    name = model if isinstance(model, str | os.PathLike) else "model"
+    name = model if isinstance(model, str | os.PathLike) else name
     targets = _targets(Path(name), Path(out), formats)
     if batch is not None and batch < 1:
         raise CandidError(f"--batch takes a number from 1 on, or 'dynamic', not {batch}.")

@@ -12,7 +12,6 @@ import pytest
 import candid
 from candid import CandidError, GenerativeClassifier, Score
 from candid._support.numbers import Array
-from candid.cli.export import _write_thresholds
 from candid.inference.predictions import predict
 from candid.judging import calibrate as calibration
 from candid.judging.calibrate import calibrate
@@ -136,8 +135,10 @@ def test_a_registered_score_reaches_monitors_evaluations_audits_and_watches(
 
 def test_thresholds_of_an_exported_model_are_those_of_its_rule(tmp_path: Path) -> None:
     """`everyday` has a tree: more than three classes become a kind in examples/deploy/verdict.py, too."""
-    (file,) = _write_thresholds("everyday", [tmp_path / "everyday.onnx"])
     model = candid.load("everyday")
+    (made,) = candid.export(model, tmp_path / "everyday.onnx")
+    file = tmp_path / "everyday.json"
+    assert made.verdicts == file
     assert json.loads(file.read_text()) == thresholds(model)
     verdicts = runpy.run_path("examples/deploy/verdict.py")["Verdicts"](file)
     rule, random = needed(model).rule(Levels(score="combined")), np.random.default_rng(0)

@@ -1,9 +1,11 @@
 """candid.adopt: from a folder of images to a model with verdicts."""
 
+import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -229,3 +231,22 @@ def test_class_names_from_a_file(tmp_path: Path) -> None:
     names_file.write_text("blue\ngreen\n")
     with pytest.raises(CandidError, match="3 classes but 2 class names"):
         candid.adopt(network_file, photos, class_names=names_file, workers=0)
+
+
+def test_a_network_of_python_is_deployed_by_one_call(tmp_path: Path) -> None:
+    """Adopted and exported in memory: the ONNX file and its JSON give the verdicts, without the network."""
+    data = write(tmp_path / "photos")
+    model = candid.adopt(eye(), data, out=tmp_path / "adopted", workers=0)
+    (made,) = candid.export(model, tmp_path / "model.onnx")
+    assert made.verdicts == tmp_path / "model.json" and max(made.differences.values()) < 1e-4
+    script = runpy.run_path("examples/deploy/verdict.py")
+    session, verdicts = onnxruntime.InferenceSession(str(made.path)), script["Verdicts"](made.verdicts)
+    files = sorted(data.rglob("*.png"))[::9]
+    for file, expected in zip(files, candid.examine(model, files), strict=True):
+        image = script["seen"](file, SIDE, verdicts.known["margin"])
+        logits, novelty = session.run(["logits", "novelty"], {"images": image[None]})
+        verdict, classes, kind, _, p = verdicts.verdict(logits[0], novelty[0])
+        assert (verdict, classes, kind) == (expected.verdict, list(expected.classes or ()), expected.node)
+        assert p == pytest.approx(expected.p_value, abs=1e-6)
+    with pytest.raises(CandidError, match=r"give candid.ModuleSoftmax\(network, size=224"):
+        candid.adopt(network(), data)

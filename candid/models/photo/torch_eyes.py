@@ -99,6 +99,15 @@ def own_copy(module: Module) -> Module:
         raise CandidError(f"The network can't be copied: {error}") from error
 
 
+def placed(module: Module, x: Tensor) -> Module:
+    """Return a network where the images are, in their type; exports need one that is there untouched."""
+    held = (*module.parameters(), *module.buffers())
+    there = all(
+        each.device == x.device and (each.dtype == x.dtype or not each.is_floating_point()) for each in held
+    )
+    return module if there else module.to(x.device, x.dtype)
+
+
 def tensor_for(module: nn.Module, images: Array) -> Tensor:
     """Return images as a tensor where the weights of ``module`` are."""
     weights = next((each for each in (*module.parameters(), *module.buffers())), torch.empty(0))
@@ -177,7 +186,7 @@ class ModuleEye(TorchEye):
 
     def tensor_maps(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of the layers."""
-        self.module.to(x.device, x.dtype)
+        placed(self.module, x)
         outputs: dict[str, Tensor] = {}
         modules = dict(self.module.named_modules())
         hooks = [
@@ -271,7 +280,7 @@ class TimmEye(TorchEye):
 
     def _outputs(self, x: Tensor) -> list[Tensor]:
         """Return the pooled features (B, C) and the maps (B, C, h, w)."""
-        network: Any = self.module.to(x.device, x.dtype)
+        network: Any = placed(self.module, x)
         x = (x - self.mean.to(x)) / self.std.to(x)
         last, maps = network.forward_intermediates(x, indices=STAGES, output_fmt="NCHW")
         return [network.forward_head(last, pre_logits=True), *maps]
@@ -346,14 +355,14 @@ class ResNetSoftmax(TorchSoftmax):
 
     def tensor_logits_and_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the features."""
-        outputs = self.module.to(x.device, x.dtype).tensor_outputs(x)
+        outputs = placed(self.module, x).tensor_outputs(x)
         return outputs.logits, outputs.features
 
     @torch.no_grad()
     def maps(self, images: Array) -> list[Array]:
         """Return the last maps, whose mean the features are."""
         x = tensor_for(self.module, images)
-        return [array_of(self.module.to(x.device, x.dtype).feature_maps(x))]
+        return [array_of(placed(self.module, x).feature_maps(x))]
 
     def last_layer(self) -> tuple[Array, Array]:
         """Return the weights of the last layer."""
@@ -407,7 +416,7 @@ class ModuleSoftmax(TorchSoftmax):
 
     def tensor_logits_and_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the input of the layer that they come from."""
-        self.module.to(x.device, x.dtype)
+        placed(self.module, x)
         seen: list[tuple[Tensor, Tensor]] = []
         hooks = [
             layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
@@ -429,5 +438,5 @@ def module_softmax(network: Any) -> SoftmaxEye:
         return ResNetSoftmax(own_copy(network), "module")
     raise CandidError(
         f"A {type(network).__name__} says nothing about its images: give "
-        "candid.models.photo.torch_eyes.ModuleSoftmax(network, size=224, class_names=[...])."
+        "candid.ModuleSoftmax(network, size=224, class_names=[...])."
     )
