@@ -19,11 +19,10 @@ from candid.judging.calibrate import held_out_scores
 from candid.judging.held_out import HeldOut
 from candid.models import saving
 from candid.models.photo.eye import Eye
-from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
+from candid.models.photo.head import ClosedForm, fit_head
 from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
-from candid.models.photo.taught import Seen
 from candid.training import many_photos
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
 from candid.training.features import Extraction, FeatureCache, Features
@@ -379,11 +378,8 @@ def _held_out(
     if val is not None:
         return _predicted(model, val), Remembered(model.fitted_part(val.values), val.labels, val.keys)
     fold = head.out_of_fold
-    z = out_of_fold_z(head, train.values)
-    novelty = fold.novelty.astype(np.float32)
-    seen = Seen(z, fold.scores, fold.logits, fold.novelty, None)
-    held_out = _predictions(model, train, fold.logits, {"novelty": novelty})
-    return held_out, Remembered(seen, train.labels, train.keys)
+    held_out = _predictions(model, train, fold.logits, {"novelty": fold.novelty.astype(np.float32)})
+    return held_out, Remembered.out_of_fold(head, train.values, train.labels, train.keys)
 
 
 def _metrics(predictions: Predictions) -> dict[str, float]:
