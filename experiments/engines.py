@@ -10,6 +10,7 @@ processes, which do nothing else, say what an engine costs. Spark is tried where
 """
 
 import argparse
+import logging
 import math
 import multiprocessing
 import os
@@ -56,9 +57,17 @@ def in_ray(paths: list[str], grave: Path) -> Rows:
     """Return what two workers of Ray say of photos, by name."""
     import ray
 
-    ray.init(num_cpus=4, object_store_memory=2**28, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        num_cpus=4,
+        object_store_memory=2**28,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+    )
+    ray.data.DataContext.get_current().enable_progress_bars = False
     photos = ray.data.read_binary_files(
-        paths, include_paths=True, override_num_blocks=max(2, len(paths) // BATCH), concurrency=1
+        paths, include_paths=True, override_num_blocks=max(2, len(paths) // BATCH)
     )
     tables = photos.map_batches(
         Judge,
