@@ -10,10 +10,8 @@ checks, verdicts and tables, in as many processes. Both start a fresh Python and
 is the sum of the private and shared pages (PSS) of all processes, twice a second.
 """
 
-import argparse
 import io
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -21,22 +19,15 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 import candid
 from benchmarks.common import Figure, Timing, conclude, console, parser, show_times, warn_if_busy
-from candid._support.numbers import Array
-from candid.models import checkpoint
 
 MODEL = "everyday"
 SAMPLES = Path(candid.__file__).parent / "reports/demo/samples"
-BATCH, AHEAD = 16, 3
 SHARDS = 12
 """Tar files: as many as leave no core idle at the end."""
 PEER, OURS = "bare decoding and network", "candid examine"
@@ -54,65 +45,6 @@ def packed(folder: Path, images: int) -> list[Path]:
                 member.size = len(photos[i % len(photos)])
                 tar.addfile(member, io.BytesIO(photos[i % len(photos)]))
     return paths
-
-
-# the peer
-
-
-def look(content: bytes, size: int) -> Array:
-    """Decode the centre square of a photo."""
-    image = Image.open(io.BytesIO(content))
-    scale = min(image.size) / size
-    image.draft("RGB", (int(image.width / scale), int(image.height / scale)))
-    side = min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    square = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=3.0)
-    return np.asarray(square).transpose(2, 0, 1)
-
-
-def contents(path: Path) -> Iterator[bytes]:
-    with tarfile.open(path, "r|") as tar:
-        for member in tar:
-            file = tar.extractfile(member)
-            assert file is not None
-            yield file.read()
-            tar.members.clear()  # type: ignore[attr-defined]
-
-
-def bare(paths: list[Path]) -> int:
-    """Pass shards through the network; images are decoded in threads while earlier ones pass it."""
-    model = checkpoint.resolve(MODEL).ready()
-    size, waiting, seen = model.preprocessing.height, deque[list[Future[Array]]](), 0
-    with ThreadPoolExecutor() as pool:
-        for path in paths:
-            files = list[bytes]()
-            for content in contents(path):
-                files.append(content)
-                if len(files) == BATCH:
-                    waiting.append([pool.submit(look, each, size) for each in files])
-                    files = []
-                if len(waiting) > AHEAD:
-                    seen += passed(model, waiting.popleft())
-            waiting.append([pool.submit(look, each, size) for each in files])
-        return seen + sum(passed(model, each) for each in waiting)
-
-
-def passed(model: candid.models.photo.model.PhotoModel, images: list[Future[Array]]) -> int:
-    if images:
-        model.eye.statistics(np.stack([image.result() for image in images]).astype(np.float32) / 255)
-    return len(images)
-
-
-def bare_in_processes(folder: Path, processes: int) -> int:
-    """Share the shards among processes."""
-    paths = sorted(folder.iterdir())
-    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return sum(pool.map(bare, [paths[i::processes] for i in range(processes)]))
-
-
-# measuring
 
 
 def tree(process: int) -> list[int]:
@@ -175,9 +107,7 @@ def run(folder: Path, images: int, processes: int) -> tuple[Watched, Watched]:
         rows = sum(path.read_text().count("\n") - 1 for path in Path(out).glob("verdicts/*.csv"))
     if rows != images:
         sys.exit(f"{rows} of {images} images were judged")
-    peer = Watched(
-        [sys.executable, "-m", "benchmarks.bulk", "--peer", str(folder), "--processes", str(processes)]
-    )
+    peer = Watched([sys.executable, "-m", "benchmarks.bulk_peer", str(folder), MODEL, str(processes)])
     return ours, peer
 
 
@@ -186,11 +116,7 @@ def main() -> int:
     options.add_argument("--images", type=int, default=30_000)
     options.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--repeats", type=int, default=1)
-    options.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     asked = options.parse_args()
-    if asked.peer:
-        print(bare_in_processes(asked.peer, asked.processes))
-        return 0
     warn_if_busy()
     images = 96 if asked.quick else asked.images
     with tempfile.TemporaryDirectory() as room, console.status("examining"):

@@ -147,6 +147,15 @@ def in_processes(case: Case, folder: Path, threads: int) -> list[dict[str, float
     return used
 
 
+def row(case: Case, used: list[dict[str, float]]) -> tuple[str, str, str]:
+    """Return a line of the table."""
+    return (
+        f"{case.photos:,} photos, {case.processes} processes",
+        f"{max(each['bytes'] for each in used) / 1e6:.0f}",
+        f"{sum(each['fitting'] for each in used):.0f}",
+    )
+
+
 def law(cases: list[Case], used: list[list[dict[str, float]]]) -> tuple[float, float, float]:
     """Return bytes = a + b (photos of a process), and the CPU seconds of fitting for each photo.
 
@@ -185,14 +194,8 @@ def main() -> int:
     for case in cases:
         with tempfile.TemporaryDirectory() as folder, console.status(str(case)):
             used.append(in_processes(case, Path(folder), 1))
-    rows = [
-        (
-            f"{case.photos:,} photos, {case.processes} processes",
-            f"{max(each['bytes'] for each in processes) / 1e6:.0f}",
-            f"{sum(each['fitting'] for each in processes):.0f}",
-        )
-        for case, processes in zip(cases, used, strict=True)
-    ]
+        console.print(": ".join(row(case, used[-1])[:2]), "MB")
+    rows = [row(case, processes) for case, processes in zip(cases, used, strict=True)]
     show("The largest process, and the fit of all", ("", "MB", "CPU s"), rows)
     a, b, seconds = law(cases, used)
     console.print(f"bytes of the largest process = {a / 1e6:.0f} MB + {b:.0f} x photos of a process")

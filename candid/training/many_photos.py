@@ -7,7 +7,7 @@ what is found goes to the first process.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar, cast
 
@@ -17,10 +17,11 @@ from candid._support.errors import CandidError
 from candid._support.numbers import Array
 from candid._support.processes import Processes, first_error, gathered, summed
 from candid._support.randomness import hashed
+from candid.data.splits import Split
 from candid.inference.predictions import Predictions
 from candid.models.photo.gaussian import Totals
 from candid.models.photo.head import FOLDS, ClosedForm, Division, FoldHead, fit_divided
-from candid.training.features import Features, Share
+from candid.training.features import Extraction, Features, Share
 from candid.training.options import PhotoOptions
 from candid.training.photo_report import Finding, Usual
 from candid.training.photo_series import named_series
@@ -70,6 +71,23 @@ class _Scan(NamedTuple):
     sums: Array
     """Photos that are right, the sum of log-losses, wrong labels, odd photos: (4,)."""
     findings: list[Finding]
+
+
+def are_many(parts: Mapping[str, Split]) -> bool:
+    """Return whether the photos are too many for one process."""
+    return sum(map(len, parts.values())) >= MANY
+
+
+def fit_shares(
+    parts: Mapping[str, Split], extraction: Extraction, options: PhotoOptions, class_names: Sequence[str]
+) -> Whole | None:
+    """Compute the statistics of photos and fit a head to them; see :func:`fit_many`."""
+    log = extraction.progress.log
+    if options.together is None:
+        log("series are not looked for among so many photos: name them with --together")
+    shares = {name: extraction.share(part, f"{name} photos") for name, part in parts.items()}
+    log(f"fitting the head to all photos, with a sample of at most {SAMPLE:,} to choose by")
+    return fit_many(shares, options, class_names, extraction.eye.groups, extraction.processes)
 
 
 def fit_many(

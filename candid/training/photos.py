@@ -19,14 +19,13 @@ from candid.judging.calibrate import held_out_scores
 from candid.judging.held_out import HeldOut
 from candid.models import saving
 from candid.models.photo.eye import Eye
-from candid.models.photo.head import ClosedForm, fit_head, out_of_fold_z
+from candid.models.photo.head import ClosedForm, fit_head
 from candid.models.photo.known_photos import KnownPhotos
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.opening import open_eye, tree_of
-from candid.models.photo.taught import Seen
-from candid.training import many_photos
 from candid.training.again import CHANGED, Difference, Earlier, compared, counted, differences, lists, used
 from candid.training.features import Extraction, FeatureCache, Features
+from candid.training.many_photos import Whole, are_many, fit_shares
 from candid.training.options import SHARE, PhotoOptions
 from candid.training.photo_data import FEWEST_HELD_OUT, PhotoData, earlier_results, has_val
 from candid.training.photo_report import DataReport
@@ -90,7 +89,7 @@ def _train(
     if finished is not None:
         show.log(f"this run is finished: {folder.path}" if old is None else UNCHANGED % folder.path)
         return finished
-    many = sum(map(len, data.parts.values())) >= many_photos.MANY
+    many = are_many(data.parts)
     listed = processes.is_global_zero and not many  # the list of many would not fit, and each would be read
     now = used(data.parts, data.class_names, options.data) if listed else []
     changed: list[Difference] = []
@@ -110,7 +109,7 @@ def _train(
     whole = None
     try:
         if many:
-            whole = _of_many(data, extraction, options)
+            whole = fit_shares(data.parts, extraction, options, data.class_names)
             parts = {} if whole is None else whole.parts
         else:
             parts = {name: extraction(part, f"{name} photos") for name, part in data.parts.items()}
@@ -131,17 +130,6 @@ def _train(
         (folder.path / CHANGED).unlink(missing_ok=True)  # of the training before
     folder.write_results(results)
     return results
-
-
-def _of_many(data: PhotoData, extraction: Extraction, options: PhotoOptions) -> many_photos.Whole | None:
-    """Fit a head to photos that stay with the processes; None in all processes but the first."""
-    log = extraction.progress.log
-    if options.together is None:
-        log("series are not looked for among so many photos: name them with --together")
-    shares = {name: extraction.share(part, f"{name} photos") for name, part in data.parts.items()}
-    log(f"fitting the head to all photos, with a sample of at most {many_photos.SAMPLE:,} to choose by")
-    groups, processes = extraction.eye.groups, extraction.processes
-    return many_photos.fit_many(shares, options, data.class_names, groups, processes)
 
 
 def _announce(data: PhotoData, extraction: Extraction) -> None:
@@ -184,7 +172,7 @@ class _Job:
     changed: str
     """Which photos differ from those of the old model, in words."""
 
-    def finish(self, parts: dict[str, Features], many: many_photos.Whole | None = None) -> dict[str, Any]:
+    def finish(self, parts: dict[str, Features], many: Whole | None = None) -> dict[str, Any]:
         """Fit the head, save the model with its held-out scores, and write what is worth a look.
 
         ``many`` has the head of photos of which ``parts`` are a sample.
@@ -232,9 +220,7 @@ class _Job:
         self._report(parts, report, results)
         return results
 
-    def _fitted(
-        self, train: Features, series: Series, many: many_photos.Whole | None
-    ) -> tuple[PhotoModel, ClosedForm]:
+    def _fitted(self, train: Features, series: Series, many: Whole | None) -> tuple[PhotoModel, ClosedForm]:
         options, classes = self.options, len(self.class_names)
         counts = np.bincount(train.labels, minlength=classes) if many is None else many.counts
         given = train.values, train.labels, classes, self.eye.groups, options.priors == "uniform"
@@ -379,11 +365,8 @@ def _held_out(
     if val is not None:
         return _predicted(model, val), Remembered(model.fitted_part(val.values), val.labels, val.keys)
     fold = head.out_of_fold
-    z = out_of_fold_z(head, train.values)
-    novelty = fold.novelty.astype(np.float32)
-    seen = Seen(z, fold.scores, fold.logits, fold.novelty, None)
-    held_out = _predictions(model, train, fold.logits, {"novelty": novelty})
-    return held_out, Remembered(seen, train.labels, train.keys)
+    held_out = _predictions(model, train, fold.logits, {"novelty": fold.novelty.astype(np.float32)})
+    return held_out, Remembered.out_of_fold(head, train.values, train.labels, train.keys)
 
 
 def _metrics(predictions: Predictions) -> dict[str, float]:

@@ -8,6 +8,7 @@ from candid._support.numbers import Array
 from candid.inference.predictions import LARGEST_HALF, Predictions
 from candid.judging.calibrate import held_out_scores
 from candid.judging.held_out import HeldOut
+from candid.models.photo.head import ClosedForm, out_of_fold_z
 from candid.models.photo.model import PhotoModel
 from candid.models.photo.taught import Seen, TaughtClasses
 from candid.trust.sets import OLD_CLASS
@@ -39,6 +40,13 @@ class Remembered:
         z, scores, logits, novelty = (columns[name].astype(np.float64) for name in Seen._fields[:4])
         seen = Seen(z, scores, logits, novelty, columns.get("terms"))
         return cls(seen, columns["labels"], columns["keys"], columns.get("series"))
+
+    @classmethod
+    def out_of_fold(cls, head: ClosedForm, values: Array, labels: Array, keys: Array) -> "Remembered":
+        """Return what heads say of the photos of other folds, with the statistics ``values``, (N, D)."""
+        fold = head.out_of_fold
+        seen = Seen(out_of_fold_z(head, values), fold.scores, fold.logits, fold.novelty, None)
+        return cls(seen, labels, keys)
 
     def columns(self) -> dict[str, Array]:
         """Return it as a model stores it; at most ``MOST`` photos, and z in half precision."""
