@@ -6,7 +6,8 @@ VENV := .venv/.made
 DEMO := .venv/.demo
 READY := .venv/.ready
 DOCS := .venv/.docs
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+# Python compiles what runs when it first runs: a small part of what pip would compile.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .PHONY: help demo test check docs lint bench engines red models results planes clean
 

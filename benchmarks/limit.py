@@ -139,7 +139,7 @@ def _convolution(name: str, conv: nn.Conv2d, x: Tensor) -> Work:
         plain, conv.padding, (1, 1), (1, 1), 1, list(x.shape)
     )
     x = x.contiguous(memory_format=torch.channels_last)
-    rest = (None, conv.padding, (1, 1), (1, 1), 1, "none", [], "")
+    rest: tuple[Any, ...] = (None, conv.padding, (1, 1), (1, 1), 1, "none", [], "")
     macs = x.numel() * conv.weight[0].numel()
     return Work(name, macs, partial(torch.ops.mkldnn._convolution_pointwise, x, weight, *rest))
 
