@@ -29,6 +29,8 @@ TESTS = tuple(
 )
 PAGES = "--ignore-glob=*_page.py"
 """They need a browser."""
+LATER = "--deselect=tests/serve/test_guard.py::test_the_framework_reports_nothing"
+"""Of later versions of FastAPI: earlier ones can't report anything."""
 FLOOR = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?>=([0-9][0-9A-Za-z.]*)")
 
 
@@ -69,7 +71,7 @@ def make(folder: Path, torch: str) -> Path:
 
 def run(python: Path, tests: Iterable[str]) -> int:
     """Run tests; warnings are none of their failures, since old packages warn of Python's news."""
-    words = ("-m", "not slow", "-o", "filterwarnings=ignore", "-p", "no:cacheprovider", PAGES)
+    words = ("-m", "not slow", "-o", "filterwarnings=ignore", "-p", "no:cacheprovider", PAGES, LATER)
     command = [str(python), "-m", "pytest", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *tests], cwd=ROOT, env=environment).returncode

@@ -22,7 +22,6 @@ VERSIONS = sorted(path.parent.name for path in RELEASED.glob("*/said.json"))
 LATER = sorted(path.parent.name for path in RELEASED.glob("*/watch.json"))
 """Versions with photo models, monitors and watches."""
 LATEST = "6313cdf"
-NEAR = {"rel": 1e-5, "abs": 1e-7}
 
 
 def expected(version: str, kind: str) -> Any:
@@ -33,9 +32,9 @@ def check(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
     assert len(found) == len(before)
     for new, old in zip(found, before, strict=True):
         assert new["label"] == old["label"]
-        assert new["posterior"] == pytest.approx(old["posterior"], **NEAR)
+        assert new["posterior"] == pytest.approx(old["posterior"], rel=1e-5, abs=1e-7)
         for key in [key for key in old if key not in ("label", "posterior") and old[key] is not None]:
-            assert new[key] == pytest.approx(old[key], **NEAR), key
+            assert new[key] == pytest.approx(old[key], rel=1e-5, abs=1e-7), key
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,11 @@ def saving(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, "saves a model in", SAVE_SECONDS):
-            yield
+            try:
+                yield
+            except (OSError, SafetensorError):
+                _remove_failed(folder)
+                raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Can't save the model in '{folder}' (an earlier one there is unharmed): {error}; free some "
@@ -83,6 +87,14 @@ def _remove_leftovers(folder: Path, record: dict[str, Any]) -> None:
         if OURS.fullmatch(old.name) and old.name not in named:
             old.unlink(missing_ok=True)
     remove_unfinished(folder)
+
+
+def _remove_failed(folder: Path) -> None:
+    """Remove what a save wrote that could not end, so that it takes no space on a full disk."""
+    with suppress(OSError, CheckpointError):
+        record = read_json(folder) if (folder / RECORD).exists() else {"format_version": FORMAT_VERSION}
+        if record["format_version"] == FORMAT_VERSION:
+            _remove_leftovers(folder, record)
 
 
 def record_hash(folder: Path) -> str:

@@ -332,9 +332,15 @@ def save_change(made: PhotoModel, target: Target | None, before: PhotoModel) -> 
     with _changing(target.folder):
         saving.check_unchanged(target.folder, target.expected)
         kept = _earlier(target.folder)
-        number = int(kept[-1].name) + 1 if kept else 1
-        saving.save(before, target.folder / EARLIER / str(number))
-        saving.save(made, target.folder, expected=target.expected)
+        copy = target.folder / EARLIER / str(int(kept[-1].name) + 1 if kept else 1)
+        now = saving.record_hash(target.folder)
+        try:
+            saving.save(before, copy)
+            saving.save(made, target.folder, expected=target.expected)
+        except CandidError:
+            if saving.record_hash(target.folder) == now:  # nothing has changed that could be undone
+                shutil.rmtree(copy, ignore_errors=True)
+            raise
         for old in kept[: max(0, len(kept) + 1 - MOST_EARLIER)]:
             shutil.rmtree(old)
 

@@ -63,7 +63,7 @@ COMMANDS = (
     Killed("merge", "merge mine both=rings,stripes"),
     Killed("forget", "forget three stripes"),
     Killed("undo", "undo changed"),
-    Killed("calibrate", "calibrate mine photos"),
+    Killed("calibrate", "calibrate mine others"),
     Killed("adopt", "adopt classifier.onnx photos --out adopted"),
     Killed("refit", "refit pixel digits --out refitted"),
     Killed("export", "export mine --out model.onnx"),
@@ -131,6 +131,8 @@ def template(place: Path) -> None:
     place.mkdir()
     for kind in ("rings", "stripes"):
         photos(place / "photos" / kind, kind, PHOTOS)
+    for kind in ("rings", "stripes"):
+        photos(place / "others" / kind, kind, 40, 200)
     photos(place / "more", "dots", 8)
     photos(place / "strange", "dots", 8, 50)
     network(place / "eye.onnx", 24)

@@ -111,7 +111,8 @@ def main(out: Path) -> None:
             shutil.copy(place / "eye.onnx", out / "photo")  # a model also finds its eye next to itself
             found["photo"] = said(candid.examine(str(out / "photo"), photos()))
             shutil.rmtree(place / "photos" / "rings")
-            words = ["watch", out / "photo", "photos/stripes", "--once", "--state", out / "watch.sqlite"]
+            state = str(out / "watch.sqlite")
+            words = ["watch", str(out / "photo"), "photos/stripes", "--once", "--state", state]
             subprocess.run([sys.executable, "-m", "candid", *words], check=True, stdout=subprocess.DEVNULL)
         os.chdir(here)
     logits, labels, features = arrays(60)

@@ -3,6 +3,8 @@
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,24 @@ def test_the_second_of_two_writers_says_so(
     assert [each.name for each in earlier.glob("*")] == (["1"] if place == "in place" else [])
     if place == "in place":
         assert candid.undo(mine).class_names == names and not earlier.exists()
+
+
+def test_a_change_on_a_full_disk_leaves_nothing_behind(mine: str) -> None:
+    folder = Path(mine)
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    script = """
+import resource, sys, candid
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    candid.rename(sys.argv[1], {"dots": "spots"}, out=sys.argv[1])
+except candid.CandidError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script, mine]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "free some space" in done.stdout and done.stdout.count("\n") == 1
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+    assert candid.load(mine).class_names[0] == "dots"
 
 
 def test_a_model_is_saved_only_over_the_one_that_is_expected(photo_run: PhotoRun, tmp_path: Path) -> None:
