@@ -349,10 +349,9 @@ def write(evaluation: EvaluationResult, out: Path) -> list[Path]:
     texts = {
         "metrics.json": json.dumps(evaluation.metrics, indent=1, allow_nan=False) + "\n",
         "images.csv": as_csv(_image_rows(evaluation)),
+        "by_class.csv": as_csv(ByClass.from_dict(evaluation.metrics["by_class"]).csv_rows()),
+        "confusions.csv": as_csv(_confusion_rows(evaluation)),
     }
-    if "by_class" in evaluation.metrics:
-        texts["by_class.csv"] = as_csv(ByClass.from_dict(evaluation.metrics["by_class"]).csv_rows())
-        texts["confusions.csv"] = as_csv(_confusion_rows(evaluation))
     if evaluation.metrics.get("ood"):
         texts["ood.csv"] = as_csv(_ood_rows(evaluation))
     return write_texts(texts, out)
@@ -360,8 +359,7 @@ def write(evaluation: EvaluationResult, out: Path) -> list[Path]:
 
 def _confusion_rows(evaluation: EvaluationResult) -> Iterator[Sequence[object]]:
     """Yield how many images of each class are taken for which one, without the pairs that do not occur."""
-    own, names = evaluation.predictions, evaluation.class_names
-    table = ByClass.of_predictions(own, names)
+    table = ByClass.of_predictions(evaluation.predictions, evaluation.class_names)
     yield "class", "taken_for", "images"
     for row in table.rows:
         if row.images:

@@ -121,12 +121,7 @@ NO_NETWORK = "Stored arrays have no network, which this study needs: audit a mod
 
 def results_by_class(evaluation: EvaluationResult) -> ByClass:
     """Return the results by class of the test images."""
-    stored = evaluation.metrics.get("by_class")
-    if stored is not None:
-        return ByClass.from_dict(stored)
-    judged = evaluation.judged.get(evaluation.metrics["part"])
-    kinds = None if judged is None else judged.kinds
-    return ByClass.of_predictions(evaluation.predictions, evaluation.class_names, kinds)
+    return ByClass.from_dict(evaluation.metrics["by_class"])
 
 
 def grades_of(result: AuditResult) -> dict[str, list[Grade]]:
