@@ -46,10 +46,8 @@ def serve(
     """
     given = {**read_config(config), **read_environment(os.environ), **options, **limits}
     names = models or given.pop("models", None) or [DEFAULT]
-    chosen, limited = (
-        build(kind, {name: value for name, value in given.items() if name in kind.__annotations__})
-        for kind in (ServeOptions, Limits)
-    )
+    limited = build(Limits, {name: given.pop(name) for name in Limits.__annotations__ if name in given})
+    chosen = build(ServeOptions, given)
     with started_ahead("candid.serve.worker", "work", chosen.workers != 0) as ahead:  # while this one imports
         try:
             import python_multipart  # noqa: F401
