@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.options import Option, build, fields
-from candid._support.processes import started_ahead
+from candid._support.processes import leaving_on_signals, started_ahead
 from candid.cli.app import MODEL_HELP, Typed, command
 from candid.models.zoo import DEFAULT
 from candid.serve import Limits, ServeOptions
@@ -48,8 +48,8 @@ def serve(
     names = models or given.pop("models", None) or [DEFAULT]
     limited = build(Limits, {name: given.pop(name) for name in Limits.__annotations__ if name in given})
     chosen = build(ServeOptions, given)
-    with started_ahead("candid.serve.worker", "work", chosen.workers != 0) as ahead:  # while this one imports
-        try:
+    with leaving_on_signals(), started_ahead("candid.serve.worker", "work", chosen.workers != 0) as ahead:
+        try:  # the process that was started imports its packages meanwhile
             import python_multipart  # noqa: F401
             import uvicorn  # noqa: F401
             from fastapi import FastAPI  # noqa: F401
