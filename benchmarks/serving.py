@@ -4,6 +4,9 @@ The peer is the frozen network on batches of decoded images, as large as the ser
 cores; beside it the same in a process for each core, which is faster. A request also pays for reading,
 decoding, p-values, verdicts and JSON, and here for the clients, too. The target is for requests with several
 images: of one image, Python's part is as long as the network's. Then, how long a visitor of the page waits.
+
+The server decodes in processes, so that no image can end it. What that costs is the rate next to that of the
+same server with decoders in its own threads, for small images and for photos of 12 megapixels.
 """
 
 import http.client
@@ -14,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -36,10 +39,39 @@ CLIENTS = 32
 BOUNDARY = b"candid-benchmark"
 BARE, APART = "bare network, one process", "bare network, a process a core"
 SINGLE, SEVERAL = "one image a request", "16 images a request"
+HERE, PHOTOS, PHOTOS_HERE = "16 images, decoded in threads", "photos", "photos, decoded in threads"
+PHOTO = (4000, 3000)
+SHARED_PHOTOS = 16
+IN_THREADS = (
+    "import sys, candid.serve.app, benchmarks.serving, candid.cli.app; "
+    "candid.serve.app.Decoder = benchmarks.serving.Here; candid.cli.app.run(sys.argv[1:])"
+)
+"""The server with decoders in its own threads, as a program."""
 EXPLAINED = "/v1/examine?explain=true"
 VISITS = 20
 own: dict[str, Any] = {}
 """What a process of the peer has loaded."""
+
+
+class Here:
+    """In place of :class:`candid.serve.worker.Decoder`: decodes in the thread that asks."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of :mod:`candid.data.uploads` returns."""
+        return function(*arguments)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+def large_photo() -> bytes:
+    """A JPEG of 12 megapixels."""
+    file = BytesIO()
+    Image.fromarray(load_sample_image("china.jpg")).resize(PHOTO).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def photo_patches(n: int, size: int) -> list[bytes]:
@@ -91,9 +123,10 @@ def pass_bare(part: slice) -> None:
 
 
 @contextmanager
-def server(model: str, threads: int) -> Iterator[int]:
+def server(model: str, threads: int, in_threads: bool = False) -> Iterator[int]:
     """``candid serve`` in a process of its own; its port."""
-    command = [sys.executable, "-m", "candid", "serve", model, "--port", "0"]
+    program = ["-c", IN_THREADS] if in_threads else ["-m", "candid"]
+    command = [sys.executable, *program, "serve", model, "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -114,6 +147,7 @@ def main() -> int:
     model = candid.load(arguments.model).frozen()
     _, height, width = model.image_shape
     files = photo_patches(images, height)
+    photos = [large_photo()] * (4 if arguments.quick else SHARED_PHOTOS)
     preprocessing, limits = model.preprocessing, Limits()
     decoded = np.stack([decode_upload(file, preprocessing, limits.max_pixels) for file in files])
     batches = torch.from_numpy(decoded).split(limits.batch or min(64, batch_size(model)))
@@ -129,18 +163,28 @@ def main() -> int:
             arguments.threads, load_bare, (arguments.model, batches)
         ) as processes,
         server(arguments.model, arguments.threads) as port,
+        server(arguments.model, arguments.threads, in_threads=True) as port_of_threads,
         ThreadPoolExecutor(CLIENTS) as clients,
     ):
 
-        def served(size: int) -> None:
-            bodies = [body(files[i : i + size]) for i in range(0, images, size)]
+        def served(size: int, port: int = port, files: Sequence[bytes] = files) -> None:
+            bodies = [body(files[i : i + size]) for i in range(0, len(files), size)]
             list(clients.map(partial(send, port), [bodies[i::CLIENTS] for i in range(CLIENTS)]))
 
         def apart() -> None:
             processes.map(pass_bare, parts, chunksize=1)
 
         times = alternate(
-            {BARE: bare, APART: apart, SINGLE: lambda: served(1), SEVERAL: lambda: served(16)}, rounds
+            {
+                BARE: bare,
+                APART: apart,
+                SINGLE: lambda: served(1),
+                SEVERAL: lambda: served(16),
+                HERE: lambda: served(16, port_of_threads),
+                PHOTOS: lambda: served(2, files=photos),
+                PHOTOS_HERE: lambda: served(2, port_of_threads, photos),
+            },
+            rounds,
         )
         visits = send(port, [body([file]) for file in files[:VISITS]], EXPLAINED)
     show_times(f"{images} images of {width} x {height}", times)
@@ -152,10 +196,15 @@ def main() -> int:
             (SINGLE, BARE, None),
             (SEVERAL, BARE, 0.8),
             (SEVERAL, APART, None),
+            (SEVERAL, HERE, None),
+            (PHOTOS, PHOTOS_HERE, None),
         )
     }
     more = {
-        "images a second": {name: images / timing.median for name, timing in times.items()},
+        "images a second": {
+            name: (len(photos) if name in (PHOTOS, PHOTOS_HERE) else images) / timing.median
+            for name, timing in times.items()
+        },
         "seconds for an explained image": {"median": statistics.median(visits), "longest": max(visits)},
     }
     return conclude("serving", arguments.quick, {"seconds": times}, figures, more)

@@ -250,6 +250,24 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process in order, also if it is the first one of a container.
+
+    The system ignores signals for which such a process has no handler.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def started_ahead(module: str, function: str, wanted: bool) -> Iterator[list[Started]]:
     """Start a process before it is needed; who takes it out of the list ends it."""
     ahead = [start_process(module, function)] if wanted else []

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from candid._support.errors import CandidError, did_you_mean
 from candid._support.options import Option, build, fields
-from candid._support.processes import started_ahead
+from candid._support.processes import leaving_on_signals, started_ahead
 from candid.cli.app import MODEL_HELP, Typed, command
 from candid.models.zoo import DEFAULT
 from candid.serve import Limits, ServeOptions
@@ -46,12 +46,10 @@ def serve(
     """
     given = {**read_config(config), **read_environment(os.environ), **options, **limits}
     names = models or given.pop("models", None) or [DEFAULT]
-    chosen, limited = (
-        build(kind, {name: value for name, value in given.items() if name in kind.__annotations__})
-        for kind in (ServeOptions, Limits)
-    )
-    with started_ahead("candid.serve.worker", "work", chosen.workers != 0) as ahead:  # while this one imports
-        try:
+    limited = build(Limits, {name: given.pop(name) for name in Limits.__annotations__ if name in given})
+    chosen = build(ServeOptions, given)
+    with leaving_on_signals(), started_ahead("candid.serve.worker", "work", chosen.workers != 0) as ahead:
+        try:  # the process that was started imports its packages meanwhile
             import python_multipart  # noqa: F401
             import uvicorn  # noqa: F401
             from fastapi import FastAPI  # noqa: F401

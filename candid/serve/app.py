@@ -138,6 +138,8 @@ class _Api:
         decoders = [Decoder(self.limits.max_pixels, patience) for _ in range(DECODERS)]
         self.turns = Turns(decoders)
         try:
+            with self.turns.request("") as submit:
+                await _all(submit(LOOK, Decoder.started) for _ in decoders)
             await self._warm_up()
             async with self.sensor.running(self.models):
                 if self.teaching is not None:

@@ -95,7 +95,7 @@ def learn(
     from candid.models import checkpoint
     from candid.models.protocol import require
     from candid.training.changes import save_change, target_of
-    from candid.training.teach import teach
+    from candid.training.teach import NothingNewError, teach
 
     loaded: Any = require(checkpoint.resolve(model), "teach", "be taught from corrections")
     learned = learned_by(loaded)
@@ -115,8 +115,15 @@ def learn(
                 "teach the model from before ('candid undo') instead"
             )
         raise CandidError(f"No correction can be taught: a new class needs {FEWEST} photos{lacking}.")
-    target, result = target_of(model, out), teach(loaded, classes, progress=progress)
     taught = {each.digest: each.name for each in new if each.name in classes}
+    target, result = target_of(model, out), None
+    while result is None:
+        try:
+            result = teach(loaded, classes, progress=progress)
+        except NothingNewError as error:  # they are training photos, called what they were called then
+            del classes[error.name]
+            if not classes:
+                raise
     result.model.metadata[LEARNED] = learned | taught
     save_change(result.model, target, loaded)
     return Lesson(

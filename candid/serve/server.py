@@ -5,6 +5,7 @@ import http
 import json
 import logging
 import math
+import os
 import signal
 import socket
 import time
@@ -216,6 +217,7 @@ class Server(uvicorn.Server):
         if self.guard.stopping:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
+            os._exit(128 + sig)  # the first process of a container is still there
         self.guard.stopping, self._told = True, time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:

@@ -4,6 +4,7 @@ None of them shares Python's lock with the requests, and none takes the server w
 """
 
 import asyncio
+import errno
 import logging
 import os
 import pickle
@@ -144,18 +145,30 @@ class Decoder:
             OSError, MemoryError: this machine lacks something.
         """
         for _ in range(TRIES):
-            if self._remote is None or not self._remote.process.is_alive():
-                self.end()
-                self._remote = Remote(uploads.__name__, uploads.decode_for.__name__, forked=True)
+            remote = self.started()
             try:
-                return self._remote.call(self._patience, uploads.limited, self._memory, function, *arguments)
+                return remote.call(self._patience, uploads.limited, self._memory, function, *arguments)
             except TimeoutError as error:
                 raise BadImageError("it takes too long to decode") from error
             except LostError:
-                ended = self._remote.process.exitcode
-            if ended == -signal.SIGPROF:
-                raise BadImageError("it takes too long to decode")
+                if remote.process.exitcode == -signal.SIGPROF:
+                    raise BadImageError("it takes too long to decode") from None
         raise BadImageError("it makes its decoder crash")
+
+    def started(self) -> Remote:
+        """Return the process, once it answers.
+
+        Raises:
+            OSError: this machine lacks what a process needs.
+        """
+        if self._remote is None or not self._remote.process.is_alive():
+            self.end()
+            self._remote = Remote(uploads.__name__, uploads.decode_for.__name__, forked=True)
+            try:
+                self._remote.call(START_SECONDS, len, b"")
+            except (LostError, TimeoutError) as error:
+                raise OSError(errno.EAGAIN, "A process that decodes images can't be started") from error
+        return self._remote
 
     def end(self) -> None:
         """End the process."""

@@ -236,6 +236,15 @@ def _check_names(classes: Mapping[str, Sources]) -> None:
         raise CandidError("A class needs a name: give NAME=FOLDER.")
 
 
+class NothingNewError(CandidError):
+    """The model has seen all photos of a class that it should be taught."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model has seen all of these photos of '{name}': there is nothing to add.")
+        self.name = name
+        """The class."""
+
+
 class _Given(NamedTuple):
     """The different photos of a class that the model has not seen."""
 
@@ -264,7 +273,7 @@ def _different(model: PhotoModel, name: str, photos: Sources, fewest: int, progr
         raise CandidError(f"Only {len(features)} photos of '{name}' can be read: give at least {fewest}.")
     seen = _seen_before(model, features.keys) if name in model.class_names else np.zeros(len(features), bool)
     if seen.all():
-        raise CandidError(f"The model has seen all of these photos of '{name}': there is nothing to add.")
+        raise NothingNewError(name)
     features, known = features.rows(~seen), int(seen.sum())
     kept = np.unique(first_alike(directions(model, features.values), COPY))
     if len(kept) < fewest:

@@ -404,6 +404,7 @@ def test_a_server_in_which_nothing_is_answered_says_so(
         until(lambda: server.client.get("/healthz").status_code == 200)
     may = threading.Event()
     with running(service, timeout=0.5) as server, monkeypatch.context() as patch:
+        assert server.client.get("/healthz").status_code == 200  # it has decoded its first image
         patch.setattr("candid.serve.worker.Decoder.__call__", lambda *_: may.wait(60))
         assert [server.examine(picture()).status_code for _ in range(DECODERS)] == [503] * DECODERS
         until(lambda: server.client.get("/healthz").status_code == 503)

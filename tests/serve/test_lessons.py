@@ -284,3 +284,22 @@ def test_a_correction_that_was_changed_after_it_was_taught_is_not_taught_twice(
     with pytest.raises(CandidError, match="1 of them was changed after it had been taught"):
         learn(out, tmp_path, storage.corrections(), out)
     storage.close()
+
+
+def test_a_correction_of_a_training_photo_to_its_own_class_fails_no_lesson(
+    shapes: PhotoRun, tmp_path: Path
+) -> None:
+    storage, out = Storage(tmp_path, 10**9), str(tmp_path / "out")
+    known = next(Path(shapes.data, "train", "dots").iterdir())
+    storage.add(known.read_bytes(), "ambiguous", "{}", "mine")
+    storage.correct([1], "dots")
+    with pytest.raises(CandidError, match="there is nothing to add"):
+        learn(shapes.model, tmp_path, storage.corrections(), out)
+    for seed in CHECKS[:6]:
+        storage.add(encoded("checks", seed), "novel", "{}", "mine")
+    storage.correct(range(2, 8), "checks")
+    lesson = learn(shapes.model, tmp_path, storage.corrections(), out)
+    assert lesson.photos == {"checks": 6} and lesson.classes == ["checks"]
+    learned = learned_by(checkpoint.resolve(out))
+    assert not [each for each in storage.corrections() if each.digest not in learned]  # none waits any more
+    storage.close()

@@ -18,7 +18,7 @@ from candid._support.errors import CandidError
 from candid.cli.serve import FIELDS, PREFIX, read_config, read_environment
 from candid.serve.service import Service
 from tests.helpers import candid_command
-from tests.serve.helpers import Running, picture, running
+from tests.serve.helpers import Running, picture, running, until
 
 
 @contextmanager
@@ -140,3 +140,19 @@ def test_mistakes_in_the_environment_are_said(tmp_path: Path) -> None:
             read_environment({variable: text})
     with pytest.raises(CandidError, match="Can't read"):
         read_config(tmp_path / "none.toml")
+
+
+def has_handler(pid: int, number: signal.Signals) -> bool:
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="handlers are read from /proc")
+def test_a_server_that_is_loading_ends_in_order(saved: str) -> None:
+    """The first process of a container gets no signal without a handler."""
+    words = [sys.executable, "-m", "candid", "serve", saved, "--port", "0", "--workers", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: has_handler(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGTERM)
+        printed, errors = process.communicate(timeout=120)
+    assert (process.returncode, printed, errors) == (128 + signal.SIGTERM, "", "")

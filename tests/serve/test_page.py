@@ -4,11 +4,14 @@ import base64
 import csv
 import io
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
@@ -389,3 +392,54 @@ def test_the_strip_and_the_list_of_verdicts(browser: Browser, service: Service, 
         page.wait_for_function(loaded)
         assert visit.flaws(360) == [] == visit.complaints
     context.close()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Serves another server at /candid/, as ``location /candid/ { proxy_pass http://…/; }`` of nginx."""
+
+    behind = ""
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline(65537)
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        if not self.path.startswith("/candid/"):
+            self.send_error(404)
+            return
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        passed = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        path = self.path.removeprefix("/candid")
+        answer = httpx.request(
+            self.command, self.behind + path, content=body, headers=passed, timeout=120, trust_env=False
+        )
+        self.send_response_only(answer.status_code)
+        for name, value in answer.headers.items():
+            if name not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_the_page_works_at_a_sub_path_of_a_proxy(browser: Browser, server: Running) -> None:
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Behind", (Proxy,), {"behind": server.url}))
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    page = browser.new_context().new_page()
+    try:
+        visit = Visit(page, f"http://127.0.0.1:{proxy.server_port}/candid/")
+        visit.choose(picture())
+        expect(page.locator("#verdict")).to_be_visible()
+        visit.explained()
+        page.locator("nav a", has_text="API").click()
+        expect(page.locator("#example")).to_contain_text("/candid/v1/examine")
+        page.locator("nav a", has_text="Page").click()
+        expect(page.locator("#pick")).to_be_attached()
+    finally:
+        page.context.close()
+        proxy.shutdown()
+        proxy.server_close()
+    addresses = {urlsplit(url).path for url in visit.asked if url.startswith("http")}
+    assert visit.complaints == [] and all(path.startswith("/candid/") for path in addresses), addresses

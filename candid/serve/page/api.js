@@ -22,9 +22,9 @@ function fields(operation, schemas) {
   return found.concat(Object.entries(properties).map(([key, each]) => [key, `multipart, ${name(each)}`, each.description || ""]));
 }
 
-const description = await (await fetch("/openapi.json")).json();
+const description = await (await fetch("openapi.json")).json();
 byId("about").textContent = description.info.description;
-byId("example").textContent = `curl -F file=@cat.png '${location.origin}/v1/examine?explain=true'\ncurl -F file=@cat.png -F towards=dog ${location.origin}/v1/counterfactual`;
+byId("example").textContent = `curl -F file=@cat.png '${new URL("v1/examine", location)}?explain=true'\ncurl -F file=@cat.png -F towards=dog ${new URL("v1/counterfactual", location)}`;
 for (const [path, methods] of Object.entries(description.paths)) {
   for (const [method, operation] of Object.entries(methods)) {
     const takes = fields(operation, description.components.schemas);

@@ -14,7 +14,7 @@ export async function ask(path, options = {}) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   let response;
   try {
-    response = await fetch(withModel(path), { ...options, headers });
+    response = await fetch(`.${withModel(path)}`, { ...options, headers }); // relative: a proxy may serve it at a sub-path
   } catch {
     throw Object.assign(new Error("The server does not answer: is it still running?"), { gone: true });
   }
