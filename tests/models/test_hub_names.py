@@ -17,6 +17,8 @@ import pytest
 from candid import CandidError
 from candid.models import zoo
 from candid.models.hub import fetched
+from candid.models.photo.efficientnet import weights_file
+from candid.models.photo.eyes import EYES
 from tests.models.photo.test_hub import KINDS, hub_folder
 from tests.photo_models import CLASSES, write_photos
 
@@ -339,7 +341,10 @@ def test_eyes_are_listed() -> None:
     )
     rows = json.loads(listed.stdout)
     assert [row["name"] for row in rows][:3] == ["lite0", "lite1", "lite2"]
-    assert {"name", "size", "licence", "speed", "install"} == set(rows[0])
+    assert {"name", "size", "MB", "licence", "speed", "install"} == set(rows[0])
+    assert [row["MB"] for row in rows[:3]] == [
+        round(weights_file(eye).stat().st_size / 1e6) for eye in EYES.values()
+    ]
     assert any(row["name"] == "hf:onnx-community/dinov2-small" for row in rows)
 
 
