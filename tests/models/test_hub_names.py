@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -242,6 +243,26 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> Non
     weights.write_bytes(content)
     damaged = hub.run("examine", "hf:me/waste", photo)
     assert damaged.returncode == 2 and "was changed since it was saved" in said_by(damaged)
+
+
+def test_a_cache_made_elsewhere_is_enough(hub: Hub, tmp_path: Path) -> None:
+    """A folder laid out as the Hub's cache, copied to a machine without network, serves every command."""
+    cache = hub.home / "hub" / "models--me--waste"
+    shutil.copytree(zoo.MODELS["waste"], cache / "snapshots" / COMMIT)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    data = write_photos(tmp_path / "photos", CLASSES[:1], 2)
+    (data / CLASSES[0]).rename(data / "glass")
+    out = str(tmp_path / "out")
+    for command in (
+        ("info", "hf:me/waste"),
+        ("evaluate", f"hf:me/waste@{COMMIT}", str(data), "--out", out),
+        ("models", "hf:me/waste"),
+    ):
+        done = hub.run(*command, HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stderr
+    assert not hub.asked
+    assert f"hf:me/waste@{COMMIT}, licence: mit" in said_by(done)
 
 
 @pytest.mark.slow
