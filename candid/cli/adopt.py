@@ -17,8 +17,8 @@ def adopt(
     classifier: Annotated[
         str,
         Option(
-            f"A pretrained classifier of ImageNet ({', '.join(EYES)}), a ResNet of candid, or an ONNX or "
-            ".pt2 file with logits.",
+            f"A pretrained classifier of ImageNet ({', '.join(EYES)}), a ResNet of candid, an ONNX or "
+            ".pt2 file with logits, or hf:OWNER/NAME with such a file.",
             metavar="EYE",
         ),
     ],

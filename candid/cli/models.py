@@ -109,18 +109,23 @@ def eyes(
     """List the eyes that photo models look through, or open one; train takes the name as --eye."""
     from candid.models.photo.eyes import ELSEWHERE, EYES
 
-    columns = ("name", "size", "licence", "speed", "install")
+    columns = ("name", "size", "MB", "licence", "speed", "install")
     if name is None:
-        rows = [(e.name, e.size, e.licence, e.speed, f"candid-vision{e.extra}") for e in EYES.values()]
+        rows = [
+            (e.name, e.size, e.megabytes, e.licence, e.speed, f"candid-vision{e.extra}")
+            for e in EYES.values()
+        ]
         rows += [*ELSEWHERE]
         if as_json:
             print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
             return
-        texts = [tuple(map(str, row)) for row in rows]
+        texts = [(*map(str, row[:-1]), row[-1].removeprefix("candid-vision") or "candid") for row in rows]
+        head = ("name", "px", "MB", "licence", "speed", "from")
         show_table(
-            "Eyes: pretrained networks that photo models look through", columns, texts, left=5, tight=True
+            "Eyes: pretrained networks that photo models look through", head, texts, left=6, tight=True
         )
-        print("Or a file (.onnx, .pt2), timm:NAME, hf:OWNER/NAME; candid eyes NAME opens one.")
+        print("[eyes] and [hub] are extras: pip install 'candid-vision[hub]'; timm is a package of its own.")
+        print("Or name a file (.onnx, .pt2), timm:NAME or hf:OWNER/NAME; candid eyes NAME opens one.")
         return
     from candid.models.photo.opening import open_eye
 

