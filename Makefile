@@ -60,7 +60,7 @@ engines: ## Ray Data in an environment of its own: two workers, one of them kill
 	build/engines/bin/pip install --quiet 'ray[data]>=2.50'
 	build/engines/bin/python -m experiments.engines --photos $(or $(COUNT),600)
 
-red: $(READY) ## Attack the server, models, runs and caches on this machine (about 6 minutes)
+red: $(READY) ## Attack the server, models, runs, disks and caches on this machine (about 12 minutes; FULL=1 with the counts of docs/security.md)
 	$(BIN)/python -m experiments.red
 
 models: $(READY) ## Train the bundled models again (DATA=cifar-10-batches-bin; about 5.5 hours on two cores)

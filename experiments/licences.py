@@ -53,13 +53,17 @@ def licence_of(name: str) -> str:
     'BSD-3-Clause'
     """
     found = metadata.metadata(name)
-    stated = (found.get("License-Expression") or "").strip()
+    stated = _entry(found, "License-Expression")
     classified = [
         each.split(" :: ")[-1] for each in found.get_all("Classifier") or [] if each.startswith("License ::")
     ]
-    short = ((found.get("License") or "").strip().splitlines() or [""])[0]
+    short = (_entry(found, "License").splitlines() or [""])[0]
     licence = stated or ", ".join(classified) or short
     return WEIGHTS.get(canonicalize_name(name), "unknown") if licence in UNKNOWN else licence
+
+
+def _entry(found: metadata.PackageMetadata, key: str) -> str:
+    return found[key].strip() if key in found else ""
 
 
 def needed(requirements: list[str]) -> set[str]:

@@ -14,11 +14,11 @@ import sys
 import time
 from contextlib import suppress
 
-from experiments.red import disk, images, kills, models, results, serving, switch
+from experiments.red import batches, disk, hostile, images, kills, models, results, serving, switch, writers
 from experiments.red.attack import ATTACKS, TRIED, Attack, BrokenError, full
 from experiments.red.results import Result
 
-FILES = (serving, models, switch, images, kills, disk)
+FILES = (serving, models, switch, batches, disk, hostile, images, kills, writers)
 """The files whose attacks are registered."""
 FULL_TIMES = 10
 """How much longer an attack may take with the counts of docs/security.md."""

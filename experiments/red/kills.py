@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,8 +149,17 @@ def template(place: Path) -> None:
         check(code == 0, f"{words}: {said}")
 
 
-def start(words: str, place: Path) -> int:
-    """Fork a child that runs ``candid WORDS`` in a folder, and return its id."""
+def start(
+    words: str | list[str], place: Path, said: str = "said", prepare: Callable[[], object] | None = None
+) -> int:
+    """Fork a child that runs ``candid WORDS`` in a folder, and return its id.
+
+    Args:
+        words: the command.
+        place: the folder.
+        said: the name of its log, next to the folder.
+        prepare: what the child does first.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -157,12 +167,14 @@ def start(words: str, place: Path) -> int:
     code = 70
     try:
         os.setsid()
-        log = os.open(place.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        log = os.open(place.parent / said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.chdir(place)
         os.environ["CANDID_CACHE"] = str(place / CACHE)
-        sys.argv = ["candid", *words.split()]
+        sys.argv = ["candid", *(words.split() if isinstance(words, str) else words)]
+        if prepare is not None:
+            prepare()
         from candid.cli.app import main
 
         main()
@@ -178,11 +190,13 @@ def start(words: str, place: Path) -> int:
         os._exit(code)
 
 
-def run(words: str, place: Path) -> tuple[int, str]:
-    """Run a command to its end; return its exit code and what it said."""
-    _, status = os.waitpid(start(words, place), 0)
-    said = (place.parent / "said").read_text(errors="replace")
-    return os.waitstatus_to_exitcode(status), said[-600:]
+def run(
+    words: str | list[str], place: Path, prepare: Callable[[], object] | None = None, most: int = 600
+) -> tuple[int, str]:
+    """Run a command to its end; return its exit code and the last characters of what it said."""
+    _, status = os.waitpid(start(words, place, prepare=prepare), 0)
+    said = (place.parent / "said").read_bytes().decode(errors="replace")
+    return os.waitstatus_to_exitcode(status), said[-most:]
 
 
 def killed(words: str, place: Path, seconds: float) -> bool:
@@ -203,13 +217,13 @@ def content(place: Path) -> dict[str, str]:
     """Return digests of all files in a folder but of the cache and of what is being written."""
     files = {str(path.relative_to(place)): path for path in place.rglob("*") if path.is_file()}
     return {
-        name: hashlib.sha256(_meaning(path)).hexdigest()
+        name: hashlib.sha256(meaning(path)).hexdigest()
         for name, path in files.items()
         if TEMPORARY not in name and not name.startswith(CACHE) and not name.endswith(LOGS)
     }
 
 
-def _meaning(file: Path) -> bytes:
+def meaning(file: Path) -> bytes:
     """Return what a file says, without when and how fast it was written."""
     data = file.read_bytes()
     if file.suffix == ".json":
