@@ -74,7 +74,7 @@ class Watched:
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
         self.samples = list[float]()
-        start = time.perf_counter()
+        start, before = time.perf_counter(), os.times()
         process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE)
         ended = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(process.pid, ended))
@@ -85,7 +85,8 @@ class Watched:
             process.kill()
             ended.set()
             sampler.join()
-        self.seconds = time.perf_counter() - start
+        self.seconds, after = time.perf_counter() - start, os.times()
+        self.cpu = sum(after[2:4]) - sum(before[2:4])
         if process.returncode:
             sys.exit(f"{command} ended with {process.returncode}: {errors.decode()[-2000:]}")
 
@@ -123,13 +124,16 @@ def main() -> int:
         folder = Path(room) / "shards"
         packed(folder, images)
         rounds = [run(folder, images, asked.processes) for _ in range(asked.repeats)]
-    ours, peer = (Timing(tuple(each.seconds for each in watched)) for watched in zip(*rounds, strict=True))
+    both = (Timing(tuple(each.seconds for each in watched)) for watched in zip(*rounds, strict=True))
+    ours, peer = both
     show_times(f"{images} photos, {asked.processes} processes", {OURS: ours, PEER: peer})
     tenths = rounds[0][0].tenths()
     console.print(f"MB of all processes in each tenth of the run: {json.dumps(tenths)}")
     figures = {
         "images/s": Figure(tuple(images / seconds for seconds in ours.seconds)),
         "images/s / bare decoding and network": Figure(peer.ratios(ours), 0.9, at_least=True),
+        "CPU ms of an image": Figure(tuple(1e3 * each.cpu / images for each, _ in rounds)),
+        "CPU ms of an image, bare": Figure(tuple(1e3 * each.cpu / images for _, each in rounds)),
         "MB at the end / in the third tenth": Figure((tenths[-2] / tenths[min(2, len(tenths) - 1)],), 1.05),
     }
     return conclude("bulk", asked.quick, {"bulk": {OURS: ours, PEER: peer}}, figures, {"megabytes": tenths})

@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +171,19 @@ def use_threads(model: Any) -> int:
     _last_set = 1 if small else _share()
     torch.set_num_threads(_last_set)
     return _last_set
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let numpy's products use one thread meanwhile.
+
+    Those of a few images are small: a second thread gains nothing, and spins between them while the network
+    and the decoders need its core.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1, "blas"):
+        yield
 
 
 def threads() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from candid._support.errors import CandidError, NonFiniteError
-from candid._support.numbers import Array, use_threads
+from candid._support.numbers import Array, one_blas_thread, use_threads
 from candid._support.options import build
 from candid._support.text import natural
 from candid.data.formats import images_in
@@ -253,7 +253,8 @@ class Examiner:
         named = (_one(image, str(i)) for i, image in enumerate(images))
         if names is not None:
             named = ((str(name), image) for name, (_, image) in zip(names, named, strict=True))
-        return Table(self.named(named))
+        with one_blas_thread():
+            return Table(self.named(named))
 
     def examine(self, images: Any) -> Iterator[Examination | UnusableImage]:
         """Yield one judgement per image of what :func:`examine` takes, a few batches at a time.

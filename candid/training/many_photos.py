@@ -23,7 +23,7 @@ from candid.models.photo.gaussian import Totals
 from candid.models.photo.head import FOLDS, ClosedForm, Division, FoldHead, fit_divided
 from candid.training.features import Extraction, Features, Share
 from candid.training.options import PhotoOptions
-from candid.training.photo_report import Finding, Usual
+from candid.training.photo_report import Finding, Usual, wrong_labels
 from candid.training.photo_series import named_series
 
 MANY = 100_000
@@ -265,7 +265,7 @@ def _scanned(
         priors = heads[0].whole.log_priors
         part = Predictions(photos.names, photos.labels, logits, priors, {"novelty": novelty})
         losses = -np.take_along_axis(part.log_posterior, part.labels[:, None], 1)
-        labels, odd = usual.wrong_labels(part, class_names), usual.odd(part, class_names)
+        labels, odd = wrong_labels(part, class_names), usual.odd(part, class_names)
         sums += (logits.argmax(1) == part.labels).sum(), losses.sum(), len(labels), len(odd)
         findings = _worst([*findings, *labels, *odd])
     return _Scan(sums, findings)

@@ -18,8 +18,7 @@ from candid.training.features import Features
 
 SUSPECT = 0.05
 """A label is suspect if its out-of-fold posterior is below this and another class is likely."""
-LIKELY, LEAST_LIKELY = 0.8, 0.5
-"""The highest and the lowest posterior from which on another class is likely; see :class:`Usual`."""
+LIKELY = 0.8
 SAME = 0.95
 """Cosine of standardised statistics from which on two photos count as near-duplicates."""
 FAR = 5.0
@@ -91,7 +90,7 @@ class DataReport:
         looked = [part for name, part in predictions.items() if name != "train" or scanned is None]
         findings = list(scanned or ())
         for part in looked:
-            findings += [*usual.wrong_labels(part, class_names), *usual.odd(part, class_names)]
+            findings += [*wrong_labels(part, class_names), *usual.odd(part, class_names)]
         suspects = sorted((each for each in findings if each.kind == "label"), key=lambda each: each.value)
         odd = sorted((each for each in findings if each.kind == "odd"), key=lambda each: -each.value)
         return cls((*suspects, *_duplicates(parts, class_names), *odd), class_names, by_class)
@@ -245,40 +244,19 @@ def _picture(path: str) -> str:
 
 
 class Usual(NamedTuple):
-    """What heads usually say of training photos that they have not seen: others are compared with it."""
+    """How far photos usually are outside of the span of the classes."""
 
     centre: float
-    """The median distance outside of the span of the classes."""
+    """The median."""
     deviation: float
     """The median deviation from it, scaled as for a normal distribution."""
-    likely: Array
-    """From which posterior on each class counts as likely, (K,): the mean one of the photos of that class,
-    at most :data:`LIKELY`. With few photos all posteriors are lower."""
 
     @classmethod
     def of(cls, part: Predictions) -> "Usual":
         """Measure it on photos that were scored out of fold."""
-        outside, classes = _outside(part), part.logits.shape[1]
+        outside = _outside(part)
         centre = _median(outside)
-        counts = np.bincount(part.labels, minlength=classes)
-        means = np.bincount(part.labels, _of_labels(part), classes) / counts.clip(min=1)
-        likely = np.where(counts > 0, means, LIKELY).clip(LEAST_LIKELY, LIKELY)
-        return cls(centre, 1.4826 * max(_median(np.abs(outside - centre)), 1e-12), likely)
-
-    def wrong_labels(self, part: Predictions, class_names: Sequence[str]) -> list[Finding]:
-        """Return the photos whose label is improbable while another class is likely."""
-        labelled, best = _of_labels(part), part.posterior.max(1)
-        predicted = part.posterior.argmax(1)
-        return [
-            Finding(
-                "label",
-                part.paths[i],
-                class_names[int(part.labels[i])],
-                class_names[int(predicted[i])],
-                float(labelled[i]),
-            )
-            for i in np.flatnonzero((labelled < SUSPECT) & (best >= self.likely[predicted])).tolist()
-        ]
+        return cls(centre, 1.4826 * max(_median(np.abs(outside - centre)), 1e-12))
 
     def odd(self, part: Predictions, class_names: Sequence[str]) -> list[Finding]:
         """Return the photos that are far more outside than usual."""
@@ -289,9 +267,21 @@ class Usual(NamedTuple):
         ]
 
 
-def _of_labels(part: Predictions) -> Array:
-    """Return the posterior of the label of each photo, (N,)."""
-    return np.take_along_axis(part.posterior, part.labels[:, None], 1)[:, 0]
+def wrong_labels(part: Predictions, class_names: Sequence[str]) -> list[Finding]:
+    """Return the photos whose label is improbable while another class is likely."""
+    posterior = part.posterior
+    labelled = np.take_along_axis(posterior, part.labels[:, None], 1)[:, 0]
+    best, predicted = posterior.max(1), posterior.argmax(1)
+    return [
+        Finding(
+            "label",
+            part.paths[i],
+            class_names[int(part.labels[i])],
+            class_names[int(predicted[i])],
+            float(labelled[i]),
+        )
+        for i in np.flatnonzero((labelled < SUSPECT) & (best > LIKELY)).tolist()
+    ]
 
 
 def _outside(part: Predictions) -> Array:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 import candid
 from candid import CandidError
@@ -58,6 +60,23 @@ def test_a_column_gives_the_verdicts_of_its_files_whatever_it_holds(photo_run: P
     assert examiner.table(columns["names"])["path"] == columns["names"]
     (alone,) = candid.examine(photo_run.model, contents[0])
     assert alone.verdict == expected["verdict"][0]
+
+
+def _blas_threads() -> set[int]:
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+
+def test_small_products_use_one_thread_while_a_column_is_judged(photo_run: PhotoRun) -> None:
+    seen = []
+
+    def images() -> Iterator[str]:
+        seen.append(_blas_threads())
+        yield str(photo_run.photos[0])
+
+    examiner = candid.Examiner(photo_run.model)
+    with threadpool_limits(2, "blas"):
+        assert examiner.table(images())["error"] == [None]
+        assert seen == [{1}] and _blas_threads() == {2}
 
 
 def test_what_is_no_image_is_a_row(photo_run: PhotoRun) -> None:

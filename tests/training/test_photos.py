@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -324,17 +323,6 @@ def test_the_report_finds_wrong_labels_copies_and_odd_photos() -> None:
     assert odd["is_outlier_issue"] == "True" and 0 < float(odd["outlier_score"]) < 0.2
     assert copy["near_duplicate_of"] == "train/030.png" and float(copy["near_duplicate_score"]) < 0.05
     assert "Near-duplicates within a part: 1" in report.html()
-
-
-def test_a_wrong_label_is_found_where_all_posteriors_are_low() -> None:
-    train, by_fold = made_part("train", 60)
-    logits = np.column_stack((0.2 * by_fold.logits, np.full(60, -1.5))).astype(np.float32)
-    logits[7] = [1.2, -1.8, -0.1]  # of the second class
-    logits[9] = [1.0, 0.0, -1.5]
-    by_fold = replace(by_fold, logits=logits, log_priors=np.zeros(3))
-    assert by_fold.posterior[8].max() < by_fold.posterior[7].max() < 0.8 and by_fold.posterior[7, 1] < 0.05
-    report = DataReport.of({"train": train}, {"train": by_fold}, ("a", "b", "c"))
-    assert [each.path for each in report.of_kind("label")] == ["train/007.png"]
 
 
 def test_the_same_photo_in_two_classes_is_a_warning() -> None:
