@@ -74,7 +74,7 @@ def passed(model: PhotoModel, images: list[Future[Array]]) -> int:
 def bare_in_processes(folder: Path, model_name: str, processes: int) -> int:
     """Share the shards among processes."""
     paths = sorted(folder.iterdir())
-    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
+    os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "OPENBLAS_NUM_THREADS": "1"}
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return sum(pool.map(partial(bare, model_name), [paths[i::processes] for i in range(processes)]))
 
