@@ -221,7 +221,8 @@ def decimal_commas() -> str:
 
 def _in_language(place: Path, locales: Path, language: str) -> dict[str, bytes]:
     """Run commands in a language, with ``setlocale`` as programs around Candid may have called it."""
-    work = place / language / "work"
+    work = place / "here" / "work"  # models remember where their eye is: each time the same place
+    shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     shutil.copytree(place / "photos", work / "photos")
     network(work / "eye.onnx", 24)

@@ -19,7 +19,10 @@ ROUNDS = 12 if full() else 2
 
 @dataclass(frozen=True)
 class Pair:
-    """Two commands, and the classes that the model has if each of them says that all went well."""
+    """Two commands, and the classes that the model has if each of them says that all went well.
+
+    Without classes only one of the two may say so.
+    """
 
     what: str
     first: str
@@ -61,7 +64,7 @@ PAIRS = (
         "mine",
         ("dots", "circles"),
     ),
-    Pair("two adoptions", ADOPT.format("photos"), ADOPT.format("named"), "adopted", ("rings", "circles")),
+    Pair("two adoptions", ADOPT.format("photos"), ADOPT.format("named")),
     Pair("two watches", WATCH, WATCH),
 )
 
