@@ -1,5 +1,6 @@
 """The registry of attacks: an attack is a function that raises if what is promised does not hold."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,3 +49,8 @@ def check(holds: bool, otherwise: str) -> None:
     """Raise with ``otherwise`` unless it holds; unlike an assert, also under ``python -O``."""
     if not holds:
         raise BrokenError(otherwise)
+
+
+def full() -> bool:
+    """Return whether to use the large counts of docs/security.md: ``make red FULL=1``."""
+    return os.environ.get("FULL", "") not in ("", "0")
