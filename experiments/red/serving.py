@@ -170,7 +170,7 @@ def slow_senders() -> str:
     return f"the 65th client is answered after {seconds:.2f} s, slow senders are cut after {cut:.1f} s"
 
 
-@attack("64 clients for a minute while networks are killed: no answer is lost or another's.", 300)
+@attack("64 clients while networks are killed: no answer is lost or another's.", 300)
 def load_with_kills() -> str:
     seconds = 60 if full() else 20
     files = [picture(i) for i in range(50)]
