@@ -35,6 +35,8 @@ PAUSES = (0.2, 10.0)
 """Seconds before the second attempt to start a process, and at most; they double in between."""
 TRIES = 2
 """Decoders that an image may end before it is given up."""
+STARTS = 5
+"""Attempts to start a decoder."""
 STACKS = 16_000_000
 """Bytes for the thread that a decoder may start on each core."""
 AT_ONCE = 65_536
@@ -161,14 +163,17 @@ class Decoder:
         Raises:
             OSError: this machine lacks what a process needs.
         """
-        if self._remote is None or not self._remote.process.is_alive():
-            self.end()
-            self._remote = Remote(uploads.__name__, uploads.decode_for.__name__, forked=True)
+        if self._remote is not None and self._remote.process.is_alive():
+            return self._remote
+        self.end()
+        for _ in range(STARTS):
             try:
+                self._remote = Remote(uploads.__name__, uploads.decode_for.__name__, forked=True)
                 self._remote.call(START_SECONDS, len, b"")
-            except (LostError, TimeoutError) as error:
-                raise OSError(errno.EAGAIN, "A process that decodes images can't be started") from error
-        return self._remote
+                return self._remote
+            except (LostError, TimeoutError, EOFError, ConnectionError) as error:  # it was killed meanwhile
+                ended = error
+        raise OSError(errno.EAGAIN, "A process that decodes images can't be started") from ended
 
     def end(self) -> None:
         """End the process."""

@@ -39,8 +39,11 @@ class Served:
 
     def decoders(self) -> list[int]:
         """Return the ids of its processes that decode images."""
-        found = children(self.process.pid)
-        return [each for pid in found if "forkserver" in command_of(pid) for each in children(pid)]
+        return [each for pid in self.forking() for each in children(pid)]
+
+    def forking(self) -> list[int]:
+        """Return the id of the process that decoders are forked from."""
+        return [pid for pid in children(self.process.pid) if "forkserver" in command_of(pid)]
 
     def log_lines(self) -> list[str]:
         """Return what it has written to standard error."""

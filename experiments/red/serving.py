@@ -6,6 +6,8 @@ import signal
 import socket
 import statistics
 import struct
+import tempfile
+import threading
 import time
 import zlib
 from collections import Counter
@@ -18,8 +20,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from experiments.red.attack import attack, check
+from experiments.red.attack import attack, check, full
 from experiments.red.server import (
+    MULTIPART,
     Served,
     children,
     cpu_seconds,
@@ -167,15 +170,16 @@ def slow_senders() -> str:
     return f"the 65th client is answered after {seconds:.2f} s, slow senders are cut after {cut:.1f} s"
 
 
-@attack("64 clients for 60 s while processes are killed: no answer is lost or another's.", 300)
+@attack("64 clients while networks are killed: no answer is lost or another's.", 300)
 def load_with_kills() -> str:
+    seconds = 60 if full() else 20
     files = [picture(i) for i in range(50)]
     counts: Counter[int] = Counter()
     wrong: list[str] = []
     with served() as server:
         right = [examine(server.port, file)[1]["results"][0]["log_density_nats"] for file in files]
         check(len({round(each, 2) for each in right}) > 45, "the pictures are too much alike")
-        until = time.monotonic() + 60
+        until = time.monotonic() + seconds
 
         def client(number: int) -> None:
             at = number
@@ -292,6 +296,95 @@ def odd_files() -> str:
         lines = [line for line in server.log_lines() if not line.startswith("ALARM")]  # odd images are drift
         check(not lines, f"log: {lines[:2]}")
     return f"dearest: {dearest[0]}, {dearest[1]:.1f} s of CPU"
+
+
+@attack("Decoders, and the process that they are forked from, are killed: every image is judged.", 200)
+def decoders_killed() -> str:
+    kills, files = 100 if full() else 20, [picture(i) for i in range(8)]
+    with served() as server, ThreadPoolExecutor(4) as pool:
+        ending, asked = threading.Event(), list[int]()
+
+        def client() -> None:
+            while not ending.is_set():
+                status, answer = examine(server.port, *files)
+                check(status == 200, f"{status} {answer} {server.log_lines()[-2:]}")
+                said = {each["status"] for each in answer["results"]}
+                check(said == {"judged"}, f"an image was refused: {answer}")
+                asked.append(status)
+
+        clients = [pool.submit(client) for _ in range(4)]
+        for number in range(kills):
+            found = server.decoders() if number % 5 else server.forking()
+            for pid in found[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSEGV if number % 2 else signal.SIGKILL)
+            before, until = len(asked), time.monotonic() + 20
+            while (
+                len(asked) < before + 6
+                and time.monotonic() < until
+                and not any(each.done() for each in clients)
+            ):
+                time.sleep(0.05)  # until some requests were answered that began after the kill
+        ending.set()
+        for each in clients:
+            each.result()
+        check(get(server.port, "/readyz")[0] == 200, "it is not ready")
+        ended = seconds_to_end(server.process, 20)
+    return f"{kills} kills, {len(asked)} requests of {len(files)} images, all judged; SIGTERM {ended:.1f} s"
+
+
+def _field(name: str, content: bytes) -> bytes:
+    return b'--edge\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), content)
+
+
+def _odd_bodies() -> dict[str, tuple[str, bytes, dict[str, str]]]:
+    """Bodies of requests with numbers, names and depths that no client sends."""
+    end, huge = b"--edge--\r\n", b"9" * 100_000
+    json_type = {"content-type": "application/json"}
+    many = b"".join(_field(f"f{i}", b"x") for i in range(5000))
+    heads = b"--edge\r\n" + b"".join(b"H%d: y\r\n" % i for i in range(100_000)) + b"\r\n"
+    return {
+        "a JSON depth bomb": ("/v1/examine", b"[" * 1_000_000, json_type),
+        "a JSON depth bomb for a form": ("/v1/corrections", b"[" * 1_000_000, json_type),
+        "a huge integer": ("/v1/lessons/use", _field("version", huge) + end, MULTIPART),
+        "an infinite number": ("/v1/lessons/use", _field("version", b"1e400") + end, MULTIPART),
+        "a huge integer in a list": (
+            "/v1/corrections",
+            _field("ids", huge) + _field("name", b"x") + end,
+            MULTIPART,
+        ),
+        "a long name": (
+            "/v1/corrections",
+            _field("ids", b"1") + _field("name", b"x" * 10**6) + end,
+            MULTIPART,
+        ),
+        "a name of control characters": (
+            "/v1/corrections",
+            _field("ids", b"1") + _field("name", b"\x1b[31m") + end,
+            MULTIPART,
+        ),
+        "many fields": ("/v1/examine", many + end, MULTIPART),
+        "many empty parts": ("/v1/examine", b"--edge\r\n" * 100_000 + end, MULTIPART),
+        "many headers of a part": ("/v1/examine", heads + end, MULTIPART),
+    }
+
+
+@attack("Bodies with bombs, huge numbers and odd names get 4xx in 5 s, and nothing in the log.", 200)
+def odd_fields() -> str:
+    longest = 0.0
+    with tempfile.TemporaryDirectory() as store, served("--workers", 0, "--store", store) as server:
+        for name, (path, body, headers) in _odd_bodies().items():
+            started = time.monotonic()
+            connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            said = json.load(answer)
+            connection.close()
+            longest = max(longest, time.monotonic() - started)
+            check(400 <= answer.status < 500 and list(said) == ["error"], f"{name}: {answer.status} {said}")
+        check(longest < 5, f"{longest:.1f} s")
+        check(not server.log_lines(), f"log: {server.log_lines()[:2]}")
+    return f"{len(_odd_bodies())} bodies, longest {longest:.1f} s"
 
 
 @attack("A client that never reads its answers is cut off and keeps nobody out.", 200)
