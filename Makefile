@@ -42,9 +42,10 @@ lint: $(READY) ## Style and types
 test: lint ## Style, types, doctests and all tests but the slowest (6 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
 
-check: docs ## What needs the network: the slowest tests, the site, notebooks, wheels, installs in new environments, the Dockerfile (about 15 minutes)
+check: docs ## What needs the network: the slowest tests, the site, notebooks, wheels, the oldest versions, installs in new environments, the Dockerfile (about 30 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m slow
 	$(BIN)/python -m experiments.notebooks
+	$(BIN)/python -m experiments.oldest
 	$(BIN)/python -m experiments.check
 
 docs: $(DOCS) ## The documentation as a site with search, in build/site (a broken link fails; needs the network once)
