@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from candid._support.errors import CandidError
 from candid.cli.app import run as command
@@ -303,3 +304,15 @@ def test_a_correction_of_a_training_photo_to_its_own_class_fails_no_lesson(
     learned = learned_by(checkpoint.resolve(out))
     assert not [each for each in storage.corrections() if each.digest not in learned]  # none waits any more
     storage.close()
+
+
+def test_a_stored_image_is_shown_as_the_model_that_judged_it_sees_it(
+    service: Service, trained: Service, tmp_path: Path
+) -> None:
+    sensor = Sensor.of(ServeOptions(store=tmp_path))
+    with running(service, sensor=sensor, others=[trained]) as server:
+        sent = {"file": encoded("dots", 3)}
+        assert server.client.post("/v1/examine?model=shapes", files=sent).status_code == 200
+        seen = server.client.get("/v1/verdicts/image", params={"id": 1})
+    _, height, width = trained.description.info.image_shape
+    assert Image.open(BytesIO(seen.content)).size == (width, height)
