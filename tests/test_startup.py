@@ -301,6 +301,7 @@ def lines_that_need_extras(folder: Path) -> list[tuple[str, list[str]]]:
         ("eyes", ["train", photos, "--eye", "lite1", "--out", out]),
         ("eyes", ["adopt", "lite2", photos, "--out", out]),
         ("hub", ["eyes", "hf:some/network"]),
+        ("hub", ["push", "waste", "hf:some/model", "--yes"]),
         ("bulk", ["examine", "waste", str(folder / "photos.parquet"), "--out", f"{out} tables"]),
         ("export", ["export", "cifar10-resnet", "--out", f"{out}.onnx"]),
         ("tensorboard", ["train", "digits", "--tensorboard", "--epochs", "1", "--out", out]),

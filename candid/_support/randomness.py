@@ -81,7 +81,7 @@ def hashed(words: Array, *key: int) -> Array:
     """Return a random word for each word and ``key``, uint64: the finaliser of SplitMix64.
 
     >>> hashed(np.array([1, 1, 2], np.uint64), 0) % np.uint64(5)
-    array([2, 2, 1], dtype=uint64)
+    array([1, 1, 0], dtype=uint64)
     """
     x = words.astype(np.uint64) + np.uint64(seed_of(*key))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

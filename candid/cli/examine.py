@@ -221,7 +221,7 @@ def _in_bulk(
     left = [shard for shard in shards if not job.table(shard).exists()]
     prepare(job, model, options)
     _say_promises(job.examiner, model, verbose)
-    _log(f"{len(shards):,} tables, {len(shards) - len(left):,} of them are there")
+    _log(f"tables: {len(left):,} to write, {len(shards) - len(left):,} exist already")
     counts: Counter[str] = Counter()
     failed = 0
     with ShardDisplay(len(left)) as display:

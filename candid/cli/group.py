@@ -38,8 +38,8 @@ def group(
     Images that can't be used are named on standard error, and the exit code is then 2.
     """
     from candid.judging.examine import image_paths
+    from candid.judging.group import SINGLE, is_sorted_copy
     from candid.judging.group import group as group_images
-    from candid.judging.group import is_sorted_copy
     from candid.judging.group import sort_into as copy_images
     from candid.reports.pages import write_groups
 
@@ -61,10 +61,15 @@ def group(
     table.add_row("single images", str(len(result.singles)), "", "")
     Console().print(table)
     if result.singles and not result.groups:
-        progress.log("no group was found: if you know the number of kinds, add --groups with it")
+        progress.log(
+            "no group was found: --groups 1 makes one of all novel images; with --sort-into they are in "
+            f"'{SINGLE}'"
+        )
     files = write_groups(result, out)
     print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
     if sort_into is not None:
         counts = copy_images(result.places(), sort_into)
-        progress.log(f"copied into {sort_into}: {', '.join(f'{n} {name}' for name, n in counts.items())}")
+        progress.log(
+            f"copied into {sort_into}: {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}"
+        )
     return 2 if result.unusable else None

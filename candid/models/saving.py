@@ -197,7 +197,7 @@ def save_held_out(model: Model, path: str | os.PathLike[str]) -> None:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What :func:`push` uploads, or would upload."""
+    """What :func:`candid.push` uploads, or would upload."""
 
     name: str
     """``hf:OWNER/NAME``; with the commit once it is uploaded."""
@@ -228,6 +228,9 @@ def push(
         licence: the licence of the model, as the Hub writes it, such as ``apache-2.0``.
         private: whether only you see a repository that is made.
         upload: without it, nothing is sent and no network is needed.
+
+    Returns:
+        What is uploaded, or would be.
 
     Raises:
         CandidError: if the name is wrong, the model is not whole, its eye can't be had by others, or the Hub

@@ -451,7 +451,7 @@ def test_models_are_compared_by_beta(model: Path, baseline: Path, tmp_path: Path
     write(evaluated(model, images=10), tmp_path / "few")
     with pytest.raises(CandidError, match="evaluated on different images"):
         read_rows([tmp_path / "one", tmp_path / "few"])
-    with pytest.raises(CandidError, match="evaluate the model first"):
+    with pytest.raises(CandidError, match="is not the folder of an evaluation"):
         read_rows([tmp_path])
 
 

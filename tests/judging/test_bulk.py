@@ -67,7 +67,7 @@ def _rows(out: Path) -> Rows:
 def whole(photo_run: PhotoRun, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     out = tmp_path_factory.mktemp("whole") / "verdicts"
     done = candid_command("examine", photo_run.model, shards, "--out", out)
-    assert done.exit_code == 2 and "4 unusable" in done.stderr and "5 tables, 0 of them" in done.stderr
+    assert done.exit_code == 2 and "4 unusable" in done.stderr and "tables: 5 to write" in done.stderr
     assert "5 of 5 shards" in done.stderr and "images/s, 0:00:00 left" in done.stderr
     assert json.loads((out / bulk.SETTINGS).read_text())["promises"]["plain"]
     return _rows(out)
@@ -126,7 +126,7 @@ def test_killed_and_resumed_it_gives_the_same_tables(
     (stuck / "part-1.tar").unlink()
     (stuck / "part-1.tar").write_bytes(content)
     done = subprocess.run([*command, "--out", str(out)], cwd=stuck, capture_output=True, text=True)
-    assert "2 tables, 1 of them are there" in done.stderr
+    assert "tables: 1 to write, 1 exist already" in done.stderr
     assert (out / "part-0.csv").stat().st_mtime_ns == first
     for name, rows in _rows(out).items():
         expected = [{**row, "path": row["path"].removeprefix(f"{shards}/")} for row in whole[name]]
