@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,13 +178,19 @@ def use_threads(model: Any) -> int:
 def one_blas_thread() -> Iterator[None]:
     """Let numpy's products use one thread meanwhile.
 
-    Those of a few images are small: a second thread gains nothing, and spins between them while the network
-    and the decoders need its core.
+    Those of a batch of images are small: a second thread gains nothing, and spins between them while the
+    network and the decoders need its core.
     """
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    with threadpool_limits(1, "blas"):
+    with _libraries().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _libraries() -> Any:
+    import numpy  # noqa: F401  # before its library is looked for
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController()
 
 
 def threads() -> int:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from candid._support.files import ANY_NAME, read_sealed, write_sealed
-from candid._support.numbers import Array, log_softmax, softmax
+from candid._support.numbers import Array, log_softmax, one_blas_thread, softmax
 from candid._support.old_formats import COLUMN_NAMES, NO_DIGEST
 from candid.data.batches import NamedBatch
 from candid.data.images import to_float
@@ -168,8 +168,9 @@ def predict(
     measures: Mapping[str, Measure] = NO_MEASURES,
 ) -> Predictions:
     """Return what ``model`` says of one batch, and what ``measures`` find."""
-    outputs = model.outputs(to_float(images))
-    return Predictions.of(outputs, model, (images, labels, paths), measures)
+    with one_blas_thread():
+        outputs = model.outputs(to_float(images))
+        return Predictions.of(outputs, model, (images, labels, paths), measures)
 
 
 def without_noise(model: Model) -> Model:

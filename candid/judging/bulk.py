@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from candid._support.errors import CandidError, require_extra
 from candid._support.files import remove_unfinished, write_text
-from candid._support.numbers import digest, one_blas_thread
+from candid._support.numbers import digest
 from candid._support.text import natural
 from candid.data import ARCHIVES
 from candid.data.formats import images_in
@@ -161,9 +161,8 @@ def prepare(job: Job, model: str, options: ExamineOptions) -> None:
 def judged(job: Job, shards: Sequence[Shard], processes: int = 1) -> Iterator[Seen | Outcome]:
     """Judge shards, and yield how far each is, and its outcome, also of one that can't be read."""
     if processes == 1:
-        with one_blas_thread():
-            for shard in shards:
-                yield from _judged(job, shard)
+        for shard in shards:
+            yield from _judged(job, shard)
         return
     context = multiprocessing.get_context("spawn")
     seen = context.Queue()
@@ -205,11 +204,10 @@ def _start(seen: Any, processes: int) -> None:
 
 
 def _in_process(job: Job, shard: Shard) -> Outcome:
-    with one_blas_thread():
-        for event in _judged(job, shard):
-            if isinstance(event, Outcome):
-                return event
-            _told.put(event)
+    for event in _judged(job, shard):
+        if isinstance(event, Outcome):
+            return event
+        _told.put(event)
     raise AssertionError("a shard without an outcome")
 
 

@@ -253,8 +253,7 @@ class Examiner:
         named = (_one(image, str(i)) for i, image in enumerate(images))
         if names is not None:
             named = ((str(name), image) for name, (_, image) in zip(names, named, strict=True))
-        with one_blas_thread():
-            return Table(self.named(named))
+        return Table(self.named(named))
 
     def examine(self, images: Any) -> Iterator[Examination | UnusableImage]:
         """Yield one judgement per image of what :func:`examine` takes, a few batches at a time.
@@ -281,18 +280,22 @@ class Examiner:
 
     def judged(self, batch: Sequence[tuple[str, Any]]) -> list[Examination | UnusableImage]:
         """Return judgements of named images as the model sees them, (C, H, W) uint8, from one pass."""
+        with one_blas_thread():
+            return self._judged(batch)
+
+    def _judged(self, batch: Sequence[tuple[str, Any]]) -> list[Examination | UnusableImage]:
         images = np.stack([image for _, image in batch])
         try:
             outputs = self.frozen.outputs(to_float(images))
         except NonFiniteError as error:
             if len(batch) == 1:
                 return [UnusableImage(batch[0][0], f"{OVERFLOW}: {error}")]
-            return [judged for named in batch for judged in self.judged([named])]
+            return [judged for named in batch for judged in self._judged([named])]
         # a ResNet does not look for itself
         finite = [bool(np.isfinite(row).all()) for row in outputs.logits]
         if all(finite):
             return list(self._examinations(outputs, images, tuple(name for name, _ in batch)))
-        judged = iter(self.judged(kept) if (kept := list(compress(batch, finite))) else ())
+        judged = iter(self._judged(kept) if (kept := list(compress(batch, finite))) else ())
         return [
             next(judged) if good else UnusableImage(name, OVERFLOW)
             for (name, _), good in zip(batch, finite, strict=True)

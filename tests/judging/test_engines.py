@@ -2,7 +2,6 @@
 
 import multiprocessing
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from typing import Any
@@ -14,8 +13,10 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 import candid
 from candid import CandidError
+from candid._support.numbers import Array
 from candid._support.options import build
 from candid.judging import examine
+from candid.models.protocol import Outputs
 from candid.trust.promises import ExamineOptions
 from tests.photo_models import PhotoRun, photo
 
@@ -66,16 +67,17 @@ def _blas_threads() -> set[int]:
     return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
 
 
-def test_small_products_use_one_thread_while_a_column_is_judged(photo_run: PhotoRun) -> None:
+def test_small_products_use_one_thread_while_images_are_judged(photo_run: PhotoRun) -> None:
     seen = []
 
-    def images() -> Iterator[str]:
+    def watched(images: Array, outputs: Outputs) -> Array:
         seen.append(_blas_threads())
-        yield str(photo_run.photos[0])
+        return np.zeros(len(images))
 
     examiner = candid.Examiner(photo_run.model)
+    examiner.measures = {"watched": watched}
     with threadpool_limits(2, "blas"):
-        assert examiner.table(images())["error"] == [None]
+        assert examiner.table([str(photo_run.photos[0])])["error"] == [None]
         assert seen == [{1}] and _blas_threads() == {2}
 
 
