@@ -63,6 +63,9 @@ class Here:
         """Return what a function of :mod:`candid.data.uploads` returns."""
         return function(*arguments)
 
+    def started(self) -> None:
+        """Do nothing: no process has to start."""
+
     def end(self) -> None:
         """Do nothing."""
 
