@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.common import Figure, Timing, conclude, console, parsed, parser, show, spread
 
-CANDID, RESNET, BEFORE = "Candid", "ResNet beside it", "Candid, before"
+CANDID, RESNET, BEFORE = "Candid", "ResNet next to it", "Candid, before"
 
 
 class Worker:
